@@ -72,7 +72,7 @@ year: $(STAMP) ## a year of 500 random schedules, crashes, edits and two schedul
 	@$(BIN)/python -m tests.engine.year $(if $(SEED),--seed $(SEED))
 
 canaries: $(STAMP) ## 50 secrets that 1,000 tasks print, raise, template and return; then they are searched for everywhere
-	@$(BIN)/python -m tests.services.canaries
+	@$(BIN)/python -m tests.secrets.canaries
 
 fuzz: $(STAMP) ## thousands of made-up requests against both APIs, as every role (EXAMPLES=50 SEED=n ONLY=path FAULTS=1 cuts the database meanwhile)
 	@$(BIN)/python -m tests.api.fuzz $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(FAULTS),--faults)

@@ -13,14 +13,13 @@ from bench.figures import Figure, at_most, median
 from bench.house import House
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import DagSpec, TaskSpec
-from evertick.engine.claim_cursor import ClaimCursor
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import dags, runners, runs, tasks
+from evertick.db.queries.runners import NewRunner
+from evertick.db.queries.tasks import FROM_THE_HEAD, ClaimPosition, ExchangeRow
+from evertick.domain.dags.spec import DagSpec, TaskSpec
+from evertick.engine.finish_and_claim import ClaimCursor, finish_and_claim
 from evertick.engine.publish import publish
-from evertick.engine.step import step
-from evertick.store import dags, runners, runs, tasks
-from evertick.store.db import Purpose, connect
-from evertick.store.runners import NewRunner
-from evertick.store.tasks import FROM_THE_HEAD, Look, StepRow
 
 _DATABASE = "bench_ageing"
 _SESSION = 1
@@ -72,12 +71,12 @@ async def _fill(conn: AsyncConnection, ids: dict[int, int], count: int) -> None:
 
 async def _cost(conn: AsyncConnection, times: int) -> tuple[float, float]:
     """The median times of a claim of one task with and without the query, in turn; claimed tasks are returned."""
-    seconds: dict[Look, list[float]] = {FROM_THE_HEAD: [], Look(None, _NEVER): []}
+    seconds: dict[ClaimPosition, list[float]] = {FROM_THE_HEAD: [], ClaimPosition(None, _NEVER): []}
     looks = list(seconds)
     for number in range(2 * times):
         look = looks[number % 2]
         started = time.perf_counter()
-        rows = await tasks.step(
+        rows = await tasks.finish_and_claim(
             conn, session=_SESSION, reports_json=None, infra_retries=0, queues=["default"], free=1, look=look
         )
         seconds[look].append(time.perf_counter() - started)
@@ -86,9 +85,9 @@ async def _cost(conn: AsyncConnection, times: int) -> tuple[float, float]:
     return strict, fair
 
 
-async def _end(conn: AsyncConnection, claims: list[StepRow]) -> None:
+async def _end(conn: AsyncConnection, claims: list[ExchangeRow]) -> None:
     reports = [f'{{"r":{c.run_id},"i":{c.idx},"m":{c.map_index},"e":{c.epoch},"kind":"success"}}' for c in claims]
-    await step(conn, session=_SESSION, reports=reports, queues=[], free=0, infra_retries=0)
+    await finish_and_claim(conn, session=_SESSION, reports=reports, queues=[], free=0, infra_retries=0)
 
 
 async def _seconds_late(conn: AsyncConnection, ids: dict[int, int]) -> float:
@@ -99,7 +98,7 @@ async def _seconds_late(conn: AsyncConnection, ids: dict[int, int]) -> float:
     began, cursor = time.perf_counter(), ClaimCursor(1, aging_seconds=_AGING_SECONDS)
     while True:
         await runs.trigger(conn, dag_id=ids[9], params={}, key=None, actor="bench")
-        done = await step(
+        done = await finish_and_claim(
             conn, session=_SESSION, reports=[], queues=["default"], free=1, infra_retries=0, cursor=cursor
         )
         if any(claim.run_id == lowest.run_id for claim in done.claims):

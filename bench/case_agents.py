@@ -18,16 +18,16 @@ from bench.house import House
 from bench.usage import tree_seconds
 from bench.work import percentile, submit
 
+from evertick.agent.api_client import AgentClient
 from evertick.config import Settings
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import runners
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import EvertickError
-from evertick.engine.dispatch import claim_for_dispatch
-from evertick.execution.spool import LogChunk
-from evertick.services.agent_line import AgentLine
-from evertick.services.agent_tokens import AgentTokens, new_agent_key
-from evertick.services.stay import new_runner
-from evertick.store import runners
-from evertick.store.db import Purpose, connect
+from evertick.engine.remote_attempts import claim_for_dispatch
+from evertick.logs.spool import LogChunk
+from evertick.runner.registration import new_runner
+from evertick.secrets.agent_tokens import AgentTokens, new_agent_key
 
 _DATABASE = "bench_agents"
 DATABASES = (_DATABASE,)
@@ -41,14 +41,14 @@ _AT_ONCE = 16
 class Agents:
     """The started agents, the durations of each action, and errors."""
 
-    lines: list[tuple[TaskKey, int, AgentLine]]
+    lines: list[tuple[TaskKey, int, AgentClient]]
     took: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     troubles: list[str] = field(default_factory=list)
 
     async def all_do(self, name: str, act: str) -> None:
         turn = asyncio.Semaphore(_AT_ONCE)
 
-        async def one(key: TaskKey, epoch: int, line: AgentLine) -> None:
+        async def one(key: TaskKey, epoch: int, line: AgentClient) -> None:
             async with turn:
                 began = time.perf_counter()
                 try:
@@ -68,7 +68,7 @@ class Agents:
             for _, _, line in self.lines:
                 group.create_task(self._wait(line, seconds))
 
-    async def _wait(self, line: AgentLine, seconds: float) -> None:
+    async def _wait(self, line: AgentClient, seconds: float) -> None:
         until = time.monotonic() + seconds
         while (rest := until - time.monotonic()) > 0:
             try:
@@ -83,19 +83,19 @@ class Agents:
             await asyncio.sleep(pause)
 
 
-async def _start(line: AgentLine, key: TaskKey, epoch: int) -> None:
+async def _start(line: AgentClient, key: TaskKey, epoch: int) -> None:
     await line.start()
 
 
-async def _beat(line: AgentLine, key: TaskKey, epoch: int) -> None:
+async def _beat(line: AgentClient, key: TaskKey, epoch: int) -> None:
     await line.heartbeat(0.0)
 
 
-async def _log(line: AgentLine, key: TaskKey, epoch: int) -> None:
+async def _log(line: AgentClient, key: TaskKey, epoch: int) -> None:
     await line.ship([LogChunk(key=key, epoch=epoch, offset=0, end=len(_LINE), content=_LINE)])
 
 
-async def _finish(line: AgentLine, key: TaskKey, epoch: int) -> None:
+async def _finish(line: AgentClient, key: TaskKey, epoch: int) -> None:
     end = 2 * len(_LINE)
     done = Outcome(
         key=key, epoch=epoch, kind=OutcomeKind.SUCCESS, result_json="1", log=_LINE, log_offset=len(_LINE), log_end=end
@@ -121,7 +121,7 @@ async def agents(bench: Bench) -> list[Figure]:
         )
         tokens = AgentTokens(replace(Settings(), agent_key=(key,)))
         them = Agents([
-            (name, epoch, AgentLine(f"http://127.0.0.1:{port}", token, log=structlog.get_logger()))
+            (name, epoch, AgentClient(f"http://127.0.0.1:{port}", token, log=structlog.get_logger()))
             for name, epoch, token in await _claimed(house, count, tokens)
         ])  # fmt: skip
         await house.until(lambda: _answers(port), "the API responds", pause_seconds=0.2)

@@ -16,13 +16,13 @@ from bench.house import House, NotMeasured
 from bench.work import percentile, submit
 
 from evertick.config import Settings
-from evertick.engine.cancel import cancel
-from evertick.engine.promote import promote
-from evertick.execution.remote import Observed, Phase, RemoteOrder
-from evertick.services.agent_tokens import AgentTokens
-from evertick.services.dispatch_session import DispatchSession
-from evertick.store import shards
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import shards
+from evertick.engine.maintenance import promote
+from evertick.engine.runs import cancel
+from evertick.executors.base import Observed, Phase, RemoteOrder
+from evertick.runner.remote.session import RemoteSession
+from evertick.secrets.agent_tokens import AgentTokens
 
 SHARD = 0
 TASKS = 200
@@ -63,7 +63,7 @@ class SlowExecutor:
         yield None
 
 
-class TimedSession(DispatchSession):
+class TimedSession(RemoteSession):
     """A session that records the durations of its ticks in `took`."""
 
     took: list[float]
@@ -108,7 +108,7 @@ async def _ticks(bench: Bench, house: House) -> list[float]:
             leader = await shards.leader(conn, shard=SHARD)
             assert leader is not None
             began = time.perf_counter()
-            await shards.look(conn, shard=SHARD, epoch=leader.epoch, lost_after=90.0)
+            await shards.poll_work(conn, shard=SHARD, epoch=leader.epoch, lost_after=90.0)
             await promote(conn, shard=SHARD, epoch=leader.epoch, batch=1000)
             took.append(time.perf_counter() - began)
             await asyncio.sleep(0)

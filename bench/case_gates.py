@@ -13,8 +13,8 @@ from bench.figures import Figure, at_least, at_most, median
 from bench.house import House
 from bench.work import run, spans, submit, until_over
 
-from evertick.engine.cancel import cancel
 from evertick.engine.gates import set_pool
+from evertick.engine.runs import cancel
 
 _POOL_SLOTS = 64
 

@@ -13,8 +13,8 @@ from bench.house import House, NotMeasured
 from bench.work import percentile, run, warm_up
 from psycopg import AsyncConnection
 
-from evertick.store import dags
-from evertick.store.function_sets import own_set
+from evertick.db.function_sets import own_set
+from evertick.db.queries import dags
 
 _YOUNG, OLD = "bench_young", "bench_old"
 DATABASES = (_YOUNG, OLD)

@@ -18,8 +18,8 @@ from bench.figures import Figure, Settings, at_most
 from bench.house import DAGS, ROOT, NotMeasured, service_environment
 from bench.usage import pss_bytes, tree, tree_seconds
 
-from evertick.execution.linux import die_with_parent
-from evertick.services.postgres_home import Home
+from evertick.processes.linux import die_with_parent
+from evertick.supervisor.postgres_home import Home
 
 _READY_SECONDS = 60.0
 

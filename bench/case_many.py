@@ -10,8 +10,8 @@ from bench.figures import Figure, at_least, median
 from bench.house import House
 from bench.work import run, until_over
 
-from evertick.engine.trigger import trigger
-from evertick.store.wake import Channel, notify
+from evertick.db.notify import Channel, notify
+from evertick.engine.runs import trigger
 
 _SINGLES_GOALS = {"process": at_least(500), "warm": at_least(5000)}
 

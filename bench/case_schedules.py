@@ -12,10 +12,10 @@ from bench.figures import Figure, at_most, median
 from bench.house import House, NotMeasured
 from psycopg import AsyncConnection
 
-from evertick.store import dags
-from evertick.store.db import Purpose, connect
-from evertick.store.statements import sql
-from evertick.store.wake import Channel, notify
+from evertick.db.connect import Purpose, connect
+from evertick.db.notify import Channel, notify
+from evertick.db.queries import dags
+from evertick.db.statements import sql
 
 _OTHERS = 20
 _DUE = 50

@@ -13,11 +13,11 @@ from bench.house import ROOT, House, NotMeasured, service_environment
 from bench.work import percentile, spans, until_over
 from psycopg.types.json import Jsonb
 
-from evertick.domain.schedule import parse_schedule
-from evertick.engine.plan import spec_json
-from evertick.engine.trigger import trigger
-from evertick.store import dags
-from evertick.store.wake import Channel, notify
+from evertick.db.notify import Channel, notify
+from evertick.db.queries import dags
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine.fire_schedules import spec_json
+from evertick.engine.runs import trigger
 
 _FIRE_WITHIN_SECONDS = 60.0
 

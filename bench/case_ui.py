@@ -20,14 +20,14 @@ from bench.house import NotMeasured, Server
 from playwright.async_api import Page, async_playwright
 from psycopg import AsyncConnection
 
-from evertick.api.guard import PLAIN_COOKIE
+from evertick.api.auth import PLAIN_COOKIE
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import dags, runs
 from evertick.domain.access import Role
-from evertick.domain.dag import DagSpec, NamedSchedule, TaskSpec
-from evertick.domain.schedule import parse_schedule
+from evertick.domain.dags.spec import DagSpec, NamedSchedule, TaskSpec
+from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine import accounts
 from evertick.engine.publish import publish
-from evertick.store import dags, runs
-from evertick.store.db import Purpose, connect
 
 _DATABASE = "bench_ui"
 DATABASES = (_DATABASE,)

@@ -12,10 +12,10 @@ from bench.house import House
 from bench.work import percentile, submit
 
 from evertick.config import Settings
-from evertick.engine.cancel import cancel
-from evertick.engine.wake import wake
-from evertick.store import shards
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import shards
+from evertick.engine.runs import cancel
+from evertick.engine.waits import wake
 
 SHARD = 0
 PER_RUN = 1000
@@ -52,7 +52,7 @@ async def _ticks(bench: Bench, house: House) -> list[float]:
             leader = await shards.leader(conn, shard=SHARD)
             assert leader is not None
             began = time.perf_counter()
-            await shards.look(conn, shard=SHARD, epoch=leader.epoch, lost_after=90.0)
+            await shards.poll_work(conn, shard=SHARD, epoch=leader.epoch, lost_after=90.0)
             await wake(conn, shard=SHARD, epoch=leader.epoch, batch=1000)
             took.append(time.perf_counter() - began)
     return took

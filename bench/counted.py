@@ -18,8 +18,8 @@ from typing import Any, Self
 from psycopg import AsyncCursor
 
 from evertick.cli.main import main
-from evertick.store import failpoints
-from evertick.store.statements import nouns, statements
+from evertick.db import failpoints
+from evertick.db.statements import nouns, statements
 
 
 class Tally:

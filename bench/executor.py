@@ -20,9 +20,9 @@ from pathlib import Path
 from bench.house import DAGS, working_folder
 
 from evertick.domain.attempt import AttemptOrder, Isolation, Outcome, OutcomeKind, TaskKey
-from evertick.execution.kill import children_of
-from evertick.execution.local import LocalExecutor
-from evertick.execution.stock import BundlePlace
+from evertick.executors.local.executor import LocalExecutor
+from evertick.executors.local.process_pool import BundlePlace
+from evertick.processes.tree import children_of
 
 WARM_UP = 100
 SETTLE_SECONDS = 0.6

@@ -26,13 +26,12 @@ from psycopg import AsyncConnection, conninfo
 from psycopg.sql import SQL, Identifier
 
 from evertick.config import Settings
-from evertick.execution.linux import die_with_parent
-from evertick.services.postgres import EmbeddedPostgres
-from evertick.store import dags
-from evertick.store.database import create_database
-from evertick.store.db import Purpose, connect
-from evertick.store.function_sets import own_set
-from evertick.store.migrate import migrate, migrations
+from evertick.db.connect import Purpose, connect
+from evertick.db.function_sets import own_set
+from evertick.db.migrate import create_database, migrate, migrations
+from evertick.db.queries import dags
+from evertick.processes.linux import die_with_parent
+from evertick.supervisor.postgres import EmbeddedPostgres
 
 ROOT = Path(__file__).parents[1]
 DAGS = Path(__file__).with_name("dags")

@@ -44,7 +44,7 @@ from psycopg.types.json import Jsonb
 from rich.console import Console
 from rich.table import Table
 
-from evertick.services.postgres import EmbeddedPostgres
+from evertick.supervisor.postgres import EmbeddedPostgres
 
 _LIST_TIMES, _CLAIM_TIMES = 20, 100
 _TABLES, _VACUUM = "tables", "vacuum afterwards"

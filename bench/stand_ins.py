@@ -17,15 +17,14 @@ from dataclasses import dataclass, field, replace
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import logs, runners
+from evertick.db.queries.logs import NewChunk
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.claim_cursor import ClaimCursor
-from evertick.engine.extend import extend
-from evertick.engine.step import report, step
-from evertick.services.stay import new_runner
-from evertick.store import logs, runners
-from evertick.store.db import Purpose, connect
-from evertick.store.logs import NewChunk
+from evertick.engine.finish_and_claim import ClaimCursor, encode_report, finish_and_claim
+from evertick.engine.runners import extend
+from evertick.runner.registration import new_runner
 
 QUEUES = ["default"]
 LINE = "2026-01-01T00:00:00Z INFO a line as a body writes it, with a number or two: 12345 67890\n"
@@ -131,10 +130,10 @@ class Fleet:
         ended = [name for name, until in member.held.items() if until <= began]
         for name in ended:
             del member.held[name]
-        done = await step(
+        done = await finish_and_claim(
             conn,
             session=member.session,
-            reports=[report(_outcome(*name), policy=RetryPolicy(), attempt=1) for name in ended],
+            reports=[encode_report(_outcome(*name), policy=RetryPolicy(), attempt=1) for name in ended],
             queues=QUEUES,
             free=member.slots - len(member.held),
             infra_retries=3,

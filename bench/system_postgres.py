@@ -17,8 +17,8 @@ from pathlib import Path
 
 from bench.house import NotMeasured, Server
 
-from evertick.services.postgres_cluster import environment, launch_command
-from evertick.store.database import answers
+from evertick.db.migrate import answers
+from evertick.supervisor.postgres_cluster import environment, launch_command
 
 _READY_SECONDS = 30.0
 _SETTINGS = {

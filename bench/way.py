@@ -18,7 +18,7 @@ from bench.house import House, NotMeasured, Server, as_installed
 from bench.profile_tables import Shown
 from bench.work import percentile, until_over, warm_up
 
-from evertick.store import dags
+from evertick.db.queries import dags
 
 DATABASE = "bench_way"
 _COUNTED = ("scheduler", "runner")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from bench.house import House, NotMeasured
 
-from evertick.store import dags
-from evertick.store.wake import Channel, notify
+from evertick.db.notify import Channel, notify
+from evertick.db.queries import dags
 
 _LONGEST_WORK_SECONDS = 600.0
 

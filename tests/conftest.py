@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from psycopg import AsyncConnection
 
-from evertick.store import db
-from evertick.store.db import Purpose, connect
+from evertick.db import connect as db_connect
+from evertick.db.connect import Purpose, connect
 from tests.databases import Cluster, own_cluster, quick_folder
 from tests.external_postgres import external_cluster
 
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def patient_sessions() -> None:
     """A busy machine must not end a transaction under its test: after five seconds of silence a server would."""
-    for settings_of_session in db._SESSION.values():
+    for settings_of_session in db_connect._SESSION.values():
         settings_of_session["idle_in_transaction_session_timeout"] = "120s"
 
 

@@ -18,10 +18,10 @@ import psycopg
 from psycopg import conninfo
 from psycopg.sql import SQL, Identifier
 
-from evertick.services.postgres import EmbeddedPostgres
-from evertick.store.db import Purpose, connect
-from evertick.store.function_sets import own_set
-from evertick.store.migrate import migrate, migrations
+from evertick.db.connect import Purpose, connect
+from evertick.db.function_sets import own_set
+from evertick.db.migrate import migrate, migrations
+from evertick.supervisor.postgres import EmbeddedPostgres
 from tests.waiting import eventually_sync
 
 # A test's data need not outlive a power cut: a database from the template takes 20 ms this way, 50 ms otherwise.

@@ -7,34 +7,34 @@ from contextlib import nullcontext
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
+from evertick.db.queries import logs
+from evertick.db.queries.logs import NewChunk
 from evertick.domain.attempt import TaskKey
-from evertick.services import log_moving
-from evertick.services.link import Link
-from evertick.services.log_moving import LogMoving
-from evertick.services.log_reading import LogArchive, LogReader
-from evertick.services.object_store import open_store
-from evertick.store import logs
-from evertick.store.logs import NewChunk
+from evertick.logs import archive
+from evertick.logs.archive import LogArchiver
+from evertick.logs.reader import LogArchive, LogReader
+from evertick.runtime.connections import ReconnectingConnection
+from evertick.storage.object_store import open_store
 from tests.engine.world import Runner, key_of, start, value
-from tests.services.hosting import Said
+from tests.system.hosting import Said
 
 LINE = "1700000000000000 INFO {} and enough of it to be worth an object\n"
 
 
 class Mover:
-    def __init__(self, conn: AsyncConnection, settings: Settings, link: Link, epoch: int) -> None:
+    def __init__(self, conn: AsyncConnection, settings: Settings, link: ReconnectingConnection, epoch: int) -> None:
         self.conn, self.settings, self.link, self.epoch, self.said = conn, settings, link, epoch, Said()
         self.moving = self.another()
 
-    def another(self) -> LogMoving:
+    def another(self) -> LogArchiver:
         """As after a crash: it knows nothing but what the database does."""
         store = open_store(self.settings)
         assert store is not None
-        return LogMoving(self.settings, store, link=self.link, epoch=lambda: self.epoch, log=self.said.log)
+        return LogArchiver(self.settings, store, link=self.link, epoch=lambda: self.epoch, log=self.said.log)
 
     async def round(self) -> float:
         """Until there is nothing to do; the pause after that."""
-        while (pause := await self.moving.tick()) < log_moving.ROUND_SECONDS and self.moving.pulse.blocked is None:
+        while (pause := await self.moving.tick()) < archive.ROUND_SECONDS and self.moving.pulse.blocked is None:
             pass
         return pause
 

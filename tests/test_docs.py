@@ -18,14 +18,17 @@ import pytest
 import typer
 from typer.main import get_command
 
+from evertick.attempts import body
+from evertick.attempts.child_setup import ReuseLimits
+from evertick.bundles import bundle
+from evertick.bundles.loader import load_file
 from evertick.cli.main import COMMANDS, main
 from evertick.config import Settings, read_settings
-from evertick.domain import misfire, retry, schedule
+from evertick.domain import retry
 from evertick.domain.errors import InvalidSettings
-from evertick.execution import bundle, result
-from evertick.execution.loader import load_file
-from evertick.execution.seat import ReuseLimits
-from evertick.services import hearing, publisher
+from evertick.domain.schedules import misfire, spec
+from evertick.publisher import publisher
+from evertick.runner import session
 from tests.source_tree import ROOT, SOURCE
 
 DOCS = ROOT / "docs"
@@ -289,11 +292,11 @@ def test_the_figures_in_the_text_are_those_of_the_code() -> None:
     first, retries = howto["first-dag"], howto["retries-and-timeouts"]
     policy, reuse = retry.RetryPolicy(), ReuseLimits()
     claims = [
-        ("above 1 MiB in a file", first, Settings().result_spill_bytes == result.DEFAULT_RESULT_BYTES == 2**20),
+        ("above 1 MiB in a file", first, Settings().result_spill_bytes == body.DEFAULT_RESULT_BYTES == 2**20),
         ("up to 256 MiB", howto["data"], Settings().result_max_bytes == 256 * 2**20),
         ("within five seconds", first, publisher.RESCAN_SECONDS == 5),
         ("at most ten seconds late", first, misfire.ON_TIME_SECONDS == 10),
-        ("50 ms at the least", first, schedule.parse_schedule("@every 50ms").every_seconds == 0.05),
+        ("50 ms at the least", first, spec.parse_schedule("@every 50ms").every_seconds == 0.05),
         ("stopped after 30 seconds", first, Settings().load_timeout_seconds == 30),
         (
             "1 MB for a file, 20 MB in all",
@@ -302,7 +305,7 @@ def test_the_figures_in_the_text_are_those_of_the_code() -> None:
         ),
         ("after 1,000 attempts", first, reuse.attempts == 1000),
         ("grown by 256 MB", first, reuse.growth_bytes == 256 * 2**20),
-        ("After half a second", retries, hearing.CANCEL_GRACE_SECONDS == 0.5),
+        ("After half a second", retries, session.CANCEL_GRACE_SECONDS == 0.5),
         ("| `retries` | 0 |", retries, policy.retries == 0),
         ("| `retry_delay` | 30 s |", retries, policy.delay_seconds == 30),
         ('| `retry_backoff` | `"fixed"` |', retries, policy.backoff is retry.Backoff.FIXED),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import evertick
-from evertick.authoring.dag import DagOptions
-from evertick.authoring.options import TaskOptions
+from evertick.sdk.dag import DagOptions
+from evertick.sdk.options import TaskOptions
 
 
 def test_the_names_that_dag_files_import() -> None:

@@ -1,5 +1,5 @@
 """The SQL of the store, as text and as the database holds it: statements prepared and used, facts never updated, locks
-taken in order. That the hot ones use their index is in tests/store/test_plans.py.
+taken in order. That the hot ones use their index is in tests/db/test_plans.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.store.function_sets import own_set
-from evertick.store.migrate import migrations
-from evertick.store.statements import nouns, sql, statements
+from evertick.db.function_sets import own_set
+from evertick.db.migrate import migrations
+from evertick.db.statements import nouns, sql, statements
 from tests.source_tree import SOURCE, modules, places
 
 ALL = [(noun, name) for noun in nouns() for name in statements(noun)]

@@ -1,4 +1,4 @@
-"""`evertick.testing.travel`: what users' own tests ask about their schedules."""
+"""`evertick.testing.simulate`: what users' own tests ask about their schedules."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from psycopg import AsyncConnection
 import evertick.testing
 from evertick import dag, task
 from evertick.domain.errors import InvalidSchedule, UserError
-from evertick.engine.fire import fire
-from evertick.engine.pause import pause, unpause
-from evertick.engine.put_schedule import DEFAULT_WINDOW_SECONDS
-from evertick.testing import travel
+from evertick.engine.dags import pause, unpause
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.schedules import DEFAULT_WINDOW_SECONDS
+from evertick.testing import simulate
 from tests.engine.world import T0, lead, make_dag, put, set_clock
 from tests.source_tree import ROOT
 
@@ -37,15 +37,15 @@ def utc(text: str) -> datetime:
 
 @pytest.mark.requirement("I7")
 def test_the_clock_changes_are_those_of_the_engine() -> None:
-    spring = travel("30 2 * * *", "2025-03-29", "2025-03-31T12:00", timezone=BERLIN)
+    spring = simulate("30 2 * * *", "2025-03-29", "2025-03-31T12:00", timezone=BERLIN)
     assert spring.local_times == ["2025-03-29 02:30", "2025-03-30 03:00", "2025-03-31 02:30"]
-    autumn = travel("30 2 * * *", "2025-10-26", "2025-10-27", timezone=BERLIN)
+    autumn = simulate("30 2 * * *", "2025-10-26", "2025-10-27", timezone=BERLIN)
     assert autumn.instants == [utc("2025-10-26T00:30")]
     assert autumn.skips == ()
 
 
 def test_both_ends_of_the_journey_belong_to_it() -> None:
-    assert len(travel("@hourly", "2025-01-01T00:00", "2025-01-01T03:00").fires) == 4
+    assert len(simulate("@hourly", "2025-01-01T00:00", "2025-01-01T03:00").fires) == 4
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_what_was_missed_while_nothing_ran_follows_the_policy(
     misfire: str, window: str, hours: list[int], skipped: list[tuple[str, int]]
 ) -> None:
     story = {"down": [("2025-01-01T01:30", "2025-01-01T06:30")], "misfire": misfire, "catchup_window": window}
-    journey = travel("0 * * * *", "2025-01-01T01:00", "2025-01-01T07:00", **story)
+    journey = simulate("0 * * * *", "2025-01-01T01:00", "2025-01-01T07:00", **story)
     assert [fire.at.hour for fire in journey.fires] == [1, *hours, 7]
     assert {fire.made_at for fire in journey.fires if fire.at.hour in hours} <= {utc("2025-01-01T06:30")}
     assert [(skip.reason, skip.count) for skip in journey.skips] == skipped
 
 
 def test_what_was_due_in_a_pause_is_skipped_on_record() -> None:
-    journey = travel("@hourly", "2025-01-01", "2025-01-01T06:00", paused=[("2025-01-01T02:00", "2025-01-01T04:30")])
+    journey = simulate("@hourly", "2025-01-01", "2025-01-01T06:00", paused=[("2025-01-01T02:00", "2025-01-01T04:30")])
     assert [fire.at.hour for fire in journey.fires] == [0, 1, 2, 5, 6]
     (skip,) = journey.skips
     assert (skip.first.hour, skip.last.hour, skip.count, skip.reason) == (3, 4, 2, "paused")
@@ -78,7 +78,7 @@ def test_what_was_due_in_a_pause_is_skipped_on_record() -> None:
 def test_a_dag_travels_with_its_own_schedules_and_policies() -> None:
     down = [("2025-03-30T00:30", "2025-03-30T06:30")]
     for subject in (two_schedules, two_schedules()):
-        journey = travel(subject, "2025-03-30", "2025-03-30T07:00", down=down)
+        journey = simulate(subject, "2025-03-30", "2025-03-30T07:00", down=down)
         found = [(fire.schedule, f"{fire.local:%H:%M}") for fire in journey.fires]
         # three hours back from 06:30 is 03:30; the night's fire at 03:00 is older than its window
         assert found == [
@@ -102,7 +102,7 @@ def test_a_schedule_may_have_policies_of_its_own() -> None:
         load()
 
     down = [("2025-01-01T00:45", "2025-01-01T05:45")]
-    journey = travel(own, "2025-01-01T00:40", "2025-01-01T05:50", down=down)
+    journey = simulate(own, "2025-01-01T00:40", "2025-01-01T05:50", down=down)
     assert [(fire.schedule, fire.at.hour) for fire in journey.fires] == [("few", 4), ("few", 5)]
     assert sorted((skip.schedule, skip.count, skip.reason.value) for skip in journey.skips) == [
         ("few", 3, "over_limit"),
@@ -116,22 +116,22 @@ def test_without_a_window_it_is_the_engines() -> None:
 
 def test_stretches_that_touch_are_one() -> None:
     touching = [("2025-01-01T01:30", "2025-01-01T03:30"), ("2025-01-01T02:30", "2025-01-01T04:30")]
-    journey = travel("@hourly", "2025-01-01", "2025-01-01T05:00", down=touching)
+    journey = simulate("@hourly", "2025-01-01", "2025-01-01T05:00", down=touching)
     assert [fire.at.hour for fire in journey.fires] == [0, 1, 4, 5]
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: travel("61 * * * *", "2025-01-01", "2025-01-02"), "61 is not between"),
-        (lambda: travel("@daily", "soon", "2025-01-02"), "'soon' is not a date and time"),
-        (lambda: travel("@daily", 5, "2025-01-02"), "5 is not a date and time"),
-        (lambda: travel("@daily", "2025-01-02", "2025-01-01"), "swap them"),
-        (lambda: travel("@daily", "2025-01-01", "2025-01-02", misfire="some"), "use skip, latest, all"),
-        (lambda: travel("@daily", "2025-01-01", "2025-01-02", catchup_window="x"), "catchup_window 'x'"),
-        (lambda: travel("@daily", "2025-01-01", "2025-01-02", down=[("2025-01-02", "2025-01-01")]), "is empty"),
-        (lambda: travel("@every 50ms", "2025-01-01", "2026-01-01"), "shorter time"),
-        (lambda: travel(two_schedules, "2025-01-01", "2025-01-02", timezone="UTC"), "omit timezone"),
+        (lambda: simulate("61 * * * *", "2025-01-01", "2025-01-02"), "61 is not between"),
+        (lambda: simulate("@daily", "soon", "2025-01-02"), "'soon' is not a date and time"),
+        (lambda: simulate("@daily", 5, "2025-01-02"), "5 is not a date and time"),
+        (lambda: simulate("@daily", "2025-01-02", "2025-01-01"), "swap them"),
+        (lambda: simulate("@daily", "2025-01-01", "2025-01-02", misfire="some"), "use skip, latest, all"),
+        (lambda: simulate("@daily", "2025-01-01", "2025-01-02", catchup_window="x"), "catchup_window 'x'"),
+        (lambda: simulate("@daily", "2025-01-01", "2025-01-02", down=[("2025-01-02", "2025-01-01")]), "is empty"),
+        (lambda: simulate("@every 50ms", "2025-01-01", "2026-01-01"), "shorter time"),
+        (lambda: simulate(two_schedules, "2025-01-01", "2025-01-02", timezone="UTC"), "omit timezone"),
     ],
 )
 def test_bad_input_is_refused_clearly(call, words: str) -> None:
@@ -150,7 +150,7 @@ async def test_the_engine_does_what_was_foretold(conn: AsyncConnection, seed: in
     down, paused = (T0 + timedelta(minutes=m) for m in ends[:2]), (T0 + timedelta(minutes=m) for m in ends[3:5])
     outage, break_ = tuple(down), tuple(paused)
     story = {"down": [outage], "paused": [break_], "misfire": misfire, "catchup_window": "5h"}
-    told = travel(every, T0 + timedelta(seconds=1), T0 + timedelta(hours=48), **story)
+    told = simulate(every, T0 + timedelta(seconds=1), T0 + timedelta(hours=48), **story)
 
     await set_clock(conn, T0)
     await put(conn, make_dag("d", {"a": []}, every=every, misfire=misfire, catchup_window_seconds=5 * 3600.0))
@@ -162,7 +162,9 @@ async def test_the_engine_does_what_was_foretold(conn: AsyncConnection, seed: in
             await pause(conn, dag="d", actor="test")
         if now == break_[1]:
             await unpause(conn, dag="d", actor="test")
-        while not outage[0] <= now < outage[1] and (await fire(conn, shard=0, epoch=epoch, batch=100)).settled:
+        while (
+            not outage[0] <= now < outage[1] and (await fire_schedules(conn, shard=0, epoch=epoch, batch=100)).settled
+        ):
             pass
     cursor = await conn.execute("select fire_at from run order by run_id")
     assert [row[0] for row in await cursor.fetchall()] == told.instants

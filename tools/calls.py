@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from tests.databases import Cluster, let_sessions_end
 
-from evertick.store import statements as store_statements
+from evertick.db import statements as store_statements
 
 _CALLED = "select funcname, calls from pg_stat_user_functions"
 

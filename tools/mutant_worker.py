@@ -20,9 +20,9 @@ from psycopg.sql import SQL, Identifier
 from tests.databases import Cluster, template_name
 from tools.calls import Calls
 
-from evertick.store.function_sets import own_set
-from evertick.store.migrate import migrations
-from evertick.store.statements import statements
+from evertick.db.function_sets import own_set
+from evertick.db.migrate import migrations
+from evertick.db.statements import statements
 
 # No selected test takes a tenth of this time; a hanging test counts as failed.
 LONGEST_TEST_SECONDS = 60.0

@@ -10,7 +10,7 @@ from bench.house import House, Server
 from bench.peers.engine import Row
 from bench.work import run, warm_up
 
-from evertick.store import dags
+from evertick.db.queries import dags
 
 DATABASE = "bench_ours"
 TIMES = 3

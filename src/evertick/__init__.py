@@ -9,19 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evertick.authoring import notify
-    from evertick.authoring.context import TaskContext, current_context
-    from evertick.authoring.dag import dag
-    from evertick.authoring.decorators import setup, task, teardown
-    from evertick.authoring.draft import task_group
-    from evertick.authoring.kinds import http, program
-    from evertick.authoring.outputs import push
-    from evertick.authoring.signals import Done, Fail, RetryAfter, Skip
-    from evertick.authoring.task import shell
-    from evertick.authoring.trigger import trigger_dag
-    from evertick.authoring.waiting import approval, wait_for, wait_for_event, wait_until
-    from evertick.domain.after import Asset, after, all_of, any_of, finished
-    from evertick.domain.params import Param
+    from evertick.domain.dags.params import Param
+    from evertick.domain.schedules.dependencies import Asset, after, all_of, any_of, finished
+    from evertick.sdk import notify
+    from evertick.sdk.builder import task_group
+    from evertick.sdk.dag import dag
+    from evertick.sdk.decorators import setup, task, teardown
+    from evertick.sdk.operators import http, program, trigger_dag
+    from evertick.sdk.runtime import Done, Fail, RetryAfter, Skip, TaskContext, current_context, push
+    from evertick.sdk.task import shell
+    from evertick.sdk.waits import approval, wait_for, wait_for_event, wait_until
 
 __all__ = [
     "Asset",
@@ -54,38 +51,38 @@ __all__ = [
 ]
 
 _MODULES = {
-    "after": "evertick.domain.after",
-    "all_of": "evertick.domain.after",
-    "any_of": "evertick.domain.after",
-    "approval": "evertick.authoring.waiting",
-    "Asset": "evertick.domain.after",
-    "current_context": "evertick.authoring.context",
-    "dag": "evertick.authoring.dag",
-    "Done": "evertick.authoring.signals",
-    "Fail": "evertick.authoring.signals",
-    "finished": "evertick.domain.after",
-    "http": "evertick.authoring.kinds",
-    "Param": "evertick.domain.params",
-    "program": "evertick.authoring.kinds",
-    "push": "evertick.authoring.outputs",
-    "RetryAfter": "evertick.authoring.signals",
-    "setup": "evertick.authoring.decorators",
-    "shell": "evertick.authoring.task",
-    "Skip": "evertick.authoring.signals",
-    "task": "evertick.authoring.decorators",
-    "task_group": "evertick.authoring.draft",
-    "TaskContext": "evertick.authoring.context",
-    "teardown": "evertick.authoring.decorators",
-    "trigger_dag": "evertick.authoring.trigger",
-    "wait_for": "evertick.authoring.waiting",
-    "wait_for_event": "evertick.authoring.waiting",
-    "wait_until": "evertick.authoring.waiting",
+    "after": "evertick.domain.schedules.dependencies",
+    "all_of": "evertick.domain.schedules.dependencies",
+    "any_of": "evertick.domain.schedules.dependencies",
+    "approval": "evertick.sdk.waits",
+    "Asset": "evertick.domain.schedules.dependencies",
+    "current_context": "evertick.sdk.runtime",
+    "dag": "evertick.sdk.dag",
+    "Done": "evertick.sdk.runtime",
+    "Fail": "evertick.sdk.runtime",
+    "finished": "evertick.domain.schedules.dependencies",
+    "http": "evertick.sdk.operators",
+    "Param": "evertick.domain.dags.params",
+    "program": "evertick.sdk.operators",
+    "push": "evertick.sdk.runtime",
+    "RetryAfter": "evertick.sdk.runtime",
+    "setup": "evertick.sdk.decorators",
+    "shell": "evertick.sdk.task",
+    "Skip": "evertick.sdk.runtime",
+    "task": "evertick.sdk.decorators",
+    "task_group": "evertick.sdk.builder",
+    "TaskContext": "evertick.sdk.runtime",
+    "teardown": "evertick.sdk.decorators",
+    "trigger_dag": "evertick.sdk.operators",
+    "wait_for": "evertick.sdk.waits",
+    "wait_for_event": "evertick.sdk.waits",
+    "wait_until": "evertick.sdk.waits",
 }
 
 
 def __getattr__(name: str) -> object:
     if name == "notify":
-        return import_module("evertick.authoring.notify")
+        return import_module("evertick.sdk.notify")
     if name in _MODULES:
         found: object = getattr(import_module(_MODULES[name]), name)
         globals()[name] = found

@@ -7,15 +7,69 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from ipaddress import ip_network
 from math import isfinite
 from pathlib import Path
 
-from evertick.domain.errors import InvalidRouting, InvalidSettings
-from evertick.domain.patterns import read_pattern
-from evertick.domain.settings_rules import LARGEST_PORT, check_notifications, check_pods, check_storage
-from evertick.domain.sharing import MOST_SHARDS
+from evertick.domain.errors import InvalidRouting, InvalidSettings, UserError
+from evertick.domain.executor_options import POD_OPTIONS
+from evertick.domain.notifications import parse_destination
+from evertick.domain.routing import read_pattern
+from evertick.domain.shards import MOST_SHARDS
+
+LARGEST_PORT = 65_535
+
+
+POD_CLEANUPS = ("always", "on_success", "never")
+
+
+def check_pods(*, options: Iterable[str], cleanup: str, owner: str) -> None:
+    if unknown := [name for name in options if name not in POD_OPTIONS]:
+        raise InvalidSettings(f"EVERTICK_POD_OPTIONS: {unknown[0]!r} is unknown: use {', '.join(POD_OPTIONS)}.")
+    if cleanup not in POD_CLEANUPS:
+        raise InvalidSettings(f"EVERTICK_POD_CLEANUP={cleanup!r} is unknown: use {', '.join(POD_CLEANUPS)}.")
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", owner):
+        raise InvalidSettings(f"EVERTICK_POD_OWNER={owner!r} is not a valid label: use letters, digits, '-' and '.'.")
+
+
+def check_notifications(*, sinks: Mapping[str, Iterable[str]], networks: Iterable[str], sender: str | None) -> None:
+    """`sinks` by the name of the variable that contains them."""
+    for name, texts in sinks.items():
+        for text in texts:
+            try:
+                parse_destination(text)
+            except UserError as error:
+                raise InvalidSettings(f"{name}: {error}") from None
+    for text in networks:
+        try:
+            ip_network(text)
+        except ValueError:
+            raise InvalidSettings(
+                f"EVERTICK_WEBHOOK_NETWORKS: {text!r} is not a network: write one such as 10.0.0.0/8 or 127.0.0.1."
+            ) from None
+    if sender is not None and ("@" not in sender or not sender.isprintable()):
+        raise InvalidSettings(
+            f"EVERTICK_SMTP_FROM={sender!r} is not an email address: write one such as evertick@example.com."
+        )
+
+
+def check_storage(storage: str, *, keys: tuple[str | None, str | None], endpoint: str | None) -> None:
+    is_place = re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]*)?", storage)
+    # Servers and proxies resolve such path segments, which would address another object.
+    if not is_place or {".", ".."} & set(storage.split("/")):
+        raise InvalidSettings(
+            f"EVERTICK_STORAGE={storage!r} is not a storage URL: write one such as s3://bucket/prefix."
+        )
+    if not all(keys):
+        raise InvalidSettings("EVERTICK_STORAGE needs EVERTICK_STORAGE_KEY_ID and EVERTICK_STORAGE_SECRET_KEY.")
+    address = re.fullmatch(r"https?://[\w.-]+(?::(\d{1,5}))?/?", endpoint) if endpoint else None
+    if endpoint and (address is None or int(address[1] or 0) > LARGEST_PORT):
+        raise InvalidSettings(
+            f"EVERTICK_STORAGE_ENDPOINT={endpoint!r} is not a URL: write one such as https://s3.example:9000."
+        )
+
 
 # The executor of a runner that runs its tasks itself.
 LOCAL = "local"
@@ -205,7 +259,10 @@ class Settings:
 
 
 _LOG_FORMATS = ("text", "json")
+
+
 _LONGEST_RETENTION_DAYS = 36_500
+
 
 # Minimum ratios between settings, and the reasons.
 _AT_LEAST = (
@@ -221,6 +278,7 @@ _AT_LEAST = (
     ("orphan_after_seconds", 2, "twice", "reconcile_seconds", "a run is checked once per reconciliation"),
     ("leader_lease_seconds", 3, "three times", "tick_seconds", "the lease is renewed once per tick"),
 )
+
 
 _LOWEST: dict[str, float] = {
     "tick_seconds": 0.01,

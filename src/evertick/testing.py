@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from evertick.authoring.dag import DagDefinition
-from evertick.authoring.resolve import Dag
-from evertick.domain.dag import DagSpec, NamedSchedule
-from evertick.domain.duration import parse_duration
+from evertick.domain.dags.spec import DagSpec, NamedSchedule
+from evertick.domain.durations import parse_duration
 from evertick.domain.errors import UserError
-from evertick.domain.misfire import MOST_MISSED, MisfirePolicy, SkipReason
-from evertick.domain.schedule import ScheduleSpec, parse_schedule
-from evertick.domain.travel import Policies, take_through
-from evertick.domain.zones import find_zone, first_instant
+from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, SkipReason
+from evertick.domain.schedules.simulation import Policies, simulate_schedule
+from evertick.domain.schedules.spec import ScheduleSpec, parse_schedule
+from evertick.domain.schedules.time_zones import find_zone, first_instant
+from evertick.sdk.dag import DagDefinition
+from evertick.sdk.runtime import Dag
 
 __all__ = ["Fire", "Journey", "Skip", "travel"]
 
@@ -54,7 +54,7 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Journey:
+class Simulation:
     """The simulation: every fire in the order of its runs' creation, and every skipped range."""
 
     fires: tuple[Fire, ...]
@@ -71,7 +71,7 @@ class Journey:
         return [f"{fire.local:%Y-%m-%d %H:%M}" for fire in self.fires]
 
 
-def travel(
+def simulate(
     subject: object,
     start: Moment,
     end: Moment,
@@ -81,7 +81,7 @@ def travel(
     catchup_window: str | float | timedelta | None = None,
     down: Iterable[Stretch] = (),
     paused: Iterable[Stretch] = (),
-) -> Journey:
+) -> Simulation:
     """Simulate a DAG or a schedule from `start` to `end`, inclusive.
 
     `subject` is a function under `@dag`, a DAG, or any value for `schedule=`: "30 2 * * *", "@every 5m", a timedelta.
@@ -101,7 +101,7 @@ def travel(
             "down": [(_instant(since, zone), _instant(until, zone)) for since, until in down],
             "paused": [(_instant(since, zone), _instant(until, zone)) for since, until in paused],
         }
-        journeys.append((each, take_through(each.spec, policies, first=first, last=last, **stretches)))
+        journeys.append((each, simulate_schedule(each.spec, policies, first=first, last=last, **stretches)))
     fires = [
         Fire(schedule=each.name, at=at, made_at=made_at, timezone=each.spec.timezone)
         for each, course in journeys
@@ -112,7 +112,7 @@ def travel(
         for each, course in journeys
         for skip in course.skips
     ]
-    return Journey(
+    return Simulation(
         fires=tuple(sorted(fires, key=lambda fire: (fire.made_at, fire.at, fire.schedule))),
         skips=tuple(sorted(skips, key=lambda skip: (skip.first, skip.schedule))),
     )

@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import FastAPI
 from psycopg import AsyncConnection
 
-from evertick.api.desk import Desk
+from evertick.api.context import ApiContext
+from evertick.db.queries.runners import QueuedRow
 from evertick.domain.attempt import TaskKey
-from evertick.engine.dispatch import claim_for_dispatch
-from evertick.store.dispatch import QueuedRow
+from evertick.engine.remote_attempts import claim_for_dispatch
 from tests.api.conftest import Client
 from tests.engine.world import Runner, make_dag, put, start
 
@@ -25,7 +25,7 @@ class Dispatched:
     """One attempt, and callers with its tokens."""
 
     app: FastAPI
-    desk: Desk
+    desk: ApiContext
     row: QueuedRow
 
     @property
@@ -50,7 +50,7 @@ class Dispatched:
 
 
 async def dispatch_all(
-    app: FastAPI, desk: Desk, conn: AsyncConnection, shape: dict[str, list[str]] | None = None, **options: object
+    app: FastAPI, desk: ApiContext, conn: AsyncConnection, shape: dict[str, list[str]] | None = None, **options: object
 ) -> list[Dispatched]:
     """A run of such a DAG, all of whose first tasks were dispatched."""
     await put(conn, make_dag("d", shape or {"t": []}, **options))
@@ -59,6 +59,6 @@ async def dispatch_all(
     return await dispatch_more(app, desk, conn, runner.session)
 
 
-async def dispatch_more(app: FastAPI, desk: Desk, conn: AsyncConnection, session: int) -> list[Dispatched]:
+async def dispatch_more(app: FastAPI, desk: ApiContext, conn: AsyncConnection, session: int) -> list[Dispatched]:
     rows = await claim_for_dispatch(conn, session=session, queues=["default"], free=100)
     return [Dispatched(app, desk, row) for row in rows]

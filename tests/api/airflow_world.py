@@ -22,21 +22,21 @@ from airflow_client.client.exceptions import ApiException
 from psycopg import AsyncConnection
 
 from evertick.api.app import make_app
-from evertick.api.serving import serve
+from evertick.api.server import serve
 from evertick.config import Settings
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import dags, runs
+from evertick.db.queries.runs import Particulars
 from evertick.domain.access import Role
-from evertick.domain.after import Asset, after
-from evertick.domain.dag import TaskKind
-from evertick.domain.gates import GateKind, GateSpec
-from evertick.domain.mapping import MappedList, Mapping
-from evertick.domain.params import ParamSpec
-from evertick.domain.sealing import new_key
+from evertick.domain.dags.gates import GateKind, GateSpec
+from evertick.domain.dags.mapping import MappedList, Mapping
+from evertick.domain.dags.params import ParamSpec
+from evertick.domain.dags.spec import TaskKind
+from evertick.domain.encryption import new_key
+from evertick.domain.schedules.dependencies import Asset, after
 from evertick.engine import accounts
 from evertick.engine.gates import set_pool
-from evertick.services.listening import address_of, bound
-from evertick.store import dags, runs
-from evertick.store.db import Purpose, connect
-from evertick.store.runs import Particulars
+from evertick.runtime.listen_socket import address_of, bound
 from tests.engine.test_after import waiting
 from tests.engine.world import T0, Runner, make_dag, put, set_clock
 

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from psycopg import AsyncConnection
 
 from evertick.api.app import parts_of
-from evertick.api.desk import Desk
+from evertick.api.context import ApiContext
 from evertick.config import Settings
 from evertick.domain.access import Role
 from evertick.engine import accounts
@@ -56,8 +56,8 @@ def settings() -> Settings:
 
 
 @pytest.fixture
-async def desk(database: str, settings: Settings) -> AsyncIterator[Desk]:
-    made = Desk(settings, database, structlog.get_logger())
+async def desk(database: str, settings: Settings) -> AsyncIterator[ApiContext]:
+    made = ApiContext(settings, database, structlog.get_logger())
     yield made
     for pool in (made.readers, made.writers, made.agents):
         for _, link in pool._idle:
@@ -69,7 +69,7 @@ class _DeskOfTheTest:
     """Stands where an application has its desk, and is that of the test which runs now."""
 
     def __init__(self) -> None:
-        self.now = Desk(ORDINARY, "", structlog.get_logger())
+        self.now = ApiContext(ORDINARY, "", structlog.get_logger())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.now, name)
@@ -80,11 +80,11 @@ def front() -> tuple[FastAPI, _DeskOfTheTest]:
     """Made once: an application works out its hundreds of routes when it is asked for the first time, which takes longer than
     most tests."""
     desk = _DeskOfTheTest()
-    return make_app(cast("Desk", desk)), desk
+    return make_app(cast("ApiContext", desk)), desk
 
 
 @pytest.fixture
-def app(front: tuple[FastAPI, _DeskOfTheTest], desk: Desk) -> FastAPI:
+def app(front: tuple[FastAPI, _DeskOfTheTest], desk: ApiContext) -> FastAPI:
     if desk.settings is not ORDINARY:
         return make_app(desk)
     made, place = front

@@ -29,23 +29,22 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
 from evertick.api.app import make_app, parts_of
-from evertick.api.desk import Desk
-from evertick.api.serving import serve
+from evertick.api.context import ApiContext
+from evertick.api.server import serve
 from evertick.config import Settings
+from evertick.db.connect import Purpose, connect
+from evertick.db.migrate import migrate
+from evertick.db.queries.runners import NewAgent
 from evertick.domain.access import Role
-from evertick.domain.agent_token import Bearer, TokenUse
+from evertick.domain.agent_protocol import AgentIdentity, TokenUse
 from evertick.domain.attempt import TaskKey
+from evertick.domain.encryption import new_key
 from evertick.domain.errors import PostgresUnavailable
-from evertick.domain.sealing import new_key
 from evertick.engine import accounts
-from evertick.engine.dispatch import claim_for_dispatch
-from evertick.engine.start_attempt import start_attempt
-from evertick.services.agent_tokens import AgentTokens
-from evertick.services.listening import address_of, bound
-from evertick.services.postgres import EmbeddedPostgres
-from evertick.store.agents import NewAgent
-from evertick.store.db import Purpose, connect
-from evertick.store.migrate import migrate
+from evertick.engine.remote_attempts import claim_for_dispatch, start_attempt
+from evertick.runtime.listen_socket import address_of, bound
+from evertick.secrets.agent_tokens import AgentTokens
+from evertick.supervisor.postgres import EmbeddedPostgres
 from tests.databases import QUICK_SETTINGS, quick_folder
 from tests.engine.world import Runner, make_dag, put, start
 from tests.waiting import elapse
@@ -101,7 +100,7 @@ class Wrong(Exception):
 
 
 def document_of(prefix: str) -> dict[str, Any]:
-    desk = Desk(Settings(), "postgresql://nobody@127.0.0.1:1/none", structlog.get_logger())
+    desk = ApiContext(Settings(), "postgresql://nobody@127.0.0.1:1/none", structlog.get_logger())
     app: FastAPI = parts_of(make_app(desk))[prefix]
     return app.openapi()
 
@@ -184,7 +183,7 @@ async def agent_tokens_of(url: str, folder: Path) -> dict[TokenUse, str]:
         found = await claim_for_dispatch(conn, session=runner.session, queues=["default"], free=2)
         whose: list[Any] = [{"key": TaskKey(*row[:3]), "epoch": row.epoch, "session": row.session} for row in found]
         queued, running = whose
-        bearer = Bearer(use=TokenUse.START, expires_at=0, **running)
+        bearer = AgentIdentity(use=TokenUse.START, expires_at=0, **running)
         agent = NewAgent(
             runner_id="far", version="1", host="h", boot_id="b", pid_namespace="n", uid=0, pid=1, pid_started=1.0
         )

@@ -11,18 +11,17 @@ import pytest
 from fastapi import FastAPI
 from psycopg import AsyncConnection
 
-from evertick.api.desk import Desk
+from evertick.api.context import ApiContext
 from evertick.config import Settings
-from evertick.domain.agent_order import read_order
-from evertick.domain.agent_token import Bearer, TokenUse
-from evertick.domain.sealing import new_key
+from evertick.db.queries import logs
+from evertick.domain.agent_protocol import AgentIdentity, TokenUse, read_order
+from evertick.domain.encryption import new_key
 from evertick.domain.stored_values import ValueKind
-from evertick.engine.cancel import cancel
-from evertick.engine.reap import bury
+from evertick.engine.runners import mark_runner_dead
+from evertick.engine.runs import cancel
 from evertick.engine.secrets import put_value
-from evertick.services.agent_tokens import AgentKeys
-from evertick.services.keyring import load_keyring
-from evertick.store import logs
+from evertick.secrets.agent_tokens import AgentKeys
+from evertick.secrets.keyring import load_keyring
 from evertick.ui.app import make_app
 from tests.api.agents import AGENT, NONCE, Dispatched, dispatch_all, dispatch_more
 from tests.api.conftest import Client
@@ -45,7 +44,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-async def one(app: FastAPI, desk: Desk, conn: AsyncConnection) -> Dispatched:
+async def one(app: FastAPI, desk: ApiContext, conn: AsyncConnection) -> Dispatched:
     return (await dispatch_all(app, desk, conn))[0]
 
 
@@ -78,7 +77,7 @@ async def test_refusals_of_agents_are_on_record_once_a_minute(one: Dispatched, c
 
 
 async def test_what_a_task_is_granted_goes_to_its_own_agent_alone(
-    app: FastAPI, desk: Desk, conn: AsyncConnection
+    app: FastAPI, desk: ApiContext, conn: AsyncConnection
 ) -> None:
     keyring = load_keyring(desk.settings)
     await put_value(conn, keyring, kind=ValueKind.SECRET, name="db", value=CANARY, actor="test")
@@ -90,7 +89,7 @@ async def test_what_a_task_is_granted_goes_to_its_own_agent_alone(
 
 
 async def test_a_secret_that_nobody_has_fails_the_attempt_and_says_so(
-    app: FastAPI, desk: Desk, conn: AsyncConnection
+    app: FastAPI, desk: ApiContext, conn: AsyncConnection
 ) -> None:
     (one,) = await dispatch_all(app, desk, conn, task_secrets=("db",))
     problem = await one.begin(status=409)
@@ -116,7 +115,7 @@ async def test_a_heartbeat_waits_for_a_word_and_hears_a_cancel_at_once(one: Disp
 
 async def test_a_heartbeat_of_one_that_was_given_up_is_told_so(one: Dispatched, conn: AsyncConnection) -> None:
     await one.begin()
-    await bury(conn, session=one.row.session, reason="agent_lost", infra_retries=3)
+    await mark_runner_dead(conn, session=one.row.session, reason="agent_lost", infra_retries=3)
     assert (await one.agent.ok("POST", f"{AGENT}/heartbeat", json={"wait_seconds": 60}))["word"] == "lost"
     assert (await finish(one.agent, 409, result_json="1"))["code"] == "lease_lost"  # type: ignore[index]
     assert await states(conn, one.key.run_id) == {"t": "available"}
@@ -170,7 +169,7 @@ async def test_what_the_database_cannot_hold_fails_the_attempt_instead_of_stayin
     assert await run_state(conn, one.key.run_id) == "failed"
 
 
-async def test_a_branch_is_judged_as_on_a_runner(app: FastAPI, desk: Desk, conn: AsyncConnection) -> None:
+async def test_a_branch_is_judged_as_on_a_runner(app: FastAPI, desk: ApiContext, conn: AsyncConnection) -> None:
     shape = {"pick": [], "a": ["pick"], "b": ["pick"]}
     (one,) = await dispatch_all(app, desk, conn, shape, per_task={"pick": {"choice": "branch"}})
     await one.begin()
@@ -188,7 +187,7 @@ def large(letter: str) -> tuple[bytes, str, str]:
 
 
 async def test_a_large_result_is_sent_first_and_only_those_below_can_read_it(
-    app: FastAPI, desk: Desk, conn: AsyncConnection
+    app: FastAPI, desk: ApiContext, conn: AsyncConnection
 ) -> None:
     shape = {"up": [], "other": [], "down": ["up"]}
     up, other = await dispatch_all(app, desk, conn, shape, per_task={"down": {"inputs": ("up",)}})
@@ -229,7 +228,7 @@ async def test_code_is_given_to_its_own_attempts_while_they_run(one: Dispatched,
     await one.agent.refused("PUT", f"{AGENT}/results/{mine}", 409, content=b"x")
 
 
-async def test_a_token_speaks_for_its_own_attempt_alone(app: FastAPI, desk: Desk, conn: AsyncConnection) -> None:
+async def test_a_token_speaks_for_its_own_attempt_alone(app: FastAPI, desk: ApiContext, conn: AsyncConnection) -> None:
     """Everything that is changed is taken from the token; nothing in a body can name another task."""
     first, second = await dispatch_all(app, desk, conn, {"a": [], "b": []})
     await first.begin()
@@ -245,14 +244,16 @@ async def test_a_token_speaks_for_its_own_attempt_alone(app: FastAPI, desk: Desk
 async def test_an_expired_token_is_refused_and_the_start_token_gives_a_new_one(one: Dispatched) -> None:
     await one.begin()
     keys = AgentKeys(one.desk.settings.agent_key)
-    past = Bearer(use=TokenUse.ATTEMPT, key=one.key, epoch=one.row.epoch, session=one.row.session, expires_at=10**9)
+    past = AgentIdentity(
+        use=TokenUse.ATTEMPT, key=one.key, epoch=one.row.epoch, session=one.row.session, expires_at=10**9
+    )
     refused = await Client(one.app, keys.sign(past)).refused("POST", f"{AGENT}/heartbeat", 401, json={})
     assert "expired" in refused["detail"]
     again = await one.begin()
     await Client(one.app, again["token"]).ok("POST", f"{AGENT}/heartbeat", json={})
 
 
-async def test_thousands_behind_one_address_do_not_count_as_one(desk: Desk, one: Dispatched) -> None:
+async def test_thousands_behind_one_address_do_not_count_as_one(desk: ApiContext, one: Dispatched) -> None:
     await one.begin()
     desk.settings = Settings(api_rate=1.0, agent_key=("k" * 43,), heartbeat_seconds=0.5)
     limited = make_app(desk)

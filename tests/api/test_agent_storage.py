@@ -14,7 +14,7 @@ import structlog
 from fastapi import FastAPI
 from psycopg import AsyncConnection
 
-from evertick.api.desk import Desk
+from evertick.api.context import ApiContext
 from evertick.config import Settings
 from evertick.ui.app import make_app
 from tests.api.agents import AGENT, dispatch_all, dispatch_more
@@ -38,7 +38,7 @@ def settings(tmp_path: Path, server: S3Server) -> Settings:
 
 
 async def test_a_storage_that_hangs_stops_nothing_else_that_is_done_in_threads(
-    app: FastAPI, desk: Desk, conn: AsyncConnection
+    app: FastAPI, desk: ApiContext, conn: AsyncConnection
 ) -> None:
     (one,) = await dispatch_all(app, desk, conn)
     await one.begin()
@@ -56,7 +56,7 @@ async def test_a_storage_that_hangs_stops_nothing_else_that_is_done_in_threads(
 
 
 async def test_a_result_that_one_api_took_is_known_and_read_at_another(
-    app: FastAPI, desk: Desk, conn: AsyncConnection, database: str, server: S3Server, tmp_path: Path
+    app: FastAPI, desk: ApiContext, conn: AsyncConnection, database: str, server: S3Server, tmp_path: Path
 ) -> None:
     (up,) = await dispatch_all(app, desk, conn, {"up": [], "down": ["up"]}, per_task={"down": {"inputs": ("up",)}})
     raw, digest, reference = large("x")
@@ -67,7 +67,7 @@ async def test_a_result_that_one_api_took_is_known_and_read_at_another(
     )
     server.start()
     assert (await up.agent.put(f"{AGENT}/results/{digest}", content=raw)).status_code == 204
-    other_desk = Desk(replace(desk.settings, home=tmp_path / "two"), database, structlog.get_logger())
+    other_desk = ApiContext(replace(desk.settings, home=tmp_path / "two"), database, structlog.get_logger())
     other = make_app(other_desk)
     try:
         elsewhere = Client(other, up.agent.token)

@@ -14,18 +14,17 @@ from airflow_client.client.exceptions import ApiException
 from psycopg import AsyncConnection
 
 from evertick.api.app import make_app
-from evertick.api.serving import serve
+from evertick.api.server import serve
 from evertick.config import Settings
+from evertick.db.queries import dags
 from evertick.domain.access import Role
-from evertick.domain.after import Asset, after
-from evertick.domain.gates import GateKind, GateSpec
+from evertick.domain.dags.gates import GateKind, GateSpec
+from evertick.domain.schedules.dependencies import Asset, after
 from evertick.engine import accounts
-from evertick.engine.fire import fire
-from evertick.engine.hear import hear as hear_arrivals
-from evertick.engine.update_asset import update_asset
-from evertick.engine.wake import wake
-from evertick.services.listening import address_of, bound
-from evertick.store import dags
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.maintenance import deliver_dependencies as hear_arrivals
+from evertick.engine.waits import update_asset, wake
+from evertick.runtime.listen_socket import address_of, bound
 from tests.engine.test_after import waiting
 from tests.engine.test_children import parent
 from tests.engine.world import Runner, lead, make_dag, put, start
@@ -126,7 +125,7 @@ async def test_a_run_says_what_kind_of_start_it_had(client: Official, conn: Asyn
         await runner.drain()
         await wake(conn, shard=0, epoch=epoch, batch=100)
         await hear_arrivals(conn, shard=0, epoch=epoch, batch=100)
-        await fire(conn, shard=0, epoch=epoch, batch=100)
+        await fire_schedules(conn, shard=0, epoch=epoch, batch=100)
     runs = (await client("DagRunApi", "get_dag_runs", "~")).dag_runs
     told = {run.dag_id: (run.run_type.value, run.triggered_by.value) for run in runs}
     assert told == {

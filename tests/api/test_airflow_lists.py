@@ -13,11 +13,11 @@ import pytest_asyncio
 from airflow_client.client import DagRunState
 
 from evertick.config import Settings
+from evertick.db.queries import dags
 from evertick.domain.stored_values import ValueKind
 from evertick.engine import secrets
 from evertick.engine.gates import set_pool
-from evertick.services.keyring import load_keyring
-from evertick.store import dags
+from evertick.secrets.keyring import load_keyring
 from tests.api.airflow_world import FEBRUARY, JANUARY, World, operations, people, served
 from tests.databases import Cluster
 from tests.engine.world import T0

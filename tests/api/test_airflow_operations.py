@@ -16,19 +16,19 @@ import airflow_client.client as airflow
 import pytest
 import pytest_asyncio
 
-from evertick.domain.after import Asset, after
+from evertick.bundles.bundle import pack
+from evertick.db.queries import dags, logs, runs
+from evertick.db.queries.logs import NewChunk
 from evertick.domain.attempt import TaskKey
-from evertick.domain.dag import TaskKind
-from evertick.domain.params import Param, declare_params
-from evertick.domain.waiting import WaitKind, WaitSpec
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.decide_approval import Decision, decide_approval, find_approval
-from evertick.engine.fire import fire
-from evertick.engine.hear import hear as hear_arrivals
+from evertick.domain.dags.params import Param, declare_params
+from evertick.domain.dags.spec import TaskKind
+from evertick.domain.dags.waits import WaitKind, WaitSpec
+from evertick.domain.schedules.dependencies import Asset, after
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.maintenance import deliver_dependencies as hear_arrivals
 from evertick.engine.publish import publish
-from evertick.execution.bundle import pack
-from evertick.store import dags, logs, runs
-from evertick.store.logs import NewChunk
+from evertick.engine.tasks import clear, select_tasks
+from evertick.engine.waits import Decision, decide_approval, find_approval
 from tests.api.airflow_world import JANUARY, World, operations, people, served
 from tests.api.test_airflow_lists import LISTS
 from tests.databases import Cluster
@@ -1007,7 +1007,7 @@ async def fire_only(world: World, dag: str) -> None:
     await world.conn.execute(others, [True, dag])
     epoch = await lead(world.conn)
     await hear_arrivals(world.conn, shard=0, epoch=epoch, batch=100)
-    await fire(world.conn, shard=0, epoch=epoch, batch=100)
+    await fire_schedules(world.conn, shard=0, epoch=epoch, batch=100)
     await world.conn.execute("update shard set lease_until = null")
     await world.conn.execute(others, [False, dag])
 

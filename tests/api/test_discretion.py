@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.bundles.bundle import pack
+from evertick.db.queries import dags
 from evertick.domain.access import Role
-from evertick.domain.after import Asset, after
-from evertick.domain.gates import GateKind, GateSpec
-from evertick.domain.why import Reason, dags_named, tell, told_to
-from evertick.engine.fire import fire
+from evertick.domain.dags.gates import GateKind, GateSpec
+from evertick.domain.explain import Reason, dags_named, describe, visible_to
+from evertick.domain.schedules.dependencies import Asset, after
+from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.gates import set_pool
-from evertick.engine.hear import hear
+from evertick.engine.maintenance import deliver_dependencies
 from evertick.engine.publish import publish
-from evertick.execution.bundle import pack
-from evertick.store import dags
 from tests.api.conftest import Client, Signed
 from tests.engine.test_after import waiting
 from tests.engine.world import Runner, lead, make_dag, put, start
@@ -45,9 +45,9 @@ async def limited(signed: Signed) -> Client:
 def test_a_reason_without_names_says_that_there_is_another_dag(detail: dict[str, object]) -> None:
     reason = Reason("gate", {**GATE, **detail})
     assert dags_named([reason]) == {"etl", "unseen_dag"}
-    assert told_to(reason, {"etl", "unseen_dag"}) == reason and "unseen_dag.hush of run 7" in tell(reason)
-    hidden = told_to(reason, {"etl"})
-    told = f"{tell(hidden)} {hidden.detail}"
+    assert visible_to(reason, {"etl", "unseen_dag"}) == reason and "unseen_dag.hush of run 7" in describe(reason)
+    hidden = visible_to(reason, {"etl"})
+    told = f"{describe(hidden)} {hidden.detail}"
     assert "a task of another DAG" in told and "'task': 'load'" in told
     assert not [word for word in ("unseen_dag", "hush", "7") if word in told]
 
@@ -79,8 +79,8 @@ async def test_what_a_run_came_after_names_no_other_dag(limited: Client, admin: 
     await start(conn, "unseen_dag", "hushed_run")
     (claim,) = await runner.claim()
     await runner.finish(claim)
-    await hear(conn, shard=0, epoch=epoch, batch=10)
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await deliver_dependencies(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     (run,) = (await limited.ok("GET", f"{V2}/dags/etl/dagRuns"))["dag_runs"]
     path = f"{V2}/dags/etl/dagRuns/{run['dag_run_id']}/upstreamAssetEvents"
     (seen,) = (await admin.ok("GET", path))["asset_events"]

@@ -11,16 +11,16 @@ from fastapi import APIRouter, FastAPI
 from psycopg import AsyncConnection
 from starlette.routing import Mount, Route
 
-from evertick.api.agent.door import PREFIX as AGENT_PREFIX
-from evertick.api.agent.door import AgentRoute
+from evertick.api.agent.auth import PREFIX as AGENT_PREFIX
+from evertick.api.agent.auth import AgentRoute
 from evertick.api.app import parts_of
-from evertick.api.desk import Desk
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import ApiContext
 from evertick.domain.access import MATRIX, Permission, Principal, Role, narrowed
-from evertick.domain.agent_token import TokenUse
+from evertick.domain.agent_protocol import TokenUse
 from evertick.domain.attempt import TaskKey
 from evertick.engine import accounts
-from evertick.ui.frame import PageRoute
+from evertick.ui.layout import PageRoute
 from tests.api.conftest import Client, Signed
 from tests.engine.world import value
 from tests.source_tree import ROOT
@@ -74,7 +74,7 @@ def test_a_route_without_a_permission_cannot_be_made() -> None:
 
     with pytest.raises(TypeError, match="declares no permission"):
         router.get("/naked")(naked)
-    router.get("/dressed")(needs(Permission.OWN)(naked))
+    router.get("/dressed")(requires(Permission.OWN)(naked))
     assert [route.path for route in router.routes if isinstance(route, Route)] == ["/dressed"]
 
 
@@ -84,7 +84,7 @@ def agent_cells(app: FastAPI) -> Iterator[tuple[str, str, TokenUse]]:
             yield method, AGENT_PREFIX + re.sub(r"\{[^}]*\}", "a" * 64, route.path), route.token_use
 
 
-def tokens_of(desk: Desk) -> dict[TokenUse, str]:
+def tokens_of(desk: ApiContext) -> dict[TokenUse, str]:
     tokens, whose = desk.agent_tokens, {"key": TaskKey(1, 0, -1), "epoch": 1, "session": 7}
     made = {TokenUse.START: tokens.make_start_token(**whose), TokenUse.ATTEMPT: tokens.make_attempt_token(**whose)}  # type: ignore[arg-type]
     return made
@@ -108,7 +108,7 @@ async def test_nobody_but_an_attempt_gets_in_where_agents_do(app: FastAPI, admin
             assert answer.status_code == 401, (method, path, answer.text)
 
 
-async def test_an_attempts_token_is_good_for_its_own_use_alone(app: FastAPI, desk: Desk, nobody: Client) -> None:
+async def test_an_attempts_token_is_good_for_its_own_use_alone(app: FastAPI, desk: ApiContext, nobody: Client) -> None:
     for shown, token in tokens_of(desk).items():
         nobody.headers["Authorization"] = f"Bearer {token}"
         for method, path, use in agent_cells(app):
@@ -116,7 +116,7 @@ async def test_an_attempts_token_is_good_for_its_own_use_alone(app: FastAPI, des
             assert (answer.status_code == 401) is (use is not shown), (method, path, shown, answer.text)
 
 
-async def test_an_attempts_token_opens_no_other_door(app: FastAPI, desk: Desk, nobody: Client) -> None:
+async def test_an_attempts_token_opens_no_other_door(app: FastAPI, desk: ApiContext, nobody: Client) -> None:
     for token in tokens_of(desk).values():
         nobody.headers["Authorization"] = f"Bearer {token}"
         for cell in cells(app):
@@ -166,7 +166,7 @@ async def test_the_matrix_holds_cell_by_cell(
 ) -> None:
     """Each route with each role: forbidden exactly where the matrix says no, and never asked to sign in again."""
     # Nobody looks at what happens here: whoever may watch is told so instead of waiting for ever.
-    monkeypatch.setattr("evertick.api.hub.START_SECONDS", 0.01)
+    monkeypatch.setattr("evertick.api.event_hub.START_SECONDS", 0.01)
     caller = await signed(role, tags, name="someone")
     row = await accounts.find_user(conn, "someone")
     wrong = []

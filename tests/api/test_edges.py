@@ -11,14 +11,14 @@ from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
 
 from evertick.api.app import make_app
-from evertick.api.desk import READERS, Desk
-from evertick.api.limits import MOST_BODY_BYTES, Bucket
-from evertick.api.pool import Pool
+from evertick.api.context import READERS, ApiContext
+from evertick.api.middleware import MOST_BODY_BYTES, Bucket
 from evertick.api.problems import STATUS
 from evertick.config import Settings
+from evertick.db.connect import Purpose
 from evertick.domain import errors
 from evertick.domain.errors import EvertickError, PostgresUnavailable
-from evertick.store.db import Purpose
+from evertick.runtime.pool import Pool
 from tests.api.conftest import Client
 from tests.engine.world import value
 from tests.waiting import eventually
@@ -57,7 +57,7 @@ async def test_large_answers_are_packed(admin: Client) -> None:
 
 
 async def test_who_asks_too_often_waits_and_others_do_not(database: str, conn: AsyncConnection) -> None:
-    app = make_app(Desk(Settings(api_rate=1), database, structlog.get_logger()))
+    app = make_app(ApiContext(Settings(api_rate=1), database, structlog.get_logger()))
     greedy, modest = Client(app, None), Client(app, None, address="10.0.0.2")
     answers = [await greedy.get("/healthz") for _ in range(8)]
     assert [answer.status_code for answer in answers[:4]] == [200] * 4
@@ -87,7 +87,7 @@ async def test_nobody_is_led_elsewhere_by_what_stands_in_host(admin: Client, pat
 
 async def test_without_a_database_the_answer_is_503_with_a_time_and_nothing_of_the_inside() -> None:
     url = "postgresql://user:hunter22secret@127.0.0.1:1/x"
-    client = Client(make_app(Desk(Settings(api_rate=0), url, structlog.get_logger())), "evt_any")
+    client = Client(make_app(ApiContext(Settings(api_rate=0), url, structlog.get_logger())), "evt_any")
     for path in ("/readyz", "/auth/session", "/metrics"):
         answer = await client.get(path)
         assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
@@ -115,7 +115,7 @@ async def test_a_fault_of_ours_is_told_without_a_traceback(app: FastAPI, admin: 
 async def test_readers_wait_their_turn_and_connections_are_few_and_named(
     database: str, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evertick.api.pool.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("evertick.runtime.pool.WAIT_SECONDS", 0.2)
     pool = Pool(database, Purpose.API_READ, 2)
     held, free = asyncio.Event(), asyncio.Event()
 
@@ -136,7 +136,7 @@ async def test_readers_wait_their_turn_and_connections_are_few_and_named(
             async with pool.lent():
                 pass
         free.set()
-    monkeypatch.setattr("evertick.api.pool.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("evertick.runtime.pool.IDLE_SECONDS", 0.0)
     tending = asyncio.create_task(pool.tend())
 
     async def all_closed() -> bool:
@@ -181,7 +181,7 @@ async def test_a_connection_that_the_server_has_ended_is_not_handed_out(database
         await link.close()
 
 
-async def test_a_reader_cannot_write(admin: Client, desk: Desk) -> None:
+async def test_a_reader_cannot_write(admin: Client, desk: ApiContext) -> None:
     assert READERS > 1
     async with desk.readers.lent() as conn:
         with pytest.raises(Exception, match="read-only"):

@@ -14,16 +14,17 @@ import structlog
 from psycopg import AsyncConnection
 
 from evertick.api.app import make_app
-from evertick.api.desk import MOST_LOG_STREAMS_OF_USER
-from evertick.api.serving import serve
+from evertick.api.context import MOST_LOG_STREAMS_OF_USER
+from evertick.api.server import serve
 from evertick.config import Settings
+from evertick.db import connect
+from evertick.db.connect import Purpose
+from evertick.db.queries import logs
+from evertick.db.queries.logs import NewChunk
 from evertick.domain.access import Role
 from evertick.domain.attempt import TaskKey
 from evertick.engine import accounts
-from evertick.services.listening import address_of, bound
-from evertick.store import db, logs
-from evertick.store.db import Purpose
-from evertick.store.logs import NewChunk
+from evertick.runtime.listen_socket import address_of, bound
 from tests.api.test_airflow import address as served
 from tests.engine.world import Runner, key_of, make_dag, put, start, value
 from tests.waiting import eventually
@@ -132,10 +133,10 @@ async def test_what_cannot_be_watched_is_said_before_the_stream_begins(
 async def test_a_revoked_token_ends_its_streams(
     http: httpx.AsyncClient, conn: AsyncConnection, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evertick.api.hub.CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("evertick.api.event_hub.CHECK_SECONDS", 0.1)
     async with watching(http, "/events") as stream:
         await stream.until("hello")
-        found = await accounts.who(conn, secret)
+        found = await accounts.authenticate(conn, secret)
         assert found is not None and found.principal.credential_id is not None
         await accounts.revoke(conn, credential_id=found.principal.credential_id, actor="test")
         await stream.until("end")
@@ -164,7 +165,7 @@ async def test_a_revoked_token_ends_what_is_told_line_by_line(
     async with asyncio.timeout(LONGEST_SECONDS), http.stream("GET", address + path.format(run=run)) as answer:
         lines = answer.aiter_lines()
         assert "one" in (first := await anext(lines)) or json.loads(first) == {"state": "running"}
-        found = await accounts.who(conn, secret)
+        found = await accounts.authenticate(conn, secret)
         assert found is not None and found.principal.credential_id is not None
         await accounts.revoke(conn, credential_id=found.principal.credential_id, actor="test")
         rest = [line async for line in lines]
@@ -178,7 +179,7 @@ async def test_a_revoked_token_ends_a_wait(http: httpx.AsyncClient, conn: AsyncC
     await put(conn, make_dag("etl", {"t": []}, tags=("finance",)))
     run = await start(conn, "etl")
     waiting = asyncio.create_task(http.get(f"/runs/{run}/wait?seconds=60"))
-    found = await accounts.who(conn, secret)
+    found = await accounts.authenticate(conn, secret)
     assert found is not None and found.principal.credential_id is not None
     await eventually(lambda: value(conn, "select used_at is not null from credential"))
     await accounts.revoke(conn, credential_id=found.principal.credential_id, actor="test")
@@ -261,16 +262,16 @@ async def test_a_log_is_followed_to_its_end_without_a_gap_whatever_comes_first(
 async def test_a_reader_who_hangs_up_in_the_middle_of_a_question_leaves_the_others_served(
     http: httpx.AsyncClient, address: str, database: str, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patient = db._SESSION[Purpose.API_READ] | {"lock_timeout": "60s", "statement_timeout": "60s"}
-    monkeypatch.setitem(db._SESSION, Purpose.API_READ, patient)
-    monkeypatch.setitem(db._LONGEST_SECONDS, Purpose.API_READ, 60.0)
+    patient = connect._SESSION[Purpose.API_READ] | {"lock_timeout": "60s", "statement_timeout": "60s"}
+    monkeypatch.setitem(connect._SESSION, Purpose.API_READ, patient)
+    monkeypatch.setitem(connect._LONGEST_SECONDS, Purpose.API_READ, 60.0)
     await put(conn, make_dag("etl", {"t": []}, tags=("finance",)))
     run = await start(conn, "etl")
     waiting = (
         "select count(*) from pg_stat_activity where datname = current_database()"
         " and application_name = 'evertick-api-read' and wait_event_type = 'Lock'"
     )
-    async with await db.connect(database, purpose=Purpose.PLANNING) as other, other.transaction():
+    async with await connect.connect(database, purpose=Purpose.PLANNING) as other, other.transaction():
         await other.execute("set local idle_in_transaction_session_timeout = 0")
         async with watching(http, f"/runs/{run}/tasks/t/logs?follow=true"):
             await other.execute("lock table task in access exclusive mode")

@@ -11,10 +11,10 @@ import pytest
 import structlog
 from psycopg import AsyncConnection
 
-from evertick.api import hub as module
-from evertick.api.hub import IDLE_SECONDS, Hub, Watcher
+from evertick.api import event_hub as module
+from evertick.api.event_hub import IDLE_SECONDS, EventHub, Watcher
 from evertick.domain.access import Principal, Role
-from evertick.domain.errors import PostgresUnavailable, TooMany
+from evertick.domain.errors import PostgresUnavailable, RateLimited
 from evertick.engine.gates import set_pool
 from tests.engine.world import Runner, make_dag, put, start, value
 
@@ -25,7 +25,7 @@ SHAPE = {"extract": [], "load": ["extract"]}
 class Heard:
     """One watcher's stream, read event by event."""
 
-    def __init__(self, hub: Hub, watcher: Watcher, after: str | None) -> None:
+    def __init__(self, hub: EventHub, watcher: Watcher, after: str | None) -> None:
         self.hub, self.watcher = hub, watcher
         self.stream: AsyncGenerator[str, None] = hub.events(watcher, after=after)
         self.last_id = ""
@@ -53,16 +53,16 @@ class Heard:
 
 
 @pytest.fixture
-async def hub(database: str, conn: AsyncConnection) -> AsyncIterator[Hub]:
+async def hub(database: str, conn: AsyncConnection) -> AsyncIterator[EventHub]:
     await put(conn, make_dag("etl", SHAPE, tags=("finance",)))
     await put(conn, make_dag("other", SHAPE))
-    made = Hub(database, structlog.get_logger())
+    made = EventHub(database, structlog.get_logger())
     yield made
     await made._link.close()
 
 
 async def watch(
-    hub: Hub,
+    hub: EventHub,
     who: Principal = ANN,
     *,
     after: str | None = None,
@@ -78,7 +78,7 @@ async def watch(
     return heard
 
 
-async def test_everybody_is_told_from_their_place_on_by_one_look(hub: Hub, conn: AsyncConnection) -> None:
+async def test_everybody_is_told_from_their_place_on_by_one_look(hub: EventHub, conn: AsyncConnection) -> None:
     first, second = await watch(hub), await watch(hub, dags=("etl",))
     run = await start(conn, "etl")
     other = await start(conn, "other")
@@ -96,7 +96,9 @@ async def test_everybody_is_told_from_their_place_on_by_one_look(hub: Hub, conn:
     assert task["map_index"] == -1 and task["state"] == "available"
 
 
-async def test_who_comes_back_goes_on_without_a_gap_and_without_a_repetition(hub: Hub, conn: AsyncConnection) -> None:
+async def test_who_comes_back_goes_on_without_a_gap_and_without_a_repetition(
+    hub: EventHub, conn: AsyncConnection
+) -> None:
     heard = await watch(hub, dags=("etl",))
     run = await start(conn, "etl")
     await hub.tick()
@@ -118,14 +120,14 @@ async def test_who_comes_back_goes_on_without_a_gap_and_without_a_repetition(hub
 
 
 @pytest.mark.parametrize("after", ["nonsense", "-1", "beef-3", "{token}-99", "{token}-x", "{token}-٣", "{token}--1"])
-async def test_an_id_that_is_not_ours_means_to_read_everything_again(hub: Hub, after: str) -> None:
+async def test_an_id_that_is_not_ours_means_to_read_everything_again(hub: EventHub, after: str) -> None:
     await watch(hub)
     heard = await watch(hub, after=after.format(token=hub._token))
     assert await heard.names() == ["reset"]
 
 
 async def test_what_nobody_watched_meanwhile_means_to_read_everything_again(
-    hub: Hub, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+    hub: EventHub, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LINGER_SECONDS", 0.0)
     stays, leaves = await watch(hub, dags=("other",)), await watch(hub, dags=("etl",))
@@ -143,7 +145,7 @@ async def test_what_nobody_watched_meanwhile_means_to_read_everything_again(
 
 
 async def test_a_slow_reader_is_told_to_read_again_and_slows_nobody(
-    hub: Hub, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+    hub: EventHub, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub._ring = type(hub._ring)(maxlen=4)
     slow, quick = await watch(hub), await watch(hub)
@@ -157,8 +159,10 @@ async def test_a_slow_reader_is_told_to_read_again_and_slows_nobody(
     assert [data["run_id"] for _, data in await slow.next()] == [run, run]
 
 
-async def test_a_flood_is_told_as_one_reset(hub: Hub, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evertick.api.tail.MOST_CHANGES", 3)
+async def test_a_flood_is_told_as_one_reset(
+    hub: EventHub, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evertick.api.change_feed.MOST_CHANGES", 3)
     heard = await watch(hub)
     for _ in range(4):
         await start(conn, "etl")
@@ -173,7 +177,7 @@ async def test_a_flood_is_told_as_one_reset(hub: Hub, conn: AsyncConnection, mon
     assert [name for name, data in told if data["run_id"] == run] == ["run", "task"]
 
 
-async def test_tags_and_permissions_hold_for_each_event(hub: Hub, conn: AsyncConnection) -> None:
+async def test_tags_and_permissions_hold_for_each_event(hub: EventHub, conn: AsyncConnection) -> None:
     limited = await watch(hub, Principal(name="lim", role=Role.ADMIN, tags=frozenset({"finance"})))
     full = await watch(hub)
     await start(conn, "other")
@@ -194,7 +198,7 @@ async def test_tags_and_permissions_hold_for_each_event(hub: Hub, conn: AsyncCon
 
 
 async def test_who_signed_out_is_shown_the_door(
-    hub: Hub, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+    hub: EventHub, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = await watch(hub, Principal(name="gone", role=Role.VIEWER, credential_id=999))
     monkeypatch.setattr(module, "CHECK_SECONDS", 0.0)
@@ -205,20 +209,20 @@ async def test_who_signed_out_is_shown_the_door(
         await anext(heard.stream)
 
 
-async def test_streams_are_few_per_user_and_in_all(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_are_few_per_user_and_in_all(hub: EventHub, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(module.MOST_STREAMS):
         hub.join(Principal(name=f"user {number // module.MOST_STREAMS_OF_USER}", role=Role.VIEWER))
         if number == module.MOST_STREAMS_OF_USER - 1:
-            with pytest.raises(TooMany, match="20 of user 0"):
+            with pytest.raises(RateLimited, match="20 of user 0"):
                 hub.join(Principal(name="user 0", role=Role.VIEWER))
-    with pytest.raises(TooMany, match="100 in total"):
+    with pytest.raises(RateLimited, match="100 in total"):
         hub.join(ANN)
     hub.leave(next(iter(hub.watchers)))
     hub.join(ANN)
 
 
 async def test_a_quiet_stream_keeps_its_place_by_heartbeats(
-    hub: Hub, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+    hub: EventHub, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = await watch(hub, dags=("other",))
     await start(conn, "etl")
@@ -228,7 +232,7 @@ async def test_a_quiet_stream_keeps_its_place_by_heartbeats(
     assert heard.last_id == f"{hub._token}-{hub._number}" != f"{hub._token}-0"
 
 
-async def test_after_the_database_was_away_everything_is_read_again(hub: Hub, conn: AsyncConnection) -> None:
+async def test_after_the_database_was_away_everything_is_read_again(hub: EventHub, conn: AsyncConnection) -> None:
     heard = await watch(hub)
     await value(
         conn,
@@ -244,7 +248,7 @@ async def test_after_the_database_was_away_everything_is_read_again(hub: Hub, co
 
 
 async def test_nothing_is_asked_while_nobody_watches(
-    hub: Hub, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+    hub: EventHub, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LINGER_SECONDS", 0.0)
     assert await hub.tick() == IDLE_SECONDS

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import dags, logs, runs, tasks
+from evertick.db.queries.logs import NewChunk
 from evertick.domain.access import Role
 from evertick.domain.attempt import TaskKey
-from evertick.domain.gates import GateKind, GateSpec
-from evertick.domain.params import ParamSpec, ParamType
+from evertick.domain.dags.gates import GateKind, GateSpec
+from evertick.domain.dags.params import ParamSpec, ParamType
 from evertick.engine.gates import set_pool
-from evertick.store import dags, logs, runs, tasks
-from evertick.store.logs import NewChunk
 from tests.api.conftest import Client, Signed
 from tests.engine.world import Runner, make_dag, put, run_state, start, states, value
 

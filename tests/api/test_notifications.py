@@ -5,7 +5,7 @@ from __future__ import annotations
 from psycopg import AsyncConnection
 
 from evertick.domain.access import Role
-from evertick.domain.notices import Event, NoticeSpec
+from evertick.domain.notifications import Event, NotificationRuleSpec
 from tests.api.conftest import Client, Signed
 from tests.engine.world import Runner, make_dag, put, start
 
@@ -16,7 +16,7 @@ HOOK = "webhook:https://example.com/hook"
 async def test_what_failed_is_listed_and_tried_again_by_who_may(
     admin: Client, signed: Signed, conn: AsyncConnection
 ) -> None:
-    told = (NoticeSpec(event=Event.SUCCESS, sink=HOOK, every_time=True),)
+    told = (NotificationRuleSpec(event=Event.SUCCESS, sink=HOOK, every_time=True),)
     await put(conn, make_dag("d", {"a": []}, notices=told))
     run_ids = [await start(conn, "d") for _ in range(3)]
     await (await Runner.join(conn)).drain()

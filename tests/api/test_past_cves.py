@@ -15,13 +15,13 @@ from fastapi import FastAPI
 from psycopg import AsyncConnection
 
 from evertick.api.app import parts_of
-from evertick.api.guard import GuardedRoute
-from evertick.authoring.templates import render_shell
+from evertick.api.auth import GuardedRoute
 from evertick.config import Settings
+from evertick.db.queries import logs
+from evertick.db.queries.logs import NewChunk
 from evertick.domain.access import Permission, Role
 from evertick.engine import accounts
-from evertick.store import logs
-from evertick.store.logs import NewChunk
+from evertick.sdk.templates import render_shell
 from tests.api.conftest import Client, Signed
 from tests.api.test_doors import Cell, cells, walk
 from tests.engine.world import Runner, key_of, make_dag, put, start, value
@@ -42,7 +42,7 @@ SHELL = ["$(id)", "`id`", ";id", "|id", "&&id", "-rf", "--help", "$IFS", "!x", "
 @pytest.fixture(autouse=True)
 def no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks at what happens here: whoever may watch is told so instead of waiting for ever."""
-    monkeypatch.setattr("evertick.api.hub.START_SECONDS", 0.01)
+    monkeypatch.setattr("evertick.api.event_hub.START_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ async def test_airflow_2023_40273_2025_57735_2026_82311_2026_86473_no_credential
     """By each way that ends one; told apart as a number and as a text."""
     for number, end in enumerate(("logout", "revoke", "disable", "password")):
         client = await signed(Role.VIEWER, name=f"user{number}", kind="session")
-        found = await accounts.who(conn, client.token or "")
+        found = await accounts.authenticate(conn, client.token or "")
         assert found is not None and (await client.get("/auth/session")).status_code == 200
         match end:
             case "logout":

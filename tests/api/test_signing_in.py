@@ -9,12 +9,12 @@ import pytest
 from fastapi import FastAPI
 from psycopg import AsyncConnection
 
-from evertick.api.guard import PLAIN_COOKIE, SECURE_COOKIE
+from evertick.api.auth import PLAIN_COOKIE, SECURE_COOKIE
+from evertick.db.queries import accounts as accounts_queries
 from evertick.domain.access import Role
 from evertick.domain.errors import Conflict, InvalidSettings
 from evertick.engine import accounts
-from evertick.engine.open_door import refuse_open_door
-from evertick.store import access
+from evertick.engine.public_access import refuse_open_door
 from tests.api.conftest import BASE, Client, Signed
 from tests.engine.world import value
 
@@ -161,7 +161,7 @@ async def _expire(conn: AsyncConnection, client: Client) -> object:
 
 
 async def _revoke(conn: AsyncConnection, client: Client) -> object:
-    for each in await access.list_credentials(conn, account="ann"):
+    for each in await accounts_queries.list_credentials(conn, account="ann"):
         await accounts.revoke(conn, credential_id=each.credential_id, actor="test")
     return None
 

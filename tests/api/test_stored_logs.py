@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.api.desk import Desk
+from evertick.api.context import ApiContext
 from evertick.config import Settings
-from evertick.services.link import Link
-from evertick.store.db import Purpose
+from evertick.db.connect import Purpose
+from evertick.runtime.connections import ReconnectingConnection
 from tests.api.conftest import Client
 from tests.engine.world import lead, make_dag, put, set_clock
 from tests.moving import Mover
@@ -40,7 +40,7 @@ async def run(conn: AsyncConnection, database: str, settings: Settings) -> Async
     """One whose log is in the storage and nowhere else."""
     await set_clock(conn, datetime.now(UTC) - timedelta(days=1))
     await put(conn, make_dag("d", {"t": []}))
-    link = Link(database, Purpose.PLANNING)
+    link = ReconnectingConnection(database, Purpose.PLANNING)
     mover = Mover(conn, settings, link, await lead(conn))
     key = await mover.write()
     await mover.round()
@@ -50,7 +50,7 @@ async def run(conn: AsyncConnection, database: str, settings: Settings) -> Async
 
 
 async def test_every_door_shows_the_lines_and_says_so_when_it_cannot(
-    admin: Client, run: int, server: S3Server, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    admin: Client, run: int, server: S3Server, desk: ApiContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evertick.api.log_follow.QUIET_SECONDS", 0.0)
     task, page = f"{V1}/runs/{run}/tasks/t", f"/runs/{run}/tasks/t"
@@ -90,7 +90,7 @@ async def test_every_door_shows_the_lines_and_says_so_when_it_cannot(
         assert answer.status_code == 200 and ("cannot be reached" in answer.text) == (tab == "log")
 
 
-async def test_an_api_that_knows_no_storage_says_what_to_set(admin: Client, run: int, desk: Desk) -> None:
+async def test_an_api_that_knows_no_storage_says_what_to_set(admin: Client, run: int, desk: ApiContext) -> None:
     desk.settings = replace(desk.settings, storage_logs=False, storage=None)
     desk.log_archive = type(desk.log_archive)(desk.settings)
     refused = await admin.refused("GET", f"{V1}/runs/{run}/tasks/t/logs", 502)

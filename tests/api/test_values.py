@@ -9,7 +9,7 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.domain.access import Role
-from evertick.domain.sealing import new_key
+from evertick.domain.encryption import new_key
 from tests.api.conftest import Client, Signed
 from tests.engine.world import value
 

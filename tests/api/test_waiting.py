@@ -5,9 +5,9 @@ from __future__ import annotations
 from psycopg import AsyncConnection
 
 from evertick.domain.access import Role
-from evertick.domain.dag import TaskKind
-from evertick.domain.params import Param, declare_params
-from evertick.domain.waiting import WaitKind, WaitSpec
+from evertick.domain.dags.params import Param, declare_params
+from evertick.domain.dags.spec import TaskKind
+from evertick.domain.dags.waits import WaitKind, WaitSpec
 from tests.api.conftest import Client, Signed
 from tests.engine.world import make_dag, put, start, states
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from psycopg import AsyncConnection
 
 from evertick.api.paging import cursor
-from evertick.domain.dag import TaskKind
-from evertick.domain.params import declare_params
+from evertick.domain.dags.params import declare_params
+from evertick.domain.dags.spec import TaskKind
 from tests.api.conftest import Client
 from tests.cli.test_wrong_uses import ASKS, PARAMS, everything
 from tests.engine.world import Runner, make_dag, put, start

@@ -12,7 +12,7 @@ from typing import LiteralString, NamedTuple
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
 
-from evertick.store.function_sets import FunctionSet, own_set
+from evertick.db.function_sets import FunctionSet, own_set
 
 _INSIDE = "_unaudited"
 

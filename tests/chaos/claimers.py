@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 import psycopg
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import runners
+from evertick.db.queries.runners import NewRunner
+from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
-from evertick.domain.dag import DagSpec
+from evertick.domain.dags.spec import DagSpec
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.extend import extend
-from evertick.engine.step import report, step
-from evertick.store import runners
-from evertick.store.db import Purpose, connect
-from evertick.store.runners import NewRunner
-from evertick.store.tasks import StepRow
+from evertick.engine.finish_and_claim import encode_report, finish_and_claim
+from evertick.engine.runners import extend
 from tests.chaos.cluster import Cluster
 from tests.chaos.record import boot_ns
 from tests.waiting import elapse
@@ -46,7 +46,7 @@ class Claimer:
             idle, beaten = 0, 0.0
             while idle < until_idle_rounds:
                 try:
-                    done = await step(
+                    done = await finish_and_claim(
                         conn, session=self.session, reports=reports, queues=[self.queue], free=BATCH, infra_retries=3
                     )
                 except psycopg.Error as error:
@@ -63,15 +63,15 @@ class Claimer:
                 await elapse(0.001 if done.claims else 0.02)
             await runners.leave(conn, self.session)
 
-    def _do(self, claim: StepRow) -> str:
+    def _do(self, claim: ExchangeRow) -> str:
         key = TaskKey(claim.run_id, claim.idx, claim.map_index)
         self.claimed.append((*key, claim.epoch))
         self._note(claim, "begin")
         self._note(claim, "end")
         outcome = Outcome(key=key, epoch=claim.epoch, kind=OutcomeKind.SUCCESS)
-        return report(outcome, policy=RetryPolicy(), attempt=claim.attempt)
+        return encode_report(outcome, policy=RetryPolicy(), attempt=claim.attempt)
 
-    def _note(self, claim: StepRow, what: str) -> None:
+    def _note(self, claim: ExchangeRow, what: str) -> None:
         """As a body would, so that the same evidence is there."""
         fields = (
             claim.run_id,

@@ -19,9 +19,9 @@ from typing import Any, Protocol, Self, TypeVar
 from psycopg import conninfo
 
 from evertick.config import Settings, environment_for
-from evertick.engine.set_shards import set_shards
-from evertick.execution.kill import children_of, find_by_token, kill_tree
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
+from evertick.engine.maintenance import set_shards
+from evertick.processes.tree import children_of, find_by_token, kill_tree
 from tests.chaos import sink
 from tests.chaos.audit import install_audit
 from tests.chaos.dags import Work

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import DagSpec
+from evertick.bundles.bundle import Bundle, pack
+from evertick.bundles.loader import load_file
+from evertick.db.queries import dags
+from evertick.domain.dags.spec import DagSpec
 from evertick.engine.gates import set_pool
 from evertick.engine.publish import publish
-from evertick.execution.bundle import Bundle, pack
-from evertick.execution.loader import load_file
-from evertick.store import dags
 from tests.chaos import effects
 
 FILE = "work.py"

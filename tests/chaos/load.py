@@ -15,15 +15,14 @@ from datetime import datetime, timedelta
 
 import psycopg
 
-from evertick.domain.dag import DagSpec, NamedSchedule
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import shards
+from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.errors import EvertickError, PostgresUnavailable
-from evertick.domain.misfire import MisfirePolicy
-from evertick.domain.overlap import OverlapPolicy
-from evertick.domain.schedule import parse_schedule
-from evertick.engine.trigger import trigger
-from evertick.services.link import Link
-from evertick.store import shards
-from evertick.store.db import Purpose, connect
+from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine.runs import trigger
+from evertick.runtime.connections import ReconnectingConnection
 from tests.chaos.cluster import Cluster
 from tests.chaos.dags import publish_specs
 from tests.chaos.record import Answer, Phase
@@ -123,7 +122,7 @@ class Load:
     async def _trigger_for_ever(self, client: int) -> None:
         """One person who triggers runs with keys. An answer that does not come leaves the outcome unknown; half of the
         time the same key is sent again until it is known."""
-        link = Link(self.cluster.client_url, Purpose.PLANNING)
+        link = ReconnectingConnection(self.cluster.client_url, Purpose.PLANNING)
         dice = random.Random(f"{self.dice.random()} {client}")
         number = 0
         try:
@@ -138,7 +137,7 @@ class Load:
         finally:
             await link.close()
 
-    async def _ask(self, link: Link, key: str, dag: str) -> bool:
+    async def _ask(self, link: ReconnectingConnection, key: str, dag: str) -> bool:
         """Whether the answer is known."""
         clients = self.cluster.clients
         try:

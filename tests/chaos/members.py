@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evertick.execution.kill import children_of
-from evertick.execution.linux import die_with_parent
+from evertick.processes.linux import die_with_parent
+from evertick.processes.tree import children_of
 from tests.chaos.record import NemesisLog, boot_ns
 from tests.waiting import elapse, eventually
 
@@ -221,7 +221,7 @@ def is_running(pid: int) -> bool:
 
 def _is_keeper(pid: int) -> bool:
     with suppress(OSError):
-        return b"evertick.execution.parent_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"evertick.attempts.fork_server_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evertick.engine.trigger import trigger
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
+from evertick.engine.runs import trigger
 from tests.chaos.cluster import Cluster
 from tests.chaos.members import Member
 from tests.chaos.record import Answer, Fault, boot_ns

@@ -14,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import evertick
-from evertick.store.function_sets import FunctionSet, own_set
-from evertick.store.migrate import migrations
+from evertick.db.function_sets import FunctionSet, own_set
+from evertick.db.migrate import migrations
 
 PROGRAM = Path(evertick.__file__).parent
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from evertick.execution.linux import die_with_parent
+from evertick.processes.linux import die_with_parent
 from tests.chaos.cluster import Cluster
 from tests.chaos.members import Member
 from tests.chaos.proxy import Proxy
-from tests.kube.kubelet import Kubelet
-from tests.kube.objects import Change
-from tests.kube.server import ApiServer, api_server
+from tests.executors.kubernetes.kubelet import Kubelet
+from tests.executors.kubernetes.objects import Change
+from tests.executors.kubernetes.server import ApiServer, api_server
 from tests.ports import own_port
 
 # What faults are done to: the cluster's API, the way of all agents to ours, our API.

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from psycopg import conninfo
 
-from evertick.services.postgres_cluster import end_leftovers, environment, initialise, launch_command, programs
-from evertick.store.database import answers, create_database
-from evertick.store.db import Purpose, connect
-from evertick.store.migrate import migrate
+from evertick.db.connect import Purpose, connect
+from evertick.db.migrate import answers, create_database, migrate
+from evertick.supervisor.postgres_cluster import end_leftovers, environment, initialise, launch_command, programs
 from tests.ports import own_port
 from tests.waiting import eventually
 

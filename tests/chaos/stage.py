@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from evertick.engine.trigger import trigger
-from evertick.store.db import Purpose, connect
-from evertick.store.wake import Channel, notify
+from evertick.db.connect import Purpose, connect
+from evertick.db.notify import Channel, notify
+from evertick.engine.runs import trigger
 from tests.chaos import effects
 from tests.chaos.cluster import Cluster
 from tests.chaos.dags import publish_specs

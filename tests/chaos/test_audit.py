@@ -13,24 +13,24 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import NamedSchedule
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import schedules, shards
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import NotLeader
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.domain.schedule import parse_schedule
-from evertick.engine.cancel import cancel
-from evertick.engine.extend import extend
-from evertick.engine.fire import fire
-from evertick.engine.pause import pause, unpause
-from evertick.engine.promote import promote
-from evertick.engine.put_schedule import put_schedule
-from evertick.engine.reap import bury
-from evertick.store import schedules, shards
-from evertick.store.db import Purpose, connect
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine.dags import pause, unpause
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.maintenance import promote
+from evertick.engine.runners import extend, mark_runner_dead
+from evertick.engine.runs import cancel
+from evertick.engine.schedules import put_schedule
 from tests.chaos.audit import install_audit, refusals
-from tests.chaos.checker import Limits, check
+from tests.chaos.checker import check
 from tests.chaos.evidence import Evidence
 from tests.chaos.history import collect
 from tests.chaos.record import Answer, ClientLog, NemesisLog, Phase, boot_ns
+from tests.chaos.verdict import Limits
 from tests.engine.world import Runner, lead, make_dag, put, start
 from tests.waiting import eventually
 
@@ -107,7 +107,7 @@ async def test_refused_writes_are_counted_though_nothing_changed(audited: Conn, 
     await start(audited, "d")
     first, second = await Runner.join(audited), await Runner.join(audited)
     (claim,) = await first.claim()
-    await bury(audited, session=first.session, reason="agent_lost: test", infra_retries=3)
+    await mark_runner_dead(audited, session=first.session, reason="agent_lost: test", infra_retries=3)
     await second.drain()
     assert await first.finish(claim)
     await extend(audited, session=first.session, held=[])
@@ -164,7 +164,7 @@ async def test_a_database_that_takes_stale_reports_is_found_out(audited: Conn, l
     await start(audited, "d")
     first, second = await Runner.join(audited), await Runner.join(audited)
     (claim,) = await first.claim()
-    await bury(audited, session=first.session, reason="agent_lost: test", infra_retries=3)
+    await mark_runner_dead(audited, session=first.session, reason="agent_lost: test", infra_retries=3)
     await second.claim()
     await audited.execute(guard.sub("", text))
     await first.finish(claim)
@@ -180,7 +180,7 @@ async def test_who_is_given_up_must_have_ended(audited: Conn, logs: dict[str, Pa
     nemesis.started("runner-1", pid)
     runner = await Runner.join(audited)
     await runner.claim()
-    await bury(audited, session=runner.session, reason="agent_lost: test", infra_retries=3)
+    await mark_runner_dead(audited, session=runner.session, reason="agent_lost: test", infra_retries=3)
     alive = check(await gathered(audited, logs), only=("J7",))
     assert [violation.kind for _, violation in alive.violations] == ["reaped_alive"]
     nemesis.exited("runner-1", pid, -9)
@@ -206,7 +206,7 @@ async def test_a_run_of_real_verbs_is_judged_green(audited: Conn, logs: dict[str
     client.answered("k-1", Answer.OK)
 
     async def work() -> bool:
-        await fire(audited, shard=0, epoch=epoch, batch=100)
+        await fire_schedules(audited, shard=0, epoch=epoch, batch=100)
         await promote(audited, shard=0, epoch=epoch, batch=100)
         for claim in await runner.claim(10):
             await runner.finish(claim)

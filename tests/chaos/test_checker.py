@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertick.domain.states import RUN_TRANSITIONS, TASK_TRANSITIONS
-from tests.chaos.checker import INVARIANTS, Limits, check
+from tests.chaos.checker import check
 from tests.chaos.checks.matching import match
 from tests.chaos.checks.moves import RUN_MOVES, TASK_MOVES
 from tests.chaos.evidence import ClockMap, ClockReading, Evidence
@@ -37,6 +37,7 @@ from tests.chaos.plants import (
 )
 from tests.chaos.record import Fault, FaultWindow
 from tests.chaos.story import Story, ns, tell, wall
+from tests.chaos.verdict import INVARIANTS, Limits
 from tests.chaos.windows import Windows
 
 

@@ -14,7 +14,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick import TaskContext
-from evertick.authoring.context import entered
+from evertick.sdk.runtime import entered
 from tests.chaos import effects, sink
 from tests.chaos.record import boot_ns
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertick.domain.retry import Backoff, RetryPolicy, delay_before
-from evertick.domain.schedule import next_after, parse_schedule
+from evertick.domain.schedules.spec import next_after, parse_schedule
 from tests.chaos.expected import fires, shortest_delay
 from tests.domain import cron_oracle
 

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from evertick.store.function_sets import own_set
+from evertick.db.function_sets import own_set
 from tests.waiting import eventually
 
 Row = tuple[Any, ...]

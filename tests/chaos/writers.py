@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import psycopg
 
+from evertick.db.connect import Purpose
 from evertick.domain.errors import PostgresUnavailable
-from evertick.engine.trigger import trigger
-from evertick.services.link import Link
-from evertick.store.db import Purpose
+from evertick.engine.runs import trigger
+from evertick.runtime.connections import ReconnectingConnection
 from tests.chaos.cluster import Cluster
 from tests.chaos.record import Answer
 from tests.waiting import elapse
@@ -33,7 +33,7 @@ class Writers:
     _sent: int = 0
 
     async def write(self, pace_seconds: float) -> None:
-        link = Link(self.cluster.client_url, Purpose.PLANNING)
+        link = ReconnectingConnection(self.cluster.client_url, Purpose.PLANNING)
         try:
             while self._sent < self.most:
                 self._sent += 1
@@ -45,7 +45,7 @@ class Writers:
         finally:
             await link.close()
 
-    async def _ask(self, link: Link, key: str) -> bool:
+    async def _ask(self, link: ReconnectingConnection, key: str) -> bool:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await trigger(await link.get(), dag=self.dag, params={}, actor="writer", key=key)

@@ -17,19 +17,15 @@ from dataclasses import dataclass, field
 import psycopg
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose
+from evertick.db.queries import logs, schedules, shards
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import EvertickError, NotLeader, PostgresUnavailable
-from evertick.engine.extend import extend
-from evertick.engine.fenced import NOT_LEADER
-from evertick.engine.move_out import move_out
-from evertick.engine.promote import promote
-from evertick.engine.reap import listen, reap_runner
-from evertick.engine.reconcile import admit, reconcile
-from evertick.engine.step import step
-from evertick.engine.time_out import time_out_waits
-from evertick.services.link import Link
-from evertick.store import logs, schedules, shards
-from evertick.store.db import Purpose
+from evertick.engine.finish_and_claim import finish_and_claim
+from evertick.engine.maintenance import admit, promote, rebalance_shard, reconcile, time_out_waits
+from evertick.engine.runners import extend, observe_heartbeats, reap_runner
+from evertick.engine.verbs import NOT_LEADER
+from evertick.runtime.connections import ReconnectingConnection
 from tests.chaos.cluster import Cluster
 from tests.chaos.record import Answer, Fault
 from tests.chaos.watch import Led
@@ -49,17 +45,19 @@ Claim = tuple[TaskKey, int, int]
 
 # What leaders write, each in the smallest form: what is refused must be so whatever there is to do. Nobody has session 1.
 _LEADERS_VERBS: dict[str, Callable[[AsyncConnection, int, int], Awaitable[object]]] = {
-    "renew": lambda conn, shard, epoch: shards.renew(conn, shard=shard, epoch=epoch, seconds=5.0),
-    "look": lambda conn, shard, epoch: shards.look(conn, shard=shard, epoch=epoch, lost_after=3600.0),
+    "renew": lambda conn, shard, epoch: shards.renew_shard(conn, shard=shard, epoch=epoch, seconds=5.0),
+    "look": lambda conn, shard, epoch: shards.poll_work(conn, shard=shard, epoch=epoch, lost_after=3600.0),
     "fire": lambda conn, shard, epoch: schedules.fire(conn, shard=shard, epoch=epoch, plans=[]),
     "promote": lambda conn, shard, epoch: promote(conn, shard=shard, epoch=epoch, batch=1),
-    "listen": lambda conn, shard, epoch: listen(conn, shard=shard, epoch=epoch, elapsed=0.0, lost_after=3600.0),
+    "listen": lambda conn, shard, epoch: observe_heartbeats(
+        conn, shard=shard, epoch=epoch, elapsed=0.0, lost_after=3600.0
+    ),
     "reap": lambda conn, shard, epoch: reap_runner(
         conn, shard=shard, epoch=epoch, session=1, lost_after=3600.0, infra_retries=3
     ),
     "time_out": lambda conn, shard, epoch: time_out_waits(conn, shard=shard, epoch=epoch, batch=1),
     "admit": lambda conn, shard, epoch: admit(conn, shard=shard, epoch=epoch),
-    "move_out": lambda conn, shard, epoch: move_out(conn, shard=shard, epoch=epoch, batch=1),
+    "move_out": lambda conn, shard, epoch: rebalance_shard(conn, shard=shard, epoch=epoch, batch=1),
     "reconcile": lambda conn, shard, epoch: reconcile(conn, shard=shard, epoch=epoch, after=(0, 0), batch=1),
 }
 
@@ -78,7 +76,7 @@ class Zombie:
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def run(self) -> None:
-        link = Link(self.cluster.client_url, Purpose.PLANNING)
+        link = ReconnectingConnection(self.cluster.client_url, Purpose.PLANNING)
         try:
             while True:
                 try:
@@ -111,7 +109,9 @@ class Zombie:
         report = {"r": key.run_id, "i": key.idx, "m": key.map_index, "e": epoch, "kind": "success", "result": "stale"}
 
         async def attempt() -> bool:
-            done = await step(conn, session=session, reports=[json.dumps(report)], queues=[], free=0, infra_retries=3)
+            done = await finish_and_claim(
+                conn, session=session, reports=[json.dumps(report)], queues=[], free=0, infra_retries=3
+            )
             return (key, epoch) not in done.refused
 
         await self.try_it("stale_finish", attempt, run_id=key.run_id, task=key.idx, epoch=epoch, session=session)

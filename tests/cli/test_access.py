@@ -46,14 +46,14 @@ async def test_a_token_is_shown_once_listed_and_revoked(cli: Cli, conn: AsyncCon
     await cli("users", "add", "ci", "--no-password")
     assert "No valid token" in (await cli("tokens", "list")).out
     made = await cli.json("tokens", "create", "ci", "deploys", "--role", "viewer", "--days", "1")
-    found = await accounts.who(conn, made["token"])
+    found = await accounts.authenticate(conn, made["token"])
     assert found is not None and found.principal.name == "ci"
     (listed,) = (await cli.json("tokens", "list", "ci"))["tokens"]
     assert (listed["credential_id"], listed["name"], listed["role"]) == (made["id"], "deploys", "viewer")
     assert made["token"] not in (await cli("tokens", "list")).out
     assert "up to 3650 days" in await cli.refused("tokens", "create", "ci", "x", "--days", "9999")
     assert (await cli("tokens", "revoke", made["id"], "--yes")).out == f"Revoked token {made['id']}.\n"
-    assert await accounts.who(conn, made["token"]) is None
+    assert await accounts.authenticate(conn, made["token"]) is None
     assert "There is no token" in await cli.refused("tokens", "revoke", made["id"], "--yes")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evertick.cli.main import main
-from evertick.domain.agent_outcome import parse_refusal
+from evertick.domain.agent_protocol import parse_refusal
 
 # Each would make the start of every attempt slower, and none is of use to one who only speaks HTTP.
 HEAVY = (
@@ -91,5 +91,5 @@ def test_what_is_no_address_is_refused(
 def test_it_loads_little() -> None:
     script = "import evertick.cli.main, evertick.cli.agent, sys; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert "evertick.services.agent" in found and "h11" in found
+    assert "evertick.agent.agent" in found and "h11" in found
     assert [name for name in found if name in HEAVY] == []

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.engine.backfill import move_on
-from evertick.store import backfills, shards
+from evertick.db.queries import backfills, shards
+from evertick.engine.backfills import advance
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, lead, make_dag, put
 from tests.waiting import eventually
@@ -25,11 +25,11 @@ async def etl(conn: AsyncConnection) -> None:
 async def move(conn: AsyncConnection, kind: str = "success", *, parallel: int = 100) -> None:
     """The leader makes runs, a runner ends them, the leader counts."""
     epoch = await lead(conn)
-    await move_on(conn, shard=0, epoch=epoch, backfill_id=1)
+    await advance(conn, shard=0, epoch=epoch, backfill_id=1)
     runner = await Runner.join(conn)
     for claim in await runner.claim(parallel):
         await runner.finish(claim, kind, no_retry=True)
-    await move_on(conn, shard=0, epoch=epoch, backfill_id=1)
+    await advance(conn, shard=0, epoch=epoch, backfill_id=1)
 
 
 async def test_a_dry_run_counts_and_shows_the_first(cli: Cli, conn: AsyncConnection, etl: None) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db import failover
+from evertick.db.migrate import migrations
 from evertick.domain.failover import Server
-from evertick.services.postgres_home import Home, HomeLock
-from evertick.store import cluster
-from evertick.store.migrate import migrations
+from evertick.supervisor.postgres_home import Home, HomeLock
 from tests.cli.conftest import Cli
 
 
@@ -84,11 +84,11 @@ async def test_the_status_tells_programs_where_the_schema_stands(cli: Cli) -> No
 @pytest.mark.requirement("N14", "V10")
 async def test_the_status_shows_a_failover_and_what_it_cost(cli: Cli, conn: AsyncConnection) -> None:
     first, second = Server(system_id=7, timeline=1), Server(system_id=7, timeline=2)
-    mark = await cluster.mark(conn, first, actor="test")
+    mark = await failover.mark(conn, first, actor="test")
     assert mark is not None
     assert "Failover" not in (await cli("db", "status")).out
-    await cluster.mark(conn, second, actor="test")
-    await cluster.report_loss(conn, first, lost_until=mark.lsn + 1, actor="test")
+    await failover.mark(conn, second, actor="test")
+    await failover.report_loss(conn, first, lost_until=mark.lsn + 1, actor="test")
     shown = (await cli("db", "status")).out
     assert "to timeline 2 at " in shown
     assert "acknowledged writes of timeline 1 after " in shown

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import NamedSchedule
-from evertick.domain.params import ParamSpec, ParamType
+from evertick.db.queries import dags
+from evertick.domain.dags.params import ParamSpec, ParamType
+from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.schedule import parse_schedule
+from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine.publish import publish
-from evertick.store import dags
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, hourly_from_half_an_hour_on, make_dag, put, start
 

@@ -8,15 +8,15 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.config import Settings, read_settings
-from evertick.domain.sealing import new_key
+from evertick.db.queries import runs
+from evertick.domain.encryption import new_key
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.secrets import put_value
-from evertick.services.keyring import load_keyring
-from evertick.services.publisher import Publisher
-from evertick.store import runs
+from evertick.publisher.publisher import Publisher
+from evertick.secrets.keyring import load_keyring
 from tests.cli.conftest import Cli
 from tests.engine.world import start, value
-from tests.services.hosting import Said
+from tests.system.hosting import Said
 
 FILE = """
 from evertick import dag, task

@@ -12,18 +12,17 @@ import pytest
 from psycopg import AsyncConnection, conninfo
 
 from evertick.config import Settings
+from evertick.db import roles
+from evertick.db.connect import Purpose, connect
+from evertick.db.migrate import migrations
+from evertick.db.queries.server import ServerFacts, StoredLogs, server
+from evertick.doctor import database as doctor_database
+from evertick.doctor.database import ConnectionRoute, Finding, check_clock, check_logs, check_server
+from evertick.doctor.machine import check_descriptors, check_space
 from evertick.domain.access import Role
-from evertick.domain.sealing import new_key
+from evertick.domain.encryption import new_key
 from evertick.engine import accounts
-from evertick.engine.dispatch import claim_for_dispatch
-from evertick.services import checkup
-from evertick.services.checkup import Finding, Way, judge_clock, judge_server
-from evertick.services.checkup_here import judge_descriptors, judge_space
-from evertick.services.checkup_storage import judge_logs
-from evertick.store import roles
-from evertick.store.checkup import ServerFacts, StoredLogs, server
-from evertick.store.db import Purpose, connect
-from evertick.store.migrate import migrations
+from evertick.engine.remote_attempts import claim_for_dispatch
 from tests.cli.conftest import Cli
 from tests.cli.test_connection import be_migrated_further
 from tests.databases import Cluster
@@ -212,7 +211,7 @@ async def test_a_database_that_was_not_migrated_is_found(
 async def test_an_old_snapshot_is_found(
     well: None, database: str, codes: Codes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkup, "LONGEST_SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_database, "LONGEST_SNAPSHOT_SECONDS", 0.0)
     async with await connect(database, purpose=Purpose.PLANNING) as other, other.transaction():
         await other.execute("select pg_current_xact_id()")
         assert await codes() == {"old_snapshot"}
@@ -224,7 +223,7 @@ async def test_each_setting_of_a_server_is_judged(conn: AsyncConnection) -> None
     good = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on"}
     numbers = {"max_connections": 100, "kept_connections": 3, "connections": 20, "role_limit": -1}
     fine = {**{name: getattr(told, name) for name in ServerFacts.__slots__}, **good, **numbers}
-    assert list(judge_server(ServerFacts(**fine))) == []
+    assert list(check_server(ServerFacts(**fine))) == []
     for wrong, code in (
         ({"fsync": "off"}, "fsync"),
         ({"full_page_writes": "off"}, "full_page_writes"),
@@ -236,7 +235,7 @@ async def test_each_setting_of_a_server_is_judged(conn: AsyncConnection) -> None
         ({"is_standby": True}, "standby"),
         ({"encoding": "SQL_ASCII"}, "encoding"),
     ):
-        assert [each.code for each in judge_server(ServerFacts(**{**fine, **wrong}))] == [code]
+        assert [each.code for each in check_server(ServerFacts(**{**fine, **wrong}))] == [code]
 
 
 def test_clocks_disks_and_limits_are_judged() -> None:
@@ -244,24 +243,26 @@ def test_clocks_disks_and_limits_are_judged() -> None:
         assert isinstance(found, list)
         return [(each.code, each.grade) for each in found if isinstance(each, Finding)]
 
-    assert [said(list(judge_clock(skew))) for skew in (0.0, 1.9, 30.0, -30.0)] == [
+    assert [said(list(check_clock(skew))) for skew in (0.0, 1.9, 30.0, -30.0)] == [
         [],
         [],
         *[[("clock", "warning")]] * 2,
     ]
     sizes = (10**12, 10**9, 10**7)
-    assert [said(list(judge_space(Path("x"), size))) for size in sizes] == [
+    assert [said(list(check_space(Path("x"), size))) for size in sizes] == [
         [],
         [("disk", "warning")],
         [("disk", "error")],
     ]
     settings = Settings(runner_slots=100)
     limits = (resource.RLIM_INFINITY, 10_000, 256)
-    assert [said(list(judge_descriptors(settings, limit))) for limit in limits] == [[], [], [("descriptors", "error")]]
+    assert [said(list(check_descriptors(settings, limit))) for limit in limits] == [[], [], [("descriptors", "error")]]
 
 
-def _way(host: str, *, is_encrypted: bool, sslmode: str | None = None) -> Way:
-    return Way(host=host, address="" if host.startswith("/") else host, is_encrypted=is_encrypted, sslmode=sslmode)
+def _way(host: str, *, is_encrypted: bool, sslmode: str | None = None) -> ConnectionRoute:
+    return ConnectionRoute(
+        host=host, address="" if host.startswith("/") else host, is_encrypted=is_encrypted, sslmode=sslmode
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,8 +276,8 @@ def _way(host: str, *, is_encrypted: bool, sslmode: str | None = None) -> Way:
         (_way("10.0.0.7", is_encrypted=True, sslmode="verify-full"), []),
     ],
 )
-def test_a_way_over_the_network_on_which_others_can_listen_is_warned_of(way: Way, codes: list[str]) -> None:
-    assert [each.code for each in checkup.judge_way(way)] == codes
+def test_a_way_over_the_network_on_which_others_can_listen_is_warned_of(way: ConnectionRoute, codes: list[str]) -> None:
+    assert [each.code for each in doctor_database.check_route(way)] == codes
 
 
 @pytest.mark.requirement("N33")
@@ -309,7 +310,7 @@ def test_logs_that_nobody_can_reach_or_that_wait_for_long_are_found() -> None:
     storage = {"storage": "s3://attic", "storage_key_id": "k", "storage_secret_key": "s"}
 
     def judged(settings: Settings, *, are_there: bool, waiting: float | None) -> list[str]:
-        return [each.code for each in judge_logs(settings, StoredLogs(are_there, waiting))]
+        return [each.code for each in check_logs(settings, StoredLogs(are_there, waiting))]
 
     assert judged(Settings(), are_there=True, waiting=None) == ["storage"]
     assert judged(Settings(), are_there=False, waiting=1e6) == []

@@ -18,22 +18,22 @@ from psycopg import AsyncConnection
 from typer.main import get_command
 
 from evertick.api.app import make_app
-from evertick.api.serving import serve
+from evertick.api.server import serve
 from evertick.cli import far
 from evertick.cli.connection import actor
 from evertick.cli.main import COMMANDS, HERE_ONLY
 from evertick.config import Settings, login_file
+from evertick.db.queries import logs
+from evertick.db.queries.logs import NewChunk
 from evertick.domain.access import Role
-from evertick.domain.after import Asset, after
 from evertick.domain.attempt import session_text
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.domain.params import ParamSpec, ParamType
-from evertick.domain.sealing import new_key
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.dags.params import ParamSpec, ParamType
+from evertick.domain.encryption import new_key
+from evertick.domain.schedules.dependencies import Asset, after
 from evertick.engine import accounts
 from evertick.engine.gates import set_pool
-from evertick.services.listening import address_of, bound
-from evertick.store import logs
-from evertick.store.logs import NewChunk
+from evertick.runtime.listen_socket import address_of, bound
 from tests.cli.conftest import Cli, Ran
 from tests.cli.test_waiting import asked
 from tests.engine.test_after import waiting
@@ -372,13 +372,13 @@ async def test_users_and_tokens_are_kept_and_the_audit_log_is_read_from_afar(
     assert "Set the password of bob." in (await boss.far("users", "password", "bob")).out and answers == []
     assert (await accounts.find_user(conn, "bob")).password_hash != before
     made = await boss.far("tokens", "create", "bob", "ci", "--role", "viewer", "--days", 3, "--json")
-    known = await accounts.who(conn, made.json["token"])
+    known = await accounts.authenticate(conn, made.json["token"])
     assert known is not None and known.principal.name == "bob"
     for arguments in (("tokens", "list"), ("tokens", "list", "bob"), ("tokens", "list", "--limit", 1)):
         assert (await boss.same(*arguments))["tokens"], arguments
     assert beginnings(await boss.far("tokens", "list")) == beginnings(await boss.near("tokens", "list"))
     assert f"Revoked token {made.json['id']}." in (await boss.far("tokens", "revoke", made.json["id"], "--yes")).out
-    assert await accounts.who(conn, made.json["token"]) is None
+    assert await accounts.authenticate(conn, made.json["token"]) is None
     link = await boss.far("users", "link", "bob")
     path = link.out.split()[0]
     assert path.startswith("/auth/link/") and f"{boss.address}{path}" in link.out.replace("\n", "")
@@ -612,12 +612,12 @@ async def test_signing_in_keeps_a_token_that_only_the_person_can_read(
     assert "chmod 600" in await cli.refused("--server", address, "runs", "list")
     path.chmod(0o600)
     assert (await cli("logout", address)).status == 0
-    assert await accounts.who(conn, kept) is None and json.loads(path.read_text()) == {}
+    assert await accounts.authenticate(conn, kept) is None and json.loads(path.read_text()) == {}
     assert "not signed in" in await cli.refused("logout", address)
     answers = [token, "wrong"]
     assert (await cli("login", address, "--token")).status == 0
     assert (await cli("logout", address)).status == 0
-    assert await accounts.who(conn, token) is not None
+    assert await accounts.authenticate(conn, token) is not None
     assert (await cli("login", address, "--user", "bob")).status == 1
     path.write_text("{broken")
     assert "is damaged" in await cli.refused("--server", address, "runs", "list")

@@ -10,18 +10,17 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.services.health import Health, Phase
-from evertick.services.health_port import HealthPort
-from evertick.services.pulse import Pulse, shown
+from evertick.observability.health import Health, LoopHealth, Phase, track
+from evertick.observability.health_endpoint import HealthEndpoint
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, lead
-from tests.services.hosting import Said
+from tests.system.hosting import Said
 
 
-def opened(home: Path, service: str = "runner") -> HealthPort:
+def opened(home: Path, service: str = "runner") -> HealthEndpoint:
     health = Health(service, owner="host-1")
     health.phase = Phase.RUNNING
-    port = HealthPort(service, health.routes(), settings=Settings(home=home, health_port=0), log=Said().log)
+    port = HealthEndpoint(service, health.routes(), settings=Settings(home=home, health_port=0), log=Said().log)
     port.start()
     port.leave_note()
     return port
@@ -92,7 +91,7 @@ async def test_the_processes_of_this_home_are_asked(cli: Cli, conn: AsyncConnect
     try:
         ran = await cli("health")
         assert (ran.status, "starting" in ran.out) == (1, True)
-        with shown(Pulse("runner")) as runner, shown(Pulse("heartbeat")) as heartbeat:
+        with track(LoopHealth("runner")) as runner, track(LoopHealth("heartbeat")) as heartbeat:
             runner.succeed(1.0)
             heartbeat.succeed(1.0)
             document: Any = await cli.json("health")

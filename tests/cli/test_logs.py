@@ -11,11 +11,11 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.services.link import Link
-from evertick.store import logs
-from evertick.store.db import Purpose
-from evertick.store.logs import NewChunk
-from evertick.store.tasks import StepRow
+from evertick.db.connect import Purpose
+from evertick.db.queries import logs
+from evertick.db.queries.logs import NewChunk
+from evertick.db.queries.tasks import ExchangeRow
+from evertick.runtime.connections import ReconnectingConnection
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, key_of, lead, make_dag, put, start
 from tests.moving import Mover
@@ -32,7 +32,7 @@ async def runner(conn: AsyncConnection) -> Runner:
     return await Runner.join(conn)
 
 
-async def _write(runner: Runner, claim: StepRow, *lines: str, seq: int = 0) -> None:
+async def _write(runner: Runner, claim: ExchangeRow, *lines: str, seq: int = 0) -> None:
     content = "".join(f"{MICROS} {line}\n" for line in lines)
     chunk = NewChunk(key=key_of(claim), epoch=claim.epoch, seq=seq, until=seq + 1, content=content)
     await logs.append(runner.conn, session=runner.session, chunks=[chunk])
@@ -143,7 +143,7 @@ async def test_lines_that_are_in_a_storage_are_shown_or_it_is_said_what_is_missi
     with s3_server(tmp_path / "s3") as server:
         settings = Settings(**server.settings, storage_logs=True, storage_logs_after_seconds=0)
         await conn.execute("update run set created_at = created_at - interval '1 hour'")
-        link = Link(database, Purpose.PLANNING)
+        link = ReconnectingConnection(database, Purpose.PLANNING)
         mover = Mover(conn, settings, link, await lead(conn))
         await mover.write(run_id=1)
         await mover.round()

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.notices import Event, NoticeSpec
-from evertick.store import outbox
-from evertick.store.outbox import Room
+from evertick.db.queries import notifications
+from evertick.db.queries.notifications import Room
+from evertick.domain.notifications import Event, NotificationRuleSpec
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, lead, make_dag, put, start
-from tests.services.sinks import web_sink
+from tests.notifications.sinks import web_sink
 
 SINK = "email:ops@example.com"
 
 
 async def failed_run(conn: AsyncConnection) -> int:
-    await put(conn, make_dag("etl", {"a": []}, notices=(NoticeSpec(event=Event.FAILURE, sink=SINK),)))
+    await put(conn, make_dag("etl", {"a": []}, notices=(NotificationRuleSpec(event=Event.FAILURE, sink=SINK),)))
     run_id = await start(conn, "etl")
     await (await Runner.join(conn)).drain({"a": "failed"})
     return run_id
@@ -30,8 +30,8 @@ async def test_notifications_are_listed_shown_and_tried_again(cli: Cli, conn: As
     assert f"etl failed (run {run_id})" in (await cli("notifications", "list", "--state", "waiting")).out
     assert "is still being tried" in await cli.refused("notifications", "retry", 1, status=1)
     room = Room(passed_over=(), each=1, batch=1, seconds=30)
-    (taken,) = await outbox.take(conn, shard=0, epoch=await lead(conn), room=room)
-    await outbox.record(conn, taken, state="failed", answer="SMTP 550", rest_seconds=0)
+    (taken,) = await notifications.claim_deliveries(conn, shard=0, epoch=await lead(conn), room=room)
+    await notifications.record(conn, taken, state="failed", answer="SMTP 550", rest_seconds=0)
     shown = (await cli("notifications", "show", 1)).out
     assert "SMTP 550" in shown and "fact: dag" in shown
     assert (await cli.json("notifications", "show", 1))["answer"] == "SMTP 550"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psycopg import AsyncConnection
 
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start
 

@@ -8,7 +8,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.cli.prune import _NAMES
-from evertick.engine.prune import Kind
+from evertick.engine.retention import Kind
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start, value
 

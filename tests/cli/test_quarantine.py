@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.engine.fire import fire
-from evertick.engine.reconcile import reconcile
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.maintenance import reconcile
 from tests.cli.conftest import Cli
 from tests.engine.poison import refuse
 from tests.engine.world import lead, make_dag, put, start, value
@@ -28,7 +28,7 @@ async def aside(conn: AsyncConnection) -> int:
     await put(conn, make_dag("broken", ONE, every=timedelta(hours=1)))
     await conn.execute('update schedule set spec = \'{"kind": "lunar"}\'')
     await conn.execute("update schedule_state set next_due = clock()")
-    assert len((await fire(conn, shard=0, epoch=epoch, batch=10)).quarantined) == 1
+    assert len((await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).quarantined) == 1
     return run
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.engine.drain import drain
-from evertick.store import runners
-from evertick.store.runners import NewRunner
+from evertick.db.queries import runners
+from evertick.db.queries.runners import NewRunner
+from evertick.engine.runners import drain
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.store import runners
-from evertick.store.runners import NewRunner
+from evertick.db.queries import runners
+from evertick.db.queries.runners import NewRunner
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start, value
 from tests.waiting import eventually

@@ -16,9 +16,8 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
-from evertick.engine.drain import drain
-from evertick.engine.reap import bury
-from evertick.store import dags, runners, shards
+from evertick.db.queries import dags, runners, shards
+from evertick.engine.runners import drain, mark_runner_dead
 from tests.waiting import eventually
 
 QUICK = {"EVERTICK_HEARTBEAT_SECONDS": "0.1", "EVERTICK_LOG": "json"}
@@ -93,7 +92,7 @@ async def test_a_buried_runner_goes_on_under_a_new_session(
 ) -> None:
     async with service(database, tmp_path, "runner") as process:
         old = (await event(process, "started"))["session"]
-        await bury(conn, session=int(old, 16), reason="agent_lost: test", infra_retries=3)
+        await mark_runner_dead(conn, session=int(old, 16), reason="agent_lost: test", infra_retries=3)
         assert (await event(process, "buried"))["session"] == old
         assert (await event(process, "started"))["session"] != old
         assert await ended(process, signal.SIGTERM) == 0

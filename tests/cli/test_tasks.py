@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.mapping import MappedList, Mapping
+from evertick.domain.dags.mapping import MappedList, Mapping
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, run_state, start, states
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from evertick.cli.times import length, relative, took
+from evertick.domain.durations import length, relative, took
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 

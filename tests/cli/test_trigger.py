@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.params import ParamSpec, ParamType
-from evertick.engine.cancel import cancel
-from evertick.store import runs
+from evertick.db.queries import runs
+from evertick.domain.dags.params import ParamSpec, ParamType
+from evertick.engine.runs import cancel
 from tests.cli.conftest import Cli, Ran
 from tests.engine.world import Runner, make_dag, put, value
-from tests.services.hosting import armed
+from tests.system.hosting import armed
 from tests.waiting import eventually
 
 CHAIN = {"extract": [], "load": ["extract"]}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evertick.cli.up import banner, put_examples
 from evertick.config import Settings, environment_for, read_settings
-from evertick.services.postgres_home import Home, HomeLock
+from evertick.supervisor.postgres_home import Home, HomeLock
 from tests.cli.conftest import Cli, run_program
 
 

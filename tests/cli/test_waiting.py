@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import TaskKind
-from evertick.domain.params import Param, declare_params
-from evertick.domain.waiting import WaitKind, WaitSpec
+from evertick.domain.dags.params import Param, declare_params
+from evertick.domain.dags.spec import TaskKind
+from evertick.domain.dags.waits import WaitKind, WaitSpec
 from tests.cli.conftest import Cli
 from tests.engine.world import make_dag, put, start, states
 

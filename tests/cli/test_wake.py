@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.store.db import Purpose, connect
-from evertick.store.wake import Channel
+from evertick.db.connect import Purpose, connect
+from evertick.db.notify import Channel
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from psycopg import AsyncConnection
 
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.retry import RetryPolicy
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import TaskKind
-from evertick.domain.params import Param, declare_params
-from evertick.domain.waiting import WaitKind, WaitSpec
+from evertick.domain.dags.params import Param, declare_params
+from evertick.domain.dags.spec import TaskKind
+from evertick.domain.dags.waits import WaitKind, WaitSpec
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start, value
 

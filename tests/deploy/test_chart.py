@@ -12,8 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from evertick.execution.kubernetes.manifest import OWNER_LABEL
-from evertick.execution.kubernetes.template import read_template
+from evertick.executors.kubernetes.manifest import OWNER_LABEL, read_template
 from tests.deploy.names import strange_names, why_no_command
 from tests.source_tree import ROOT
 

@@ -1,4 +1,4 @@
-"""A second, slow cron that looks at every tick of the clock: what `evertick.domain.cron` must agree with.
+"""A second, slow cron that looks at every tick of the clock: what `evertick.domain.schedules.cron` must agree with.
 
 It shares no code with it: its own reading of expressions, the zone asked at each tick, and the daylight-saving rule
 told by what the wall clock does from one tick to the next. `make sweep` (`tests/domain/cron_sweep.py`) compares the two
@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
-from evertick.domain.cron import parse_cron
+from evertick.domain.schedules.cron import parse_cron
 
 EXPRESSIONS = (
     "30 2 * * *",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from evertick.domain.agent_outcome import MOST_BYTES, parse, parse_refusal, refusal_to_bytes, to_bytes
+from evertick.domain.agent_protocol import MOST_BYTES, parse, parse_refusal, refusal_to_bytes, to_bytes
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 
 KEY = TaskKey(5, 1, -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evertick.domain.failover import Mark, Server, Verdict, judge, lsn_text, refusal
+from evertick.domain.failover import FailoverResult, Server, WalMark, judge, lsn_text, refusal
 
 BEFORE = Server(system_id=7, timeline=3)
 AFTER = Server(system_id=7, timeline=4)
@@ -36,20 +36,20 @@ def test_another_cluster_is_refused_whatever_its_timeline(seen: Server) -> None:
 @pytest.mark.parametrize(
     ("stored", "found", "is_synchronous", "verdict"),
     [
-        (100, BEFORE, False, Verdict.SAME),
-        (101, BEFORE, False, Verdict.SAME),
-        (100, AFTER, True, Verdict.SAFE),
-        (100, AFTER, False, Verdict.UNPROVEN),
-        (99, AFTER, True, Verdict.LOST),
-        (99, AFTER, False, Verdict.LOST),
-        (99, BEFORE, True, Verdict.LOST),
-        (None, AFTER, True, Verdict.LOST),
+        (100, BEFORE, False, FailoverResult.SAME),
+        (101, BEFORE, False, FailoverResult.SAME),
+        (100, AFTER, True, FailoverResult.SAFE),
+        (100, AFTER, False, FailoverResult.UNPROVEN),
+        (99, AFTER, True, FailoverResult.LOST),
+        (99, AFTER, False, FailoverResult.LOST),
+        (99, BEFORE, True, FailoverResult.LOST),
+        (None, AFTER, True, FailoverResult.LOST),
     ],
 )
 def test_a_mark_that_is_gone_is_a_loss_and_one_that_is_there_a_proof_only_if_commits_waited(
-    stored: int | None, found: Server, is_synchronous: bool, verdict: Verdict
+    stored: int | None, found: Server, is_synchronous: bool, verdict: FailoverResult
 ) -> None:
-    mark = Mark(server=BEFORE, lsn=100, is_synchronous=is_synchronous)
+    mark = WalMark(server=BEFORE, lsn=100, is_synchronous=is_synchronous)
     assert judge(mark, stored, found) is verdict
 
 

@@ -6,7 +6,7 @@ import gzip
 
 import pytest
 
-from evertick.domain.log_pack import Piece, pack, unpack
+from evertick.domain.log_archive import Piece, pack, unpack
 
 CONTENTS = ["1700000000000000 INFO one\n", "", "1700000000000001 OUT zwölf\n" * 5000]
 

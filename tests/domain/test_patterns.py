@@ -9,7 +9,7 @@ import time
 import pytest
 
 from evertick.domain.errors import InvalidRouting
-from evertick.domain.patterns import (
+from evertick.domain.routing import (
     Pattern,
     address_of,
     address_text,

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from evertick.domain.agent_protocol import LONGEST_NAME, NamedAttempt, attempt_name, parse_name
 from evertick.domain.attempt import TaskKey
-from evertick.domain.remote import LONGEST_NAME, NamedAttempt, attempt_name, parse_name
 
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 

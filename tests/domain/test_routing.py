@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evertick.domain.errors import InvalidRouting
-from evertick.domain.patterns import read_address
-from evertick.domain.routing import Routing, queues_of, read_routing, route, try_rules
+from evertick.domain.routing import Routing, queues_of, read_address, read_routing, route, try_rules
 from tests.engine.world import make_dag
 
 pytestmark = pytest.mark.requirement("K6")

@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 
-from evertick.domain.sharing import Decision, Share, decide
+from evertick.domain.shards import ShardDecision, ShardStatus, decide
 
 
-def shares(owners: list[str | None], live: list[str], *, heirs: dict[int, str] | None = None) -> list[Share]:
+def shares(owners: list[str | None], live: list[str], *, heirs: dict[int, str] | None = None) -> list[ShardStatus]:
     """A shard whose owner is None is free."""
     return [
-        Share(
+        ShardStatus(
             shard=shard,
             state="open",
             owner=owner,
@@ -38,14 +38,14 @@ def test_of_what_is_free_each_takes_its_share_and_leaves_the_rest_for_a_moment()
 
 
 def test_what_was_left_and_nobody_took_is_taken() -> None:
-    assert decide("a", shares(["a", "a", None, "b"], ["a", "b", "c"])) == Decision(leave=[2])
+    assert decide("a", shares(["a", "a", None, "b"], ["a", "b", "c"])) == ShardDecision(leave=[2])
     assert decide("a", shares(["a", "a", None, "b"], ["a", "b", "c"]), overdue={2}).take == [2]
 
 
 def test_whose_session_is_over_does_not_count_as_there() -> None:
     dead = [
-        Share(shard=0, state="open", owner="z", heir=None, is_free=True, free_in=4.0, live=["a", "z"]),
-        Share(shard=1, state="open", owner="z", heir=None, is_free=True, free_in=4.0, live=["a", "z"]),
+        ShardStatus(shard=0, state="open", owner="z", heir=None, is_free=True, free_in=4.0, live=["a", "z"]),
+        ShardStatus(shard=1, state="open", owner="z", heir=None, is_free=True, free_in=4.0, live=["a", "z"]),
     ]
     assert sorted(decide("a", dead).take) == [0, 1]
 
@@ -53,8 +53,8 @@ def test_whose_session_is_over_does_not_count_as_there() -> None:
 def test_a_shard_that_is_handed_over_is_for_its_heir_alone() -> None:
     given = shares(["a", "a", None, "b"], ["a", "b", "c"], heirs={2: "c"})
     assert decide("c", given).take == [2]
-    assert decide("a", given) == Decision()
-    assert decide("b", given) == Decision()
+    assert decide("a", given) == ShardDecision()
+    assert decide("b", given) == ShardDecision()
 
 
 def test_the_one_that_leads_most_gives_to_the_one_that_leads_least_and_keeps_the_first_shard() -> None:
@@ -65,11 +65,11 @@ def test_the_one_that_leads_most_gives_to_the_one_that_leads_least_and_keeps_the
 
 
 def test_a_difference_of_one_is_even_enough() -> None:
-    assert decide("a", shares(["a", "a", "b", "c"], ["a", "b", "c"])) == Decision()
+    assert decide("a", shares(["a", "a", "b", "c"], ["a", "b", "c"])) == ShardDecision()
 
 
 def test_nothing_is_given_to_somebody_who_is_not_there() -> None:
-    assert decide("a", shares(["a"] * 4, ["a"])) == Decision()
+    assert decide("a", shares(["a"] * 4, ["a"])) == ShardDecision()
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from psycopg import AsyncConnection
 
-from evertick.domain.schedule import next_after, parse_schedule
+from evertick.domain.schedules.spec import next_after, parse_schedule
 from evertick.domain.states import RUN_TRANSITIONS, TASK_TRANSITIONS
 
 _VIOLATIONS = """

@@ -6,9 +6,9 @@ from datetime import datetime
 
 from psycopg import AsyncConnection
 
-from evertick.store import schedules
-from evertick.store.schedules import DagSchedule
-from evertick.store.shards import read_clock
+from evertick.db.queries import schedules
+from evertick.db.queries.schedules import DagSchedule
+from evertick.db.queries.shards import read_clock
 from tests.engine.world import later, lead, make_dag, put, set_clock
 
 ONE: dict[str, list[str]] = {"a": []}

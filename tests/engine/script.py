@@ -6,19 +6,18 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from psycopg import AsyncConnection
 
+from evertick.db.queries import runners, runs
+from evertick.db.queries.runners import QueuedRow
 from evertick.domain.attempt import TaskKey
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.dispatch import NeverBegan, QueuedEnd, claim_for_dispatch, end_queued
-from evertick.engine.mark import mark
-from evertick.engine.pause import pause, unpause
-from evertick.engine.promote import promote
-from evertick.engine.reap import bury
-from evertick.store import runners, runs
-from evertick.store.dispatch import QueuedRow
-from tests.engine.far_agents import as_claim, begin
+from evertick.engine.dags import pause, unpause
+from evertick.engine.maintenance import promote
+from evertick.engine.remote_attempts import DispatchResult, NotStarted, claim_for_dispatch, end_queued
+from evertick.engine.runners import mark_runner_dead
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, mark, select_tasks
+from tests.engine.remote_agents import as_claim, begin
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start
 
 CHAIN: Mapping[str, list[str]] = {"a": [], "b": ["a"], "c": ["b"]}
@@ -31,7 +30,7 @@ async def play(conn: AsyncConnection, scene: Scene) -> None:
     """One scene, and whatever it left open is ended, so that the next finds nothing in line."""
     await scene(conn)
     for runner in await runners.live(conn):
-        await bury(conn, session=runner.session, reason="the scene is over", infra_retries=0)
+        await mark_runner_dead(conn, session=runner.session, reason="the scene is over", infra_retries=0)
     for run in await runs.list_newest(conn, limit=1000):
         if run.state in ("queued", "running"):
             await cancel(conn, run_id=run.run_id, actor="script")
@@ -80,7 +79,7 @@ async def work_is_given_back_and_lost(conn: AsyncConnection) -> None:
     (a,) = await runner.claim()
     await runner.finish(a, "given_back")
     await runner.claim()
-    await bury(conn, session=runner.session, reason="gone", infra_retries=3)
+    await mark_runner_dead(conn, session=runner.session, reason="gone", infra_retries=3)
 
 
 async def a_pause_holds_what_is_available_and_what_follows(conn: AsyncConnection) -> None:
@@ -184,12 +183,12 @@ async def what_is_handed_over_ends_in_every_way(conn: AsyncConnection) -> None:
     for state in MARKS:
         run, row = await _handed_over(conn, runner)
         await mark(conn, TaskKey(run, 0, -1), state=state, actor="script")
-        await _end_queued(conn, row, QueuedEnd.STOPPED)
+        await _end_queued(conn, row, DispatchResult.STOPPED)
     run, row = await _handed_over(conn, runner)
     await cancel(conn, run_id=run, actor="script")
-    await _end_queued(conn, row, QueuedEnd.STOPPED)
+    await _end_queued(conn, row, DispatchResult.STOPPED)
     run, row = await _handed_over(conn, runner)
-    await _end_queued(conn, row, QueuedEnd.GIVEN_BACK)
+    await _end_queued(conn, row, DispatchResult.GIVEN_BACK)
     (row,) = await claim_for_dispatch(conn, session=runner.session, queues=["default"], free=9)
     await begin(conn, session=row.session, epoch=row.epoch)
     await Runner(conn, row.session).finish(as_claim(row))
@@ -201,9 +200,9 @@ async def _handed_over(conn: AsyncConnection, runner: Runner) -> tuple[int, Queu
     return run, row
 
 
-async def _end_queued(conn: AsyncConnection, row: QueuedRow, kind: QueuedEnd) -> None:
+async def _end_queued(conn: AsyncConnection, row: QueuedRow, kind: DispatchResult) -> None:
     key = TaskKey(row.run_id, row.idx, row.map_index)
-    end = NeverBegan(key=key, epoch=row.epoch, session=row.session, kind=kind, reason="script")
+    end = NotStarted(key=key, epoch=row.epoch, session=row.session, kind=kind, reason="script")
     await end_queued(conn, [end], infra_retries=3)
 
 

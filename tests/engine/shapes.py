@@ -1,4 +1,4 @@
-"""Generated DAGs through the real engine and through `domain/shape.py`, side by side: after every end of a task both agree.
+"""Generated DAGs through the real engine and through `domain/dags/run_model.py`, side by side: after every end of a task both agree.
 
     python -m tests.engine.shapes --shapes 5000 [--seed N]
 
@@ -22,19 +22,18 @@ from pathlib import Path
 
 from psycopg import AsyncConnection
 
-from evertick.domain.branching import skipped_by
-from evertick.domain.dag import Choice, DagSpec, GroupSpec, TaskKind, to_json
-from evertick.domain.groups import check_groups
-from evertick.domain.mapping import HASTY_RULES, MapHow, MappedList, Mapping
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import runs, tasks
+from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.dags.graph import check_groups, skipped_by
+from evertick.domain.dags.mapping import HASTY_RULES, MapHow, MappedList, Mapping
+from evertick.domain.dags.run_model import READY, RunModel, TaskId
+from evertick.domain.dags.spec import BranchChoice, DagSpec, GroupSpec, TaskKind, to_json
+from evertick.domain.dags.waits import TimeoutAction, WaitKind, WaitSpec
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.shape import READY, Key, Shape
 from evertick.domain.states import TriggerRule
-from evertick.domain.waiting import Otherwise, WaitKind, WaitSpec
-from evertick.engine.clear import clear
-from evertick.engine.decide_approval import Decision, decide_approval
-from evertick.store import runs, tasks
-from evertick.store.db import Purpose, connect
-from evertick.store.tasks import StepRow
+from evertick.engine.tasks import clear
+from evertick.engine.waits import Decision, decide_approval
 from tests.databases import Cluster, own_cluster
 from tests.engine import invariants
 from tests.engine.world import Runner, make_dag, put, start, value
@@ -81,7 +80,7 @@ def _options(dice: random.Random, upstream: list[str]) -> dict[str, object]:
     }
     match dice.choices(["plain", "mapped", "choice", "setup", "teardown", "waits"], [5, 4, 2, 1, 1, 1])[0]:
         case "waits":
-            wait = WaitSpec(kind=WaitKind.APPROVAL, name="Go on?", on_reject=dice.choice(list(Otherwise)))
+            wait = WaitSpec(kind=WaitKind.APPROVAL, name="Go on?", on_reject=dice.choice(list(TimeoutAction)))
             found |= {"kind": TaskKind.WAIT, "wait": wait, "retry": RetryPolicy()}
         case "mapped":
             lists = [MappedList(argument="x", length=dice.choice([0, 1, 2, 3]))]
@@ -90,7 +89,7 @@ def _options(dice: random.Random, upstream: list[str]) -> dict[str, object]:
             how = dice.choice([MapHow.PRODUCT, MapHow.PRODUCT, MapHow.ZIP])
             found["mapping"] = Mapping(lists=tuple(lists), how=how, most=4)
         case "choice":
-            found["choice"] = dice.choice(list(Choice))
+            found["choice"] = dice.choice(list(BranchChoice))
         case "setup":
             found["is_setup"] = True
         case "teardown":
@@ -104,8 +103,8 @@ class Pair:
 
     def __init__(self, conn: AsyncConnection, runner: Runner, spec: DagSpec, run: int, dice: random.Random) -> None:
         self.conn, self.runner, self.spec, self.run, self.dice = conn, runner, spec, run, dice
-        self.model = Shape(spec)
-        self.held: list[StepRow | Key] = []
+        self.model = RunModel(spec)
+        self.held: list[ExchangeRow | TaskId] = []
         self.trace: list[object] = []
 
     async def play(self) -> None:
@@ -118,10 +117,10 @@ class Pair:
     async def _to_the_end(self) -> None:
         while self.held:
             claim = self.held.pop(self.dice.randrange(len(self.held)))
-            if isinstance(claim, Key):
+            if isinstance(claim, TaskId):
                 await self._answer(claim)
                 continue
-            key = Key(claim.idx, claim.map_index)
+            key = TaskId(claim.idx, claim.map_index)
             given = self.model.items.get(key)
             if given != json.loads(claim.inputs or "{}").get(""):
                 raise Differs(f"{key} was given {claim.inputs}, not {given}: {self.trace}")
@@ -138,7 +137,7 @@ class Pair:
             self.model.end(key, kind, returned)
             await self._compare(more)
 
-    async def _answer(self, asked: Key) -> None:
+    async def _answer(self, asked: TaskId) -> None:
         """Of a task that waits without a slot: somebody approves or rejects."""
         task = self.spec.tasks[asked.idx]
         assert task.wait is not None
@@ -147,7 +146,7 @@ class Pair:
         said = Decision(is_approved=is_approved, actor="test")
         await decide_approval(self.conn, run_id=self.run, task=task.name, decision=said)
         given = "select value from result where run_id = %s and idx = %s"
-        rejected = "failed" if task.wait.on_reject is Otherwise.FAIL else "skipped"
+        rejected = "failed" if task.wait.on_reject is TimeoutAction.FAIL else "skipped"
         result = await value(self.conn, given, self.run, asked.idx)
         self.model.end(asked, "success" if is_approved else rejected, result)
         await self._compare(await self.runner.claim(100))
@@ -157,15 +156,15 @@ class Pair:
         chosen = self.dice.sample(rows, self.dice.randint(1, len(rows)))
         wanted = {idx: sum(row.idx == idx for row in chosen) for idx in {row.idx for row in chosen}}
         whole = {idx for idx, count in wanted.items() if count == sum(row.idx == idx for row in rows)}
-        single = {Key(row.idx, row.map_index) for row in chosen if row.idx not in whole}
+        single = {TaskId(row.idx, row.map_index) for row in chosen if row.idx not in whole}
         self.trace.append(("clear", whole, single))
         await clear(self.conn, run_id=self.run, chosen=chosen, actor="test")
         self.model.clear(whole, single)
         await self._compare(await self.runner.claim(100))
 
-    async def _compare(self, more: list[StepRow]) -> None:
+    async def _compare(self, more: list[ExchangeRow]) -> None:
         rows = await tasks.list_of_run(self.conn, run_id=self.run)
-        found = {Key(row.idx, row.map_index): row.state for row in rows if row.state != "waiting"}
+        found = {TaskId(row.idx, row.map_index): row.state for row in rows if row.state != "waiting"}
         asked = [key for key, state in found.items() if state == "deferred" and key not in self.held]
         self.held += [*more, *asked]
         found = {key: READY if state in ("running", "deferred") else state for key, state in found.items()}
@@ -180,7 +179,7 @@ class Pair:
 
     def _value(self, idx: int) -> object:
         match self.spec.tasks[idx].choice:
-            case Choice.BRANCH:
+            case BranchChoice.BRANCH:
                 after = [self.spec.tasks[down].name for up, down in self.spec.edges if up == idx]
                 after = [name for name in after if not self.spec.tasks[int(name.split("t")[-1])].is_teardown]
                 return self.dice.choice([None, self.dice.sample(after, self.dice.randint(0, len(after)))])

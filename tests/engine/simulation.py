@@ -23,48 +23,39 @@ from pathlib import Path
 from psycopg import AsyncConnection
 from psycopg.errors import RaiseException
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import runners, shards, waits
+from evertick.db.queries.retention import PruneGrant
+from evertick.db.queries.runners import QueuedRow
+from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.attempt import TaskKey
-from evertick.domain.backfill import Reprocess
-from evertick.domain.dag import ChildSpec, TaskKind
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.dags.mapping import MapHow, MappedList, Mapping
+from evertick.domain.dags.spec import ChildSpec, TaskKind
+from evertick.domain.dags.waits import TimeoutAction, WaitKind, WaitSpec
 from evertick.domain.errors import NotLeader, UserError
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.domain.mapping import MapHow, MappedList, Mapping
-from evertick.domain.patterns import read_pattern
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.schedule import parse_schedule
+from evertick.domain.routing import read_pattern
+from evertick.domain.schedules.preview import Reprocess
+from evertick.domain.schedules.spec import parse_schedule
 from evertick.domain.states import TriggerRule
-from evertick.domain.waiting import Otherwise, WaitKind, WaitSpec
-from evertick.engine import backfill
-from evertick.engine.backfill import Wish
-from evertick.engine.cancel import cancel
-from evertick.engine.claim_cursor import ClaimCursor
-from evertick.engine.claim_matching import Matching, step_matching
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.decide_approval import Decision, decide_approval
-from evertick.engine.dispatch import NeverBegan, QueuedEnd, claim_for_dispatch, end_queued
-from evertick.engine.extend import extend
-from evertick.engine.fire import fire
-from evertick.engine.gates import reconcile_gates, set_pool, tend, unadmit
-from evertick.engine.mark import mark
-from evertick.engine.move_out import move_out
-from evertick.engine.pause import delete, pause, unpause
-from evertick.engine.promote import promote
-from evertick.engine.prune import Kind, Remains, prune_kind, prune_runs, sweep
-from evertick.engine.reap import bury
-from evertick.engine.reconcile import reconcile
-from evertick.engine.send_event import send_event
-from evertick.engine.set_shards import set_shards
-from evertick.engine.step import step
-from evertick.engine.wake import wake
-from evertick.store import approvals, dispatch, shards
-from evertick.store.db import Purpose, connect
-from evertick.store.dispatch import QueuedRow
-from evertick.store.prune import Mandate
-from evertick.store.tasks import StepRow
+from evertick.engine import backfills
+from evertick.engine.backfills import BackfillRequest
+from evertick.engine.dags import delete, pause, unpause
+from evertick.engine.finish_and_claim import ClaimCursor, PatternClaims, exchange_matching, finish_and_claim
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.gates import admit_gated_tasks, reconcile_gates, release_admissions, set_pool
+from evertick.engine.maintenance import promote, rebalance_shard, reconcile, set_shards
+from evertick.engine.remote_attempts import DispatchResult, NotStarted, claim_for_dispatch, end_queued
+from evertick.engine.retention import Kind, Remains, prune_kind, prune_runs, sweep
+from evertick.engine.runners import extend, mark_runner_dead
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, mark, select_tasks
+from evertick.engine.waits import Decision, decide_approval, send_event, wake
 from tests.databases import Cluster, own_cluster
 from tests.engine import invariants
-from tests.engine.far_agents import as_claim, begin
+from tests.engine.remote_agents import as_claim, begin
 from tests.engine.world import T0, Runner, key_of, make_dag, put, set_clock, start
 
 STEPS_PER_EPISODE = 500
@@ -74,7 +65,7 @@ WAITS = (
     WaitSpec(kind=WaitKind.TIME, seconds=9),
     WaitSpec(kind=WaitKind.CLOCK, until="00:01:00"),
     WaitSpec(kind=WaitKind.EVENT, name="word", timeout_seconds=60),
-    WaitSpec(kind=WaitKind.APPROVAL, name="Well?", timeout_seconds=60, on_timeout=Otherwise.SKIP),
+    WaitSpec(kind=WaitKind.APPROVAL, name="Well?", timeout_seconds=60, on_timeout=TimeoutAction.SKIP),
 )
 
 
@@ -89,8 +80,8 @@ class World:
         self.conn, self.dice, self.seed = conn, random.Random(seed), seed
         self.now = T0
         self.runners: list[Runner] = []
-        self.held: list[tuple[Runner, StepRow]] = []
-        self.past: list[tuple[Runner, StepRow]] = []
+        self.held: list[tuple[Runner, ExchangeRow]] = []
+        self.past: list[tuple[Runner, ExchangeRow]] = []
         # Of the runner that drives an executor elsewhere: what it was given, and of that what is over.
         self.queued: list[QueuedRow] = []
         self.queued_past: list[QueuedRow] = []
@@ -172,7 +163,7 @@ class World:
         """An event, or somebody's decision."""
         if self.dice.random() < 0.5:
             await send_event(self.conn, name="word", payload=None, actor="sim")
-        if asked := await approvals.list_approvals(self.conn, limit=1):
+        if asked := await waits.list_approvals(self.conn, limit=1):
             run, task, decision = (
                 asked[0].run_id,
                 asked[0].task,
@@ -222,8 +213,8 @@ class World:
         """What the leader does for gates. It never finds anything wrong, nor anybody whom it had time to let in before."""
         grace, batch = self.dice.choice([0, 5]), self.dice.choice([1, 100])
         epoch = self.epochs[0][-1]
-        await unadmit(self.conn, shard=0, epoch=epoch, grace=grace, batch=100)
-        await tend(self.conn, shard=0, epoch=epoch, batch=batch)
+        await release_admissions(self.conn, shard=0, epoch=epoch, grace=grace, batch=100)
+        await admit_gated_tasks(self.conn, shard=0, epoch=epoch, batch=batch)
         done = await reconcile_gates(self.conn, shard=0, epoch=epoch, after=0, batch=100)
         if done.drifted or (done.admitted and batch > 1):
             raise Violation(f"seed {self.seed}, step {len(self.trace)}: gates had drifted: {done}")
@@ -238,20 +229,20 @@ class World:
 
     async def fire(self) -> None:
         shard, epoch = self._leader()
-        await fire(self.conn, shard=shard, epoch=epoch, batch=self.dice.choice([1, 2, 100]))
+        await fire_schedules(self.conn, shard=shard, epoch=epoch, batch=self.dice.choice([1, 2, 100]))
 
     async def fire_as_old_leader(self) -> None:
         before = await self._snapshot()
         shard, _ = self._leader()
         old = self.dice.choice(self.epochs[shard][:-1])
         for verb in (
-            lambda: fire(self.conn, shard=shard, epoch=old, batch=100),
+            lambda: fire_schedules(self.conn, shard=shard, epoch=old, batch=100),
             lambda: promote(self.conn, shard=shard, epoch=old, batch=100),
-            lambda: backfill.move_on(self.conn, shard=shard, epoch=old, backfill_id=1),
-            lambda: move_out(self.conn, shard=shard, epoch=old, batch=100),
+            lambda: backfills.advance(self.conn, shard=shard, epoch=old, backfill_id=1),
+            lambda: rebalance_shard(self.conn, shard=shard, epoch=old, batch=100),
             lambda: prune_runs(
                 self.conn,
-                Mandate(shard=shard, epoch=old, before=self.now, actor="sim"),
+                PruneGrant(shard=shard, epoch=old, before=self.now, actor="sim"),
                 after=0,
                 pace=Pace(),
                 now=self.now,
@@ -268,7 +259,7 @@ class World:
     async def backfill(self) -> None:
         """Somebody makes one, of a schedule or of an expression, or changes one that there is."""
         dice = self.dice
-        wish = Wish(
+        wish = BackfillRequest(
             dag=dice.choice(DAGS),
             first=self.now - timedelta(seconds=dice.choice([20, 100, 1000])),
             last=None,
@@ -279,18 +270,18 @@ class World:
         )
         some = dice.randint(1, 10)
         verbs: list[Callable[[], Awaitable[object]]] = [
-            lambda: backfill.create(self.conn, wish, request=f"r{dice.randint(1, 20)}", actor="sim"),
-            lambda: backfill.pause(self.conn, backfill_id=some, actor="sim"),
-            lambda: backfill.resume(self.conn, backfill_id=some, actor="sim"),
-            lambda: backfill.cancel(self.conn, backfill_id=some, leaves_runs=dice.random() < 0.5, actor="sim"),
+            lambda: backfills.create(self.conn, wish, request=f"r{dice.randint(1, 20)}", actor="sim"),
+            lambda: backfills.pause(self.conn, backfill_id=some, actor="sim"),
+            lambda: backfills.resume(self.conn, backfill_id=some, actor="sim"),
+            lambda: backfills.cancel(self.conn, backfill_id=some, leaves_runs=dice.random() < 0.5, actor="sim"),
         ]
         await self._try(dice.choices(verbs, [5, 2, 4, 1])[0])
 
     async def move_on(self) -> None:
         shard, epoch = self._leader()
-        seen = await shards.look(self.conn, shard=shard, epoch=epoch, lost_after=90.0)
+        seen = await shards.poll_work(self.conn, shard=shard, epoch=epoch, lost_after=90.0)
         for backfill_id in seen.backfills or []:
-            await backfill.move_on(self.conn, shard=shard, epoch=epoch, backfill_id=backfill_id)
+            await backfills.advance(self.conn, shard=shard, epoch=epoch, backfill_id=backfill_id)
 
     async def take_over(self) -> None:
         await self._take_over(self._leader()[0])
@@ -302,7 +293,7 @@ class World:
     async def move_out(self) -> None:
         """A leader moves some of what is not its own. One whose shard closed leads it again when that comes back."""
         shard, epoch = self._leader()
-        done = await move_out(self.conn, shard=shard, epoch=epoch, batch=self.dice.choice([1, 3, 100]))
+        done = await rebalance_shard(self.conn, shard=shard, epoch=epoch, batch=self.dice.choice([1, 3, 100]))
         if done.is_closed:
             self.closed.add(shard)
         cursor = await self.conn.execute("select shard from shard where state <> 'closed'")
@@ -322,7 +313,7 @@ class World:
             self.now - timedelta(seconds=self.dice.choice([0, 5, 30])),
             Pace(batch=self.dice.choice([1, 100])),
         )
-        mandate = Mandate(shard=0, epoch=self.epochs[0][-1], before=before, actor="sim")
+        mandate = PruneGrant(shard=0, epoch=self.epochs[0][-1], before=before, actor="sim")
         done = await prune_runs(self.conn, mandate, after=0, pace=pace, now=self.now)
         swept = await sweep(self.conn, mandate, Remains.RUN, after=0, pace=pace)
         await prune_kind(self.conn, mandate, Kind.VERSIONS, pace=pace)
@@ -347,13 +338,13 @@ class World:
         if self.dice.random() < 0.5:
             cursor = ClaimCursor(1, aging_seconds=self.dice.choice([0.001, 1.0, 60.0]))
             session = runner.session
-            done = await step(
+            done = await finish_and_claim(
                 self.conn, session=session, reports=[], queues=["default"], free=free, infra_retries=3, cursor=cursor
             )
         else:
             pattern = read_pattern(self.dice.choice(["**", "*::a*", f"{self.dice.choice(DAGS)}::**", "nobody"]))
-            matching = Matching([pattern], ["default"], aging_seconds=self.dice.choice([0.0, 1.0]))
-            done = await step_matching(
+            matching = PatternClaims([pattern], ["default"], aging_seconds=self.dice.choice([0.0, 1.0]))
+            done = await exchange_matching(
                 self.conn, matching, session=runner.session, reports=[], free=free, infra_retries=3
             )
         self.held += [(runner, claim) for claim in done.claims]
@@ -390,18 +381,18 @@ class World:
 
     async def tidy_far(self) -> None:
         """All is over there that is over; and now and then the runner is another one, which looks after what the first did."""
-        rows = await dispatch.list_of(self.conn, owner=self.far.session)
-        gone = await dispatch.forget(self.conn, [row.session for row in rows])
+        rows = await runners.list_of(self.conn, owner=self.far.session)
+        gone = await runners.forget(self.conn, [row.session for row in rows])
         if gone != sum(row.state is None for row in rows):
             raise Violation(f"seed {self.seed}, step {len(self.trace)}: {gone} of {rows} were taken off the list")
         if self.dice.random() < 0.3:
-            await bury(self.conn, session=self.far.session, reason="agent_lost: test", infra_retries=3)
+            await mark_runner_dead(self.conn, session=self.far.session, reason="agent_lost: test", infra_retries=3)
             self.far = await Runner.join(self.conn, executor="far", slots=6)
-            await dispatch.adopt(self.conn, session=self.far.session, silent_seconds=30, most=100)
+            await runners.adopt(self.conn, session=self.far.session, silent_seconds=30, most=100)
 
     async def _end_queued(self, row: QueuedRow) -> bool:
-        kind, key = self.dice.choice(list(QueuedEnd)), TaskKey(row.run_id, row.idx, row.map_index)
-        end = NeverBegan(key=key, epoch=row.epoch, session=row.session, kind=kind, reason="test")
+        kind, key = self.dice.choice(list(DispatchResult)), TaskKey(row.run_id, row.idx, row.map_index)
+        end = NotStarted(key=key, epoch=row.epoch, session=row.session, kind=kind, reason="test")
         return bool((await end_queued(self.conn, [end], infra_retries=3)).moved_sessions)
 
     async def finish(self) -> None:
@@ -435,7 +426,7 @@ class World:
 
     async def kill_runner(self) -> None:
         runner = self.dice.choice(self.runners)
-        await bury(self.conn, session=runner.session, reason="agent_lost: test", infra_retries=3)
+        await mark_runner_dead(self.conn, session=runner.session, reason="agent_lost: test", infra_retries=3)
         self.past += [pair for pair in self.held if pair[0] is runner]
         self.held = [pair for pair in self.held if pair[0] is not runner]
         self.runners.remove(runner)
@@ -478,11 +469,11 @@ class World:
     async def _take_over(self, shard: int) -> None:
         await self.conn.execute("update shard set lease_until = null where shard = %s", [shard])
         owner = f"leader-{len(self.epochs[shard])}"
-        epoch = await shards.take(self.conn, shard=shard, owner=owner, seconds=1e6)
+        epoch = await shards.acquire_shard(self.conn, shard=shard, owner=owner, seconds=1e6)
         assert epoch is not None
         self.epochs[shard].append(epoch)
 
-    async def _stale(self, tokens: list[tuple[Runner, StepRow]], *, same_session: bool) -> None:
+    async def _stale(self, tokens: list[tuple[Runner, ExchangeRow]], *, same_session: bool) -> None:
         if not tokens:
             return
         owner, claim = self.dice.choice(tokens[-50:])

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from psycopg import AsyncConnection
 
+from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TERMINAL_TASK_STATES, TaskState
-from evertick.store.tasks import StepRow
 from tests.engine.world import Runner, lead, make_dag, names_of, put, start, value
 
 SHAPE = {"before": [], "subject": ["before"], "after": ["subject"]}
@@ -28,7 +28,7 @@ class Subject:
     version_id: int
     runner: Runner
     leader: int
-    claim: StepRow
+    claim: ExchangeRow
 
     async def state(self) -> str:
         return str(await self.column("state"))
@@ -51,7 +51,7 @@ async def place_subject(conn: AsyncConnection, state: TaskState) -> Subject:
     return Subject(conn=conn, run_id=run_id, version_id=version_id, runner=runner, leader=leader, claim=claim)
 
 
-async def reopen_before(subject: Subject) -> StepRow:
+async def reopen_before(subject: Subject) -> ExchangeRow:
     """Run the task before the subject once more, as if it had not ended: returns its claim."""
     conn, run = subject.conn, subject.run_id
     await conn.execute(
@@ -66,7 +66,7 @@ async def reopen_before(subject: Subject) -> StepRow:
     return subject.claim._replace(idx=BEFORE, epoch=1)
 
 
-async def _put_into(conn: AsyncConnection, claim: StepRow, state: TaskState) -> None:
+async def _put_into(conn: AsyncConnection, claim: ExchangeRow, state: TaskState) -> None:
     is_terminal = state in TERMINAL_TASK_STATES
     await conn.execute(
         "update task set state = %s, finished_at = case when %s then clock() end, n_success = 1,"

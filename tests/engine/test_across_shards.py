@@ -11,16 +11,14 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick import Asset, after
-from evertick.domain.dag import ChildSpec, DagSpec, NamedSchedule, TaskKind
-from evertick.domain.gates import GateSpec
-from evertick.domain.schedule import parse_schedule
-from evertick.engine.fire import fire
+from evertick.db.queries import shards
+from evertick.domain.dags.gates import GateSpec
+from evertick.domain.dags.spec import ChildSpec, DagSpec, NamedSchedule, TaskKind
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.gates import set_pool
-from evertick.engine.hear import hear
-from evertick.engine.move_out import move_out
-from evertick.engine.set_shards import set_shards
-from evertick.engine.wake import wake
-from evertick.store import shards
+from evertick.engine.maintenance import deliver_dependencies, rebalance_shard, set_shards
+from evertick.engine.waits import wake
 from tests.engine import invariants
 from tests.engine.test_gates import mutex, pool
 from tests.engine.world import T0, Runner, later, make_dag, put, run_state, set_clock, start, states, value
@@ -39,7 +37,9 @@ class Leaders:
         await invariants.install(conn)
         await set_clock(conn, T0)
         await set_shards(conn, shards=2, actor="test")
-        taken = [await shards.take(conn, shard=shard, owner=f"leader-{shard}", seconds=1e6) for shard in range(2)]
+        taken = [
+            await shards.acquire_shard(conn, shard=shard, owner=f"leader-{shard}", seconds=1e6) for shard in range(2)
+        ]
         return cls(conn, [epoch for epoch in taken if epoch is not None])
 
     async def place(self, **shard_of: int) -> None:
@@ -60,18 +60,20 @@ class Leaders:
 
     async def bring_home(self) -> None:
         """By the leaders themselves, to where their names put them."""
-        while sum([(await move_out(self.conn, shard=s, epoch=e, batch=5)).moved for s, e in enumerate(self.epochs)]):
+        while sum(
+            [(await rebalance_shard(self.conn, shard=s, epoch=e, batch=5)).moved for s, e in enumerate(self.epochs)]
+        ):
             pass
         assert await value(self.conn, "select sum(misplaced(shard, 1000)) from shard") == 0
 
     async def fire(self, shard: int) -> int:
-        settled = (await fire(self.conn, shard=shard, epoch=self.epochs[shard], batch=100)).settled
+        settled = (await fire_schedules(self.conn, shard=shard, epoch=self.epochs[shard], batch=100)).settled
         assert await invariants.violations(self.conn) == []
         return settled
 
     async def hear(self) -> int:
         """What arrives is read by one for all."""
-        return (await hear(self.conn, shard=0, epoch=self.epochs[0], batch=100)).became_due
+        return (await deliver_dependencies(self.conn, shard=0, epoch=self.epochs[0], batch=100)).became_due
 
     async def wake(self, shard: int) -> int:
         done = await wake(self.conn, shard=shard, epoch=self.epochs[shard], batch=100)

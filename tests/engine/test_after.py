@@ -10,22 +10,21 @@ from psycopg import AsyncConnection
 from psycopg.errors import LockNotAvailable
 
 from evertick import Asset, after, all_of, any_of, finished
-from evertick.domain.dag import DagSpec, NamedSchedule
-from evertick.domain.errors import EndlessLoop, InvalidSchedule, UserError
-from evertick.domain.overlap import OverlapPolicy
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import assets, schedules
+from evertick.db.queries.retention import PruneGrant
+from evertick.domain.dags.spec import DagSpec, NamedSchedule
+from evertick.domain.errors import CyclicDependency, InvalidSchedule, UserError
 from evertick.domain.retention import Pace
-from evertick.domain.schedule import ScheduleSpec, describe, parse_schedule
-from evertick.engine.change_schedule import pause_schedule, unpause_schedule
-from evertick.engine.fire import fire
-from evertick.engine.hear import hear
-from evertick.engine.pause import delete
-from evertick.engine.prune import Kind, prune_kind
-from evertick.engine.put_schedule import put_schedule
-from evertick.engine.step import step
-from evertick.engine.update_asset import update_asset
-from evertick.store import assets, schedules
-from evertick.store.db import Purpose, connect
-from evertick.store.prune import Mandate
+from evertick.domain.schedules.misfire import OverlapPolicy
+from evertick.domain.schedules.spec import ScheduleSpec, describe, parse_schedule
+from evertick.engine.dags import delete
+from evertick.engine.finish_and_claim import finish_and_claim
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.maintenance import deliver_dependencies
+from evertick.engine.retention import Kind, prune_kind
+from evertick.engine.schedules import pause_schedule, put_schedule, unpause_schedule
+from evertick.engine.waits import update_asset
 from tests.engine import invariants
 from tests.engine.world import T0, Runner, end, later, lead, make_dag, put, set_clock, start, value
 from tests.waiting import eventually
@@ -59,8 +58,8 @@ class Scene:
     async def tend(self, seconds: float) -> int:
         """How many runs the DAG that waits has then."""
         await set_clock(self.conn, later(seconds))
-        await hear(self.conn, shard=0, epoch=self.epoch, batch=100)
-        await fire(self.conn, shard=0, epoch=self.epoch, batch=100)
+        await deliver_dependencies(self.conn, shard=0, epoch=self.epoch, batch=100)
+        await fire_schedules(self.conn, shard=0, epoch=self.epoch, batch=100)
         assert await invariants.violations(self.conn) == []
         return int(
             str(await value(self.conn, "select count(*) from run r join dag d using (dag_id) where d.name = 'w'"))
@@ -127,7 +126,7 @@ async def test_only_what_somebody_waits_for_is_noted_and_whoever_ends_it_tells_s
     for dag in ("b", "a"):
         await start(conn, dag)
         (claim,) = await scene.runner.claim()
-        done = await step(
+        done = await finish_and_claim(
             conn,
             session=scene.runner.session,
             reports=[end(claim, "success")],
@@ -163,7 +162,7 @@ async def test_updates_that_count_no_more_are_those_that_were_named(conn: AsyncC
 
     async def left(**given: object) -> list[str]:
         every = {"dag_ids": None, "asset": None, "before": None, "actor": "ann", **given}
-        await assets.unhear(conn, **every)  # type: ignore[arg-type]
+        await assets.discard_asset_events(conn, **every)  # type: ignore[arg-type]
         found = "select array_agg(d.name || ':' || h.name order by d.name, h.name) from heard h"
         return await value(conn, found + " join schedule using (schedule_id) join dag d using (dag_id)") or []  # type: ignore[return-value]
 
@@ -188,13 +187,13 @@ async def test_arrivals_are_heard_of_in_batches_and_those_in_somebodys_hands_lat
         async with other.transaction():
             await other.execute("select from arrival order by arrival_id limit 1 for update")
             await conn.execute("set lock_timeout = '100ms'")
-            assert (await hear(conn, shard=0, epoch=scene.epoch, batch=2)).has_more
+            assert (await deliver_dependencies(conn, shard=0, epoch=scene.epoch, batch=2)).has_more
             assert await value(conn, left) == [0, 3]
         await conn.execute("set lock_timeout = 0")
         # Whoever changes a schedule is waited for, whether it becomes due by this or not.
         async with other.transaction():
             await other.execute("select from schedule_state for no key update")
-            hearing = asyncio.ensure_future(hear(conn, shard=0, epoch=scene.epoch, batch=1))
+            hearing = asyncio.ensure_future(deliver_dependencies(conn, shard=0, epoch=scene.epoch, batch=1))
             is_waiting = "select 1 from pg_locks where not granted and pid = %s"
             await eventually(lambda: value(other, is_waiting, conn.info.backend_pid))
         await hearing
@@ -211,7 +210,7 @@ async def test_a_dag_that_is_published_after_the_one_that_waits_is_awaited(conn:
 async def test_what_happens_more_often_before_it_fires_is_one_run(conn: AsyncConnection) -> None:
     scene = await Scene.of(conn, after("a"))
     await scene.run("a")
-    await hear(conn, shard=0, epoch=scene.epoch, batch=100)
+    await deliver_dependencies(conn, shard=0, epoch=scene.epoch, batch=100)
     await scene.run("a")
     assert await scene.tend(1) == 1
     assert await scene.causes() == [("dag", "a", 2)]
@@ -268,9 +267,9 @@ async def test_two_that_end_at_once_are_both_heard_of(database: str) -> None:
                 claims += await runner.claim(queues=(name,))
             await asyncio.gather(
                 *(runner.finish(claim) for runner, claim in zip(runners, claims, strict=True)),
-                hear(leader, shard=0, epoch=scene.epoch, batch=1),
+                deliver_dependencies(leader, shard=0, epoch=scene.epoch, batch=1),
             )
-            await hear(leader, shard=0, epoch=scene.epoch, batch=1)
+            await deliver_dependencies(leader, shard=0, epoch=scene.epoch, batch=1)
             assert await scene.tend(turn) == turn
 
 
@@ -279,7 +278,7 @@ async def test_causes_of_long_ago_are_pruned(conn: AsyncConnection) -> None:
     for seconds in (1, 2, 3):
         await scene.run("a")
         await scene.tend(seconds)
-    given = Mandate(shard=0, epoch=scene.epoch, before=later(2.5), actor="test", entry=None)
+    given = PruneGrant(shard=0, epoch=scene.epoch, before=later(2.5), actor="test", entry=None)
     assert [(await prune_kind(conn, given, Kind.CAUSES, pace=Pace(batch=n))).pruned for n in (1, 10, 10)] == [1, 1, 0]
     assert await scene.causes() == [("dag", "a", 5)]
 
@@ -351,13 +350,13 @@ async def test_dags_that_would_start_each_other_for_ever_are_refused(rollback_co
     conn = rollback_conn
     await put(conn, waiting("b", after("a")))
     await put(conn, waiting("c", after(Asset("orders")), outlets=("rates",)))
-    with pytest.raises(EndlessLoop, match="'a' would start itself again endlessly: a → b → a"):
+    with pytest.raises(CyclicDependency, match="'a' would start itself again endlessly: a → b → a"):
         await put(conn, waiting("a", after("b")))
-    with pytest.raises(EndlessLoop, match="a → b → a"):
+    with pytest.raises(CyclicDependency, match="a → b → a"):
         await put(conn, waiting("a", any_of("nightly", finished("b"))))
-    with pytest.raises(EndlessLoop, match="self → self"):
+    with pytest.raises(CyclicDependency, match="self → self"):
         await put(conn, waiting("self", after(finished("self"))))
-    with pytest.raises(EndlessLoop, match="d → c → d"):
+    with pytest.raises(CyclicDependency, match="d → c → d"):
         await put(conn, waiting("d", after(Asset("rates")), outlets=("orders",)))
     await put(conn, waiting("d", after(Asset("rates"))))
     await put(conn, waiting("a", after("b", "nightly")))
@@ -378,16 +377,16 @@ async def test_an_edit_that_closes_a_loop_is_refused_and_one_that_breaks_it_is_n
         schedule = NamedSchedule(name=name, spec=parse_schedule(condition))
         return await put_schedule(conn, dag="a", schedule=schedule, actor="ann")
 
-    with pytest.raises(EndlessLoop, match="a → b → a"):
+    with pytest.raises(CyclicDependency, match="a → b → a"):
         await edit("main", after("b"))
     assert await edit("main", after("c")) == 1
-    with pytest.raises(EndlessLoop, match="a → b → a"):
+    with pytest.raises(CyclicDependency, match="a → b → a"):
         await edit("second", after("b"))
     assert await edit("main", "@daily") == 2
     # What people set stays when the DAG is published again, and counts then too.
     await edit("main", after("c"))
-    with pytest.raises(EndlessLoop, match="c → a → b → c"):
+    with pytest.raises(CyclicDependency, match="c → a → b → c"):
         await put(conn, waiting("c", after("b")))
     await put(conn, make_dag("a", ONE))
-    with pytest.raises(EndlessLoop, match="c → a → b → c"):
+    with pytest.raises(CyclicDependency, match="c → a → b → c"):
         await put(conn, waiting("c", after("b")))

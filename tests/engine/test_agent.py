@@ -8,19 +8,23 @@ from typing import LiteralString
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.agent_token import Bearer, TokenUse
+from evertick.db.queries import runners
+from evertick.db.queries.runners import NewAgent, StartedRow
+from evertick.domain.agent_protocol import AgentIdentity, TokenUse
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import Conflict, EvertickError, LeaseLost
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.cancel import cancel
-from evertick.engine.dispatch import NeverBegan, QueuedEnd, claim_for_dispatch, end_queued
-from evertick.engine.extend import extend
-from evertick.engine.finish_attempt import finish_attempt
-from evertick.engine.reap import bury
-from evertick.engine.start_attempt import start_attempt
-from evertick.engine.step import Stepped, report
-from evertick.store import agents
-from evertick.store.agents import NewAgent, StartedRow
+from evertick.engine.finish_and_claim import Exchange, encode_report
+from evertick.engine.remote_attempts import (
+    DispatchResult,
+    NotStarted,
+    claim_for_dispatch,
+    end_queued,
+    finish_attempt,
+    start_attempt,
+)
+from evertick.engine.runners import extend, mark_runner_dead
+from evertick.engine.runs import cancel
 from tests.engine.invariants import install, violations
 from tests.engine.world import Runner, make_dag, put, run_state, start, states, value
 
@@ -42,7 +46,9 @@ async def conn(rollback_conn: AsyncConnection) -> AsyncConnection:
     return rollback_conn
 
 
-async def dispatched(conn: AsyncConnection, shape: dict[str, list[str]] | None = None, **options: object) -> Bearer:
+async def dispatched(
+    conn: AsyncConnection, shape: dict[str, list[str]] | None = None, **options: object
+) -> AgentIdentity:
     """An attempt that was handed over, as its token names it."""
     await put(conn, make_dag("d", shape or {"t": []}, **options))
     runner = await Runner.join(conn, executor="far")
@@ -50,19 +56,19 @@ async def dispatched(conn: AsyncConnection, shape: dict[str, list[str]] | None =
     return await claimed(conn, runner.session)
 
 
-async def claimed(conn: AsyncConnection, session: int) -> Bearer:
+async def claimed(conn: AsyncConnection, session: int) -> AgentIdentity:
     (row,) = await claim_for_dispatch(conn, session=session, queues=["default"], free=1)
     key = TaskKey(row.run_id, row.idx, row.map_index)
-    return Bearer(use=TokenUse.START, key=key, epoch=row.epoch, session=row.session, expires_at=0)
+    return AgentIdentity(use=TokenUse.START, key=key, epoch=row.epoch, session=row.session, expires_at=0)
 
 
-async def begin(conn: AsyncConnection, bearer: Bearer, nonce: str = NONCE) -> StartedRow:
+async def begin(conn: AsyncConnection, bearer: AgentIdentity, nonce: str = NONCE) -> StartedRow:
     return await start_attempt(conn, bearer, nonce=nonce, agent=AGENT, lost_after=300.0)
 
 
-async def end(conn: AsyncConnection, bearer: Bearer, kind: OutcomeKind = OutcomeKind.SUCCESS) -> Stepped:
+async def end(conn: AsyncConnection, bearer: AgentIdentity, kind: OutcomeKind = OutcomeKind.SUCCESS) -> Exchange:
     outcome = Outcome(key=bearer.key, epoch=bearer.epoch, kind=kind, reason="because", result_json="5")
-    text = report(outcome, policy=RetryPolicy(), attempt=1)
+    text = encode_report(outcome, policy=RetryPolicy(), attempt=1)
     return await finish_attempt(conn, session=bearer.session, report=text, infra_retries=3)
 
 
@@ -130,8 +136,12 @@ async def test_an_attempt_that_is_not_the_tasks_own_does_not_begin(conn: AsyncCo
             await begin(conn, bearer)
             await end(conn, bearer)
         case "lost":
-            gone = NeverBegan(
-                key=bearer.key, epoch=bearer.epoch, session=bearer.session, kind=QueuedEnd.LOST, reason="dispatch_lost"
+            gone = NotStarted(
+                key=bearer.key,
+                epoch=bearer.epoch,
+                session=bearer.session,
+                kind=DispatchResult.LOST,
+                reason="dispatch_lost",
             )
             await end_queued(conn, [gone], infra_retries=3)
         case "unlisted":
@@ -188,7 +198,7 @@ async def test_an_end_of_another_attempt_is_refused_and_ends_no_agent(conn: Asyn
 async def test_a_lost_agent_is_replaced_and_its_end_comes_too_late(conn: AsyncConnection) -> None:
     bearer = await dispatched(conn)
     await begin(conn, bearer)
-    assert await bury(conn, session=bearer.session, reason="agent_lost: OOMKilled", infra_retries=3) == 1
+    assert await mark_runner_dead(conn, session=bearer.session, reason="agent_lost: OOMKilled", infra_retries=3) == 1
     assert await states(conn, bearer.key.run_id) == {"t": "available"}
     reply = await extend(conn, session=bearer.session, held=[(bearer.key, bearer.epoch)])
     assert reply.is_gone
@@ -201,9 +211,9 @@ async def test_a_lost_agent_is_replaced_and_its_end_comes_too_late(conn: AsyncCo
 async def test_a_cancel_reaches_the_agent_and_is_confirmed_by_its_end(conn: AsyncConnection) -> None:
     bearer = await dispatched(conn)
     await begin(conn, bearer)
-    assert await agents.disturbed(conn, [bearer.session]) == set()
+    assert await runners.disturbed(conn, [bearer.session]) == set()
     await cancel(conn, run_id=bearer.key.run_id, actor="test")
-    assert await agents.disturbed(conn, [bearer.session, 77]) == {bearer.session, 77}
+    assert await runners.disturbed(conn, [bearer.session, 77]) == {bearer.session, 77}
     await end(conn, bearer, OutcomeKind.GIVEN_BACK)
     assert await states(conn, bearer.key.run_id) == {"t": "canceled"}
     assert not await violations(conn)

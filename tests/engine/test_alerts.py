@@ -7,17 +7,16 @@ from dataclasses import replace
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import notifications
+from evertick.db.queries.retention import PruneGrant
 from evertick.domain.errors import NotLeader
-from evertick.domain.notices import Event, NoticeSpec
+from evertick.domain.notifications import Event, NotificationRuleSpec
 from evertick.domain.retention import Pace
-from evertick.engine.cancel import cancel
-from evertick.engine.change_schedule import pause_schedule
-from evertick.engine.delete_run import delete_run
-from evertick.engine.fire import fire
-from evertick.engine.prune import Kind, prune_kind
-from evertick.engine.raise_alerts import raise_alerts
-from evertick.store import alerts, outbox
-from evertick.store.prune import Mandate
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.maintenance import raise_alerts
+from evertick.engine.retention import Kind, prune_kind
+from evertick.engine.runs import cancel, delete_run
+from evertick.engine.schedules import pause_schedule
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -36,7 +35,7 @@ async def look(
 ) -> list[tuple[str, int | None, bool]]:
     await set_clock(conn, later(seconds))
     if fires:
-        await fire(conn, shard=0, epoch=epoch, batch=10)
+        await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     found = await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=100)
     return [(each.kind, each.run_id, each.has_ended) for each in found]
 
@@ -54,7 +53,10 @@ async def test_a_run_that_does_not_start_or_finish_in_time_is_told_once(conn: As
     # The next run misses both again: the same episodes go on.
     assert await look(conn, epoch, 200, fires=True) == []
     assert await look(conn, epoch, 235) == []
-    assert {(each.kind, each.count, each.run_id) for each in await alerts.list_all(conn, alerts.Wanted())} == {
+    assert {
+        (each.kind, each.count, each.run_id)
+        for each in await notifications.list_alerts(conn, notifications.AlertFilter())
+    } == {
         ("not_started", 2, 1),
         ("not_finished", 2, 1),
     }
@@ -63,8 +65,8 @@ async def test_a_run_that_does_not_start_or_finish_in_time_is_told_once(conn: As
     await look(conn, epoch, 300, fires=True)
     await runner.drain()
     assert sorted(await look(conn, epoch, 331)) == [("not_finished", 1, True), ("not_started", 1, True)]
-    assert await alerts.list_all(conn, alerts.Wanted()) == []
-    assert len(await alerts.list_all(conn, alerts.Wanted(ended=True))) == 2
+    assert await notifications.list_alerts(conn, notifications.AlertFilter()) == []
+    assert len(await notifications.list_alerts(conn, notifications.AlertFilter(ended=True))) == 2
     # What is late after that is a new episode.
     await look(conn, epoch, 400, fires=True)
     assert await look(conn, epoch, 411) == [("not_started", 4, False)]
@@ -98,7 +100,7 @@ async def test_a_schedule_that_does_not_fire_is_told_until_it_does(conn: AsyncCo
     assert await look(conn, epoch, 159) == []
     assert await look(conn, epoch, 161) == [("not_fired", None, False)]
     assert await look(conn, epoch, 190) == []
-    assert [each.count for each in await alerts.list_all(conn, alerts.Wanted())] == [1]
+    assert [each.count for each in await notifications.list_alerts(conn, notifications.AlertFilter())] == [1]
     assert await look(conn, epoch, 195, fires=True) == [("not_fired", None, True)]
 
 
@@ -121,7 +123,7 @@ async def test_only_the_leader_raises(conn: AsyncConnection) -> None:
 async def test_alerts_that_are_long_over_are_pruned(conn: AsyncConnection) -> None:
     epoch = await world(conn)
     await look(conn, epoch, 170)
-    given = Mandate(shard=0, epoch=epoch, before=later(1000), actor="test", entry=None)
+    given = PruneGrant(shard=0, epoch=epoch, before=later(1000), actor="test", entry=None)
     await set_clock(conn, later(2000))
     assert (await prune_kind(conn, given, Kind.ALERTS, pace=Pace(batch=10))).pruned == 0
     await look(conn, epoch, 900, fires=True)
@@ -131,7 +133,7 @@ async def test_alerts_that_are_long_over_are_pruned(conn: AsyncConnection) -> No
 # Tasks ---------------------------------------------------------------------------------------------------------------------
 
 HOOK = "webhook:https://example.com/hook"
-TOLD = (NoticeSpec(event=Event.DEADLINE, sink=HOOK),)
+TOLD = (NotificationRuleSpec(event=Event.DEADLINE, sink=HOOK),)
 LATE: dict[str, object] = {"finish_within_seconds": 30.0, "notices": TOLD}
 
 
@@ -143,7 +145,7 @@ async def with_deadlines(conn: AsyncConnection, shape: dict[str, list[str]], *la
 
 async def told(conn: AsyncConnection) -> list[tuple[object, object, object]]:
     """Run, task and kind of everything in the outbox, in its order."""
-    rows = await outbox.list_all(conn)
+    rows = await notifications.list_deliveries(conn)
     return [(each.run_id, each.fact.get("task"), each.fact["alert"]) for each in reversed(rows)]
 
 
@@ -156,7 +158,9 @@ async def test_a_task_that_has_not_ended_in_time_is_told_once_per_episode(conn: 
     assert await look(conn, epoch, 131) == [("not_finished", 1, False)]
     await look(conn, epoch, 200, fires=True)
     assert await look(conn, epoch, 231) == []
-    assert [(each.task, each.count) for each in await alerts.list_all(conn, alerts.Wanted())] == [("b", 2)]
+    assert [(each.task, each.count) for each in await notifications.list_alerts(conn, notifications.AlertFilter())] == [
+        ("b", 2)
+    ]
     await runner.drain()
     await look(conn, epoch, 300, fires=True)
     await runner.drain()
@@ -176,7 +180,7 @@ async def test_a_task_that_ended_late_before_anybody_looked_was_late(conn: Async
     await set_clock(conn, later(131))
     await runner.drain()
     assert await look(conn, epoch, 132) == [("not_finished", 1, False)]
-    assert [each.task for each in await alerts.list_all(conn, alerts.Wanted())] == ["b"]
+    assert [each.task for each in await notifications.list_alerts(conn, notifications.AlertFilter())] == ["b"]
 
 
 @pytest.mark.parametrize("kind", ["success", "failed", "skipped"])
@@ -196,7 +200,9 @@ async def test_a_run_that_belongs_to_no_schedule_counts_from_its_start_and_each_
     assert await look(conn, epoch, 36) == [("not_finished", run_id, False) for run_id in runs]
     assert await look(conn, epoch, 40) == []
     assert await told(conn) == [(run_id, "a", "not_finished") for run_id in runs]
-    assert await alerts.list_all(conn, alerts.Wanted(ended=True)) == [], "no later run could end it"
+    assert await notifications.list_alerts(conn, notifications.AlertFilter(ended=True)) == [], (
+        "no later run could end it"
+    )
 
 
 async def test_a_canceled_or_deleted_run_is_nobodys_concern(conn: AsyncConnection) -> None:
@@ -214,7 +220,7 @@ async def test_a_deadline_that_is_taken_away_ends_its_episode(conn: AsyncConnect
     assert len(await look(conn, epoch, 131)) == 2
     await put(conn, make_dag("one", {"a": []}, every="@every 100s", per_task={"a": LATE}))
     assert await look(conn, epoch, 140) == [("not_finished", 1, True)]
-    assert [each.task for each in await alerts.list_all(conn, alerts.Wanted())] == ["a"]
+    assert [each.task for each in await notifications.list_alerts(conn, notifications.AlertFilter())] == ["a"]
 
 
 async def test_one_task_in_time_ends_no_episode_of_another_and_its_own_once(conn: AsyncConnection) -> None:
@@ -228,7 +234,9 @@ async def test_one_task_in_time_ends_no_episode_of_another_and_its_own_once(conn
             if claim.idx == 0:
                 await runner.finish(claim)
         assert await look(conn, epoch, seconds + 31) == changes
-    assert [(each.task, each.count) for each in await alerts.list_all(conn, alerts.Wanted())] == [("b", 3)]
+    assert [(each.task, each.count) for each in await notifications.list_alerts(conn, notifications.AlertFilter())] == [
+        ("b", 3)
+    ]
 
 
 async def test_a_run_that_ends_in_time_has_not_started_in_time_by_that(conn: AsyncConnection) -> None:
@@ -240,15 +248,15 @@ async def test_a_run_that_ends_in_time_has_not_started_in_time_by_that(conn: Asy
 
 
 async def test_of_a_late_task_only_those_hear_who_asked_about_that(conn: AsyncConnection) -> None:
-    failure = NoticeSpec(event=Event.FAILURE, sink="email:ops@example.com")
-    of_runs = NoticeSpec(event=Event.DEADLINE, sink="email:boss@example.com")
+    failure = NotificationRuleSpec(event=Event.FAILURE, sink="email:ops@example.com")
+    of_runs = NotificationRuleSpec(event=Event.DEADLINE, sink="email:boss@example.com")
     task = {"finish_within_seconds": 30.0, "notices": (*TOLD, failure)}
     await set_clock(conn, T0)
     await put(conn, make_dag("one", ONE, every="@every 100s", notices=(of_runs,), per_task={"a": task}))
     epoch = await lead(conn)
     await look(conn, epoch, 100, fires=True)
     assert await look(conn, epoch, 131) == [("not_finished", 1, False)]
-    assert [each.sink for each in await outbox.list_all(conn)] == [HOOK]
+    assert [each.sink for each in await notifications.list_deliveries(conn)] == [HOOK]
 
 
 async def test_a_schedule_that_is_removed_ends_its_episode(conn: AsyncConnection) -> None:

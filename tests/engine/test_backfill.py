@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.backfill import Reprocess
-from evertick.domain.dag import NamedSchedule
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import backfills as backfills_queries
+from evertick.db.queries import runs
+from evertick.db.queries.backfills import BackfillRow
+from evertick.db.queries.retention import PruneGrant
+from evertick.domain.dags.params import ParamSpec, ParamType
+from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import Conflict, NotFound, NotLeader, UserError
-from evertick.domain.params import ParamSpec, ParamType
-from evertick.domain.preview import fires_between
 from evertick.domain.retention import Pace
-from evertick.domain.schedule import parse_schedule
-from evertick.engine import backfill
-from evertick.engine.backfill import Wish, create, foresee, move_on
-from evertick.engine.cancel import cancel as cancel_run
-from evertick.engine.fire import fire
-from evertick.engine.pause import delete, pause, unpause
-from evertick.engine.prune import Kind, prune_kind, prune_runs
-from evertick.engine.put_schedule import put_schedule
-from evertick.store import backfills, runs
-from evertick.store.backfills import BackfillRow
-from evertick.store.db import Purpose, connect
-from evertick.store.prune import Mandate
+from evertick.domain.schedules.preview import Reprocess, fires_between
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine import backfills
+from evertick.engine.backfills import BackfillRequest, advance, create, preview
+from evertick.engine.dags import delete, pause, unpause
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.retention import Kind, prune_kind, prune_runs
+from evertick.engine.runs import cancel as cancel_run
+from evertick.engine.schedules import put_schedule
 from tests.engine import invariants
 from tests.engine.world import T0, Runner, lead, make_dag, put, run_state, set_clock, value
 from tests.waiting import eventually
@@ -41,8 +41,8 @@ def utc(text: str) -> datetime:
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
-def wish(**fields: Any) -> Wish:
-    return Wish(**{"dag": "d", "first": BEGIN, "last": T0, **fields})
+def wish(**fields: Any) -> BackfillRequest:
+    return BackfillRequest(**{"dag": "d", "first": BEGIN, "last": T0, **fields})
 
 
 class Scene:
@@ -62,8 +62,8 @@ class Scene:
         made, _ = await create(self.conn, wish(**fields), request=request, actor="test")
         return made.id
 
-    async def step(self, backfill_id: int) -> backfills.Stepped:
-        return await move_on(self.conn, shard=0, epoch=self.epoch, backfill_id=backfill_id)
+    async def step(self, backfill_id: int) -> backfills_queries.Advanced:
+        return await advance(self.conn, shard=0, epoch=self.epoch, backfill_id=backfill_id)
 
     async def finish_all(self, kind: str = "success") -> None:
         """Everything that runs ends."""
@@ -84,14 +84,14 @@ class Scene:
 
     async def row(self, backfill_id: int) -> BackfillRow:
         assert await invariants.violations(self.conn) == []
-        return await backfill.find_backfill(self.conn, backfill_id)
+        return await backfills.find_backfill(self.conn, backfill_id)
 
     async def fired(self, *instants: datetime, kind: str = "success") -> list[int]:
         """The schedule itself fires at these instants, and its runs end so."""
         for instant in instants:
             await self.conn.execute("update schedule_state set next_due = %s", [instant])
             await set_clock(self.conn, instant)
-            assert (await fire(self.conn, shard=0, epoch=self.epoch, batch=10)).runs == 1
+            assert (await fire_schedules(self.conn, shard=0, epoch=self.epoch, batch=10)).runs == 1
             await self.finish_all(kind)
         await set_clock(self.conn, T0)
         await self.conn.execute("update schedule_state set next_due = %s", [T0 + timedelta(hours=1)])
@@ -155,11 +155,11 @@ async def test_an_instant_that_had_a_run_gets_another_only_if_asked(
     (*_, last) = await scene.fired(ALL[2])
     await scene.conn.execute("update run_status set state = 'queued' where run_id = %s", [last])
     await scene.conn.execute("update run_status set state = 'canceled' where run_id = %s", [last])
-    outlook = await foresee(scene.conn, wish(reprocess=reprocess))
+    outlook = await preview(scene.conn, wish(reprocess=reprocess))
     assert outlook.existing == {"success": 1, "failed": 1, "canceled": 1}
     made = await scene.make(reprocess=reprocess, parallel=100)
     assert sorted(await scene.complete(made)) == [*again, *ALL[3:]]
-    row = await backfill.find_backfill(scene.conn, made)
+    row = await backfills.find_backfill(scene.conn, made)
     assert (row.made, row.left_alone) == (outlook.new_runs(reprocess), 3 - len(again))
 
 
@@ -190,7 +190,7 @@ async def test_what_the_schedule_has_still_to_fire_is_left_to_it(scene: Scene) -
     await scene.finish_all()
     assert await scene.instants(made) == ALL[:9]
     assert (await scene.step(made)).is_over is False
-    assert (await fire(scene.conn, shard=0, epoch=scene.epoch, batch=10)).runs == 1
+    assert (await fire_schedules(scene.conn, shard=0, epoch=scene.epoch, batch=10)).runs == 1
     # Fired at the last; the one before was skipped on record, and so is missing.
     await scene.finish_all()
     assert await scene.complete(made) == ALL[:10]
@@ -207,10 +207,10 @@ async def test_an_instant_whose_jitter_is_still_running_is_left_to_the_schedule(
     await scene.step(made)
     assert await scene.instants(made) == ALL[:-1]
     await set_clock(conn, T0 + timedelta(seconds=delay))
-    assert (await fire(conn, shard=0, epoch=scene.epoch, batch=10)).runs == 1
+    assert (await fire_schedules(conn, shard=0, epoch=scene.epoch, batch=10)).runs == 1
     await scene.finish_all()
     assert await scene.complete(made) == ALL[:-1]
-    assert (await backfill.find_backfill(conn, made)).left_alone == 1
+    assert (await backfills.find_backfill(conn, made)).left_alone == 1
 
 
 @pytest.mark.parametrize("held", ["paused = true", "error = 'cannot be planned'"])
@@ -227,7 +227,7 @@ async def test_max_active_runs_holds_and_the_schedule_goes_first(conn: AsyncConn
     assert (await scene.step(made)).made == 1
     assert (await scene.step(made)).made == 0
     await set_clock(conn, T0 + timedelta(hours=1))
-    assert (await fire(conn, shard=0, epoch=scene.epoch, batch=10)).runs == 1
+    assert (await fire_schedules(conn, shard=0, epoch=scene.epoch, batch=10)).runs == 1
     assert (await scene.step(made)).made == 0
     await scene.finish_all()
     # The place that became free is the schedule's, in the same transaction.
@@ -276,30 +276,30 @@ async def test_a_paused_dag_gets_no_runs_and_a_deleted_one_ends_it(scene: Scene)
 async def test_it_is_paused_resumed_and_canceled(scene: Scene) -> None:
     made = await scene.make(parallel=2)
     await scene.step(made)
-    assert (await backfill.pause(scene.conn, backfill_id=made, actor="me")).state == "paused"
+    assert (await backfills.pause(scene.conn, backfill_id=made, actor="me")).state == "paused"
     await scene.finish_all()
     done = await scene.step(made)
     assert (done.made, done.ended) == (0, 2)
     with pytest.raises(Conflict, match="is paused"):
-        await backfill.pause(scene.conn, backfill_id=made, actor="me")
-    assert (await backfill.resume(scene.conn, backfill_id=made, actor="me")).state == "running"
+        await backfills.pause(scene.conn, backfill_id=made, actor="me")
+    assert (await backfills.resume(scene.conn, backfill_id=made, actor="me")).state == "running"
     with pytest.raises(Conflict, match="is running"):
-        await backfill.resume(scene.conn, backfill_id=made, actor="me")
+        await backfills.resume(scene.conn, backfill_id=made, actor="me")
     assert (await scene.step(made)).made == 2
     (claim,) = await scene.runner.claim(1)
-    canceled = await backfill.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
+    canceled = await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
     assert (canceled.runs, canceled.asked) == (2, 1)
     await scene.runner.finish(claim, "failed")
     assert (await scene.step(made)).is_over
     row = await scene.row(made)
     assert (row.state, row.succeeded, row.canceled, row.made) == ("canceled", 2, 2, 4)
-    for verb in (backfill.pause, backfill.resume):
+    for verb in (backfills.pause, backfills.resume):
         with pytest.raises(Conflict, match="is canceled"):
             await verb(scene.conn, backfill_id=made, actor="me")
     with pytest.raises(Conflict, match="is over"):
-        await backfill.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
+        await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
     with pytest.raises(NotFound, match="no backfill 99"):
-        await backfill.cancel(scene.conn, backfill_id=99, leaves_runs=False, actor="me")
+        await backfills.cancel(scene.conn, backfill_id=99, leaves_runs=False, actor="me")
     verbs = await value(scene.conn, "select array_agg(verb order by entry_id) from journal where dag_id is not null")
     assert [verb for verb in verbs if verb in ("backfill", "pause", "resume", "cancel")] == [  # type: ignore[attr-defined]
         "backfill",
@@ -312,7 +312,7 @@ async def test_it_is_paused_resumed_and_canceled(scene: Scene) -> None:
 async def test_a_canceled_one_may_leave_its_runs(scene: Scene) -> None:
     made = await scene.make(parallel=2)
     await scene.step(made)
-    canceled = await backfill.cancel(scene.conn, backfill_id=made, leaves_runs=True, actor="me")
+    canceled = await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=True, actor="me")
     assert (canceled.runs, canceled.asked) == (0, 0)
     assert (await scene.step(made)).is_over is False
     await scene.finish_all()
@@ -325,15 +325,15 @@ async def test_one_whose_last_runs_end_later_stays_as_it_was_left(scene: Scene, 
     made = await scene.make(parallel=100)
     await scene.step(made)
     if verb == "pause":
-        await backfill.pause(scene.conn, backfill_id=made, actor="me")
+        await backfills.pause(scene.conn, backfill_id=made, actor="me")
     else:
-        await backfill.cancel(scene.conn, backfill_id=made, leaves_runs=True, actor="me")
+        await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=True, actor="me")
     await scene.finish_all()
     await scene.step(made)
     row = await scene.row(made)
     assert (row.state, row.succeeded) == ("paused" if verb == "pause" else "canceled", 11)
     if verb == "pause":
-        await backfill.resume(scene.conn, backfill_id=made, actor="me")
+        await backfills.resume(scene.conn, backfill_id=made, actor="me")
         assert (await scene.step(made)).is_over
         assert (await scene.row(made)).state == "done"
 
@@ -378,19 +378,19 @@ async def test_what_is_done_to_one_is_done_to_no_other(scene: Scene, verb: str) 
     made = await scene.make("this", parallel=2)
     for each in (*others, made):
         await scene.step(each)
-    (first, second), before = others, [await backfill.find_backfill(scene.conn, each) for each in others]
+    (first, second), before = others, [await backfills.find_backfill(scene.conn, each) for each in others]
     assert await scene.instants(first) == ALL[:2] and await scene.instants(second) == ALL[2:4]
     match verb:
         case "pause":
-            await backfill.pause(scene.conn, backfill_id=made, actor="me")
+            await backfills.pause(scene.conn, backfill_id=made, actor="me")
             assert [await scene.row(each) for each in others] == before
-            await backfill.resume(scene.conn, backfill_id=made, actor="me")
+            await backfills.resume(scene.conn, backfill_id=made, actor="me")
         case "cancel":
-            await backfill.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
+            await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
         case "fail":
             leader = (0, scene.epoch)
-            assert await backfills.fail(scene.conn, leader=leader, backfill_id=made, reason="x")
-            assert not await backfills.fail(scene.conn, leader=leader, backfill_id=made, reason="y")
+            assert await backfills_queries.fail(scene.conn, leader=leader, backfill_id=made, reason="x")
+            assert not await backfills_queries.fail(scene.conn, leader=leader, backfill_id=made, reason="y")
         case "delete":
             await delete(scene.conn, dag="d", actor="me")
             await scene.step(made)
@@ -420,13 +420,13 @@ async def test_an_old_leader_and_an_old_position_make_nothing(scene: Scene) -> N
     old = scene.epoch
     await scene.step(made)
     await scene.finish_all()
-    stale = await backfills.step(
+    stale = await backfills_queries.advance_backfill(
         scene.conn, leader=(0, old), backfill_id=made, position=None, instants=ALL[:2], is_all=False
     )
     assert (stale.made, stale.moved) == (0, False)
     scene.epoch = await lead(scene.conn)
     with pytest.raises(NotLeader):
-        await move_on(scene.conn, shard=0, epoch=old, backfill_id=made)
+        await advance(scene.conn, shard=0, epoch=old, backfill_id=made)
     assert await scene.complete(made) == ALL
 
 
@@ -436,7 +436,7 @@ async def test_two_that_step_at_once_make_each_run_once(scene: Scene, database: 
     await set_clock(scene.conn, T0)
     async with await connect(database, purpose=Purpose.PLANNING) as other:
         await set_clock(other, T0)
-        steps = [move_on(each, shard=0, epoch=scene.epoch, backfill_id=made) for each in (scene.conn, other)]
+        steps = [advance(each, shard=0, epoch=scene.epoch, backfill_id=made) for each in (scene.conn, other)]
         done = await asyncio.gather(*steps)
     assert sorted(each.made for each in done) == [0, 11]
     assert await scene.instants(made) == ALL
@@ -449,19 +449,19 @@ async def test_a_pause_or_cancel_that_comes_first_lets_a_planned_step_make_nothi
     await scene.make("another", parallel=3)
     made = await scene.make(parallel=3)
 
-    async def planned() -> backfills.Stepped:
+    async def planned() -> backfills_queries.Advanced:
         """A step whose instants were chosen before anybody interfered."""
         leader = (0, scene.epoch)
-        return await backfills.step(
+        return await backfills_queries.advance_backfill(
             scene.conn, leader=leader, backfill_id=made, position=None, instants=ALL, is_all=True
         )
 
     async with await connect(database, purpose=Purpose.PLANNING) as person:
         async with person.transaction():
             if verb == "pause":
-                await backfill.pause(person, backfill_id=made, actor="me")
+                await backfills.pause(person, backfill_id=made, actor="me")
             else:
-                await backfill.cancel(person, backfill_id=made, leaves_runs=False, actor="me")
+                await backfills.cancel(person, backfill_id=made, leaves_runs=False, actor="me")
             during = await planned()
         after = await planned()
     assert (during.made, during.is_over) == (0, False), "it is passed by, and nobody waits"
@@ -491,7 +491,7 @@ async def test_a_cancel_locks_all_its_runs_before_it_ends_the_first(scene: Scene
             await holder.execute(
                 "select from run_status where run_id = (select max(run_id) from run) for no key update"
             )
-            doing = asyncio.ensure_future(backfill.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me"))
+            doing = asyncio.ensure_future(backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me"))
             is_waiting = "select 1 from pg_locks where not granted and pid = %s"
             await eventually(lambda: value(holder, is_waiting, scene.conn.info.backend_pid))
             await holder.execute("select from task for update nowait")
@@ -527,7 +527,7 @@ async def test_runs_that_were_pruned_keep_it_from_nothing(scene: Scene) -> None:
     made = await scene.make(parallel=3)
     await scene.step(made)
     await scene.finish_all()
-    mandate = Mandate(shard=0, epoch=scene.epoch, before=T0 + timedelta(days=1), actor="test")
+    mandate = PruneGrant(shard=0, epoch=scene.epoch, before=T0 + timedelta(days=1), actor="test")
     walked = await prune_runs(scene.conn, mandate, after=0, pace=Pace(), now=T0 + timedelta(days=2))
     assert walked.pruned == 3
     assert await value(scene.conn, "select count(*) from backfill_run") == 0
@@ -542,14 +542,14 @@ async def test_one_that_is_over_is_pruned_and_no_other(scene: Scene) -> None:
     ]
     await scene.complete(over)
     await scene.step(left)
-    await backfill.cancel(conn, backfill_id=left, leaves_runs=True, actor="ann")
+    await backfills.cancel(conn, backfill_id=left, leaves_runs=True, actor="ann")
     await set_clock(conn, T0 + timedelta(days=2))
-    await backfill.cancel(conn, backfill_id=late, leaves_runs=False, actor="ann")
+    await backfills.cancel(conn, backfill_id=late, leaves_runs=False, actor="ann")
     elsewhere = await scene.make("elsewhere")
     await conn.execute(
         "update backfill set state = 'done', finished_at = created_at, shard = 1 where backfill_id = %s", [elsewhere]
     )
-    mandate = Mandate(shard=0, epoch=scene.epoch, before=T0 + timedelta(days=1), actor="test")
+    mandate = PruneGrant(shard=0, epoch=scene.epoch, before=T0 + timedelta(days=1), actor="test")
     await conn.execute("update backfill set finished_at = %s where backfill_id = %s", [T0, elsewhere])
     with pytest.raises(NotLeader):
         await prune_kind(conn, replace(mandate, epoch=scene.epoch - 1), Kind.BACKFILLS, pace=Pace())
@@ -580,7 +580,7 @@ async def test_twenty_years_of_seconds_cost_a_step_no_more_than_a_few(
     spec = parse_schedule("* * * * * *")
     made = await scene.make(spec=spec, first=T0 - timedelta(days=7300), newest_first=newest_first, parallel=2)
     assert (await scene.row(made)).total == 7300 * 86_400 + 1
-    assert (await foresee(conn, wish(spec=spec, first=T0 - timedelta(days=7300)))).existing is None
+    assert (await preview(conn, wish(spec=spec, first=T0 - timedelta(days=7300)))).existing is None
     assert (await scene.step(made)).made == 2
     assert await value(conn, "select count(*) from backfill_run") == 2
 
@@ -620,7 +620,7 @@ async def test_a_range_may_end_at_a_clock_change(scene: Scene, first: str, last:
 )
 async def test_a_wish_that_cannot_be_is_refused_clearly(scene: Scene, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as refusal:
-        await foresee(scene.conn, wish(**fields))
+        await preview(scene.conn, wish(**fields))
     assert words in str(refusal.value)
     assert await value(scene.conn, "select count(*) from backfill") == 0
 
@@ -629,13 +629,13 @@ async def test_one_of_several_schedules_is_named_and_none_needs_an_expression(co
     several = tuple(NamedSchedule(name=name, spec=parse_schedule(HOURLY)) for name in ("early", "late"))
     scene = await Scene.begin(conn, every=None, schedules=several)
     with pytest.raises(UserError, match=r"choose one with --schedule. It has: early, late"):
-        await foresee(conn, wish())
-    outlook = await foresee(conn, wish(schedule="late"))
+        await preview(conn, wish())
+    outlook = await preview(conn, wish(schedule="late"))
     assert (outlook.schedule, outlook.total, outlook.sample) == ("late", 11, tuple(ALL[:5]))
-    assert (await foresee(conn, wish(schedule="late", newest_first=True))).sample == tuple(ALL[:-6:-1])
+    assert (await preview(conn, wish(schedule="late", newest_first=True))).sample == tuple(ALL[:-6:-1])
     await put(conn, make_dag("idle", {"a": []}))
     with pytest.raises(UserError, match="with --cron or --every"):
-        await foresee(conn, wish(dag="idle"))
+        await preview(conn, wish(dag="idle"))
     made = await scene.make(dag="idle", spec=parse_schedule("@every 2h"), parallel=100)
     assert await scene.complete(made) == ALL[::2]
 
@@ -649,4 +649,4 @@ async def test_an_ended_run_of_it_is_as_it_was_made(scene: Scene) -> None:
     assert (row.kind, row.fire_at, row.key) == ("backfill", BEGIN, f"backfill:{made}:{BEGIN:%Y-%m-%d %H:%M:%S}")
     await scene.finish_all("failed")
     assert await run_state(scene.conn, run_id) == "failed"
-    assert [each.run_id for each in await backfills.failed_runs(scene.conn, backfill_id=made)] == [run_id]
+    assert [each.run_id for each in await backfills_queries.failed_runs(scene.conn, backfill_id=made)] == [run_id]

@@ -8,11 +8,10 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
-from evertick.domain.branching import judge
-from evertick.domain.dag import Choice, DagSpec
+from evertick.domain.dags.graph import judge
+from evertick.domain.dags.spec import BranchChoice, DagSpec
 from evertick.domain.states import TriggerRule
-from evertick.engine.clear import clear, select_cleared
-from evertick.engine.mark import mark
+from evertick.engine.tasks import clear, mark, select_cleared
 from tests.engine import invariants
 from tests.engine.world import Runner, key_of, make_dag, put, run_state, start, states
 
@@ -20,7 +19,7 @@ JOIN = {"trigger_rule": TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS}
 TEARDOWN = {"is_teardown": True, "trigger_rule": TriggerRule.ALL_DONE_SETUP_SUCCESS}
 
 
-def branching(choice: Choice = Choice.BRANCH, **options: dict[str, object]) -> DagSpec:
+def branching(choice: BranchChoice = BranchChoice.BRANCH, **options: dict[str, object]) -> DagSpec:
     """choose >> [a, b, c]; a >> [c, join]; b >> join"""
     shape = {"choose": [], "a": ["choose"], "b": ["choose"], "c": ["choose", "a"], "join": ["a", "b"]}
     return make_dag("branching", shape, per_task={"choose": {"choice": choice}, "join": JOIN, **options})
@@ -71,14 +70,14 @@ async def test_the_ways_join_where_the_rule_allows_it_and_the_run_succeeds(conn:
 @pytest.mark.parametrize(
     ("choice", "result_json", "expected"),
     [
-        (Choice.SHORT_CIRCUIT, "true", "waiting"),
-        (Choice.SHORT_CIRCUIT, "0", "skipped"),
-        (Choice.SHORT_CIRCUIT, None, "skipped"),
-        (Choice.SHORT_CIRCUIT_DIRECT, "false", "available"),
+        (BranchChoice.SHORT_CIRCUIT, "true", "waiting"),
+        (BranchChoice.SHORT_CIRCUIT, "0", "skipped"),
+        (BranchChoice.SHORT_CIRCUIT, None, "skipped"),
+        (BranchChoice.SHORT_CIRCUIT_DIRECT, "false", "available"),
     ],
 )
 async def test_a_short_circuit_skips_everything_or_leaves_it_to_the_rules(
-    conn: AsyncConnection, choice: Choice, result_json: str | None, expected: str
+    conn: AsyncConnection, choice: BranchChoice, result_json: str | None, expected: str
 ) -> None:
     run, _ = await chosen(conn, branching(choice, join={"trigger_rule": TriggerRule.ALL_DONE}), result_json)
     assert (await states(conn, run))["join"] == expected

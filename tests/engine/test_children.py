@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import dags, runs
+from evertick.db.queries import waits as waits_queries
+from evertick.db.queries.waits import Woken
 from evertick.domain.attempt import TaskKey
-from evertick.domain.dag import ChildSpec, DagSpec, TaskKind
-from evertick.domain.params import JsonValue, Param, declare_params
-from evertick.domain.why import tell
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.mark import mark
-from evertick.engine.reconcile import reconcile
-from evertick.engine.wake import MOST_ABOVE, Woken, wake
-from evertick.engine.why import explain
-from evertick.store import dags, deferrals, runs
+from evertick.domain.dags.params import JsonValue, Param, declare_params
+from evertick.domain.dags.spec import ChildSpec, DagSpec, TaskKind
+from evertick.domain.explain import describe
+from evertick.engine.maintenance import reconcile
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, explain, mark, select_tasks
+from evertick.engine.waits import MOST_ABOVE, wake
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -66,7 +66,7 @@ async def test_a_task_ends_as_the_run_does_that_it_started(
     assert await runner.claim() == [], "no runner sees it"
     await woken(conn, epoch)
     child = await child_of(conn, run)
-    assert "it waits for run 2 of child, which is running" in tell(
+    assert "it waits for run 2 of child, which is running" in describe(
         (await explain(conn, run_id=run, task="call")).reasons[0]
     )
     assert (await woken(conn, epoch)).looked_at == 0, "it is looked at when something happens"
@@ -92,11 +92,11 @@ async def test_without_waiting_it_is_done_when_the_run_is_there(conn: AsyncConne
 
 async def test_there_is_one_run_however_often_it_is_started(conn: AsyncConnection) -> None:
     run, runner, epoch = await world(conn, parent())
-    (due,) = await deferrals.children_due(conn, shard=0, batch=10)
+    (due,) = await waits_queries.children_due(conn, shard=0, batch=10)
     row = await value(conn, "select dag_id from dag where name = 'child'")
     assert isinstance(row, int)
     for _ in range(2):
-        made = await deferrals.start_child(conn, due, shard=0, epoch=epoch, dag_id=row, params={}, reason=None)
+        made = await waits_queries.start_child(conn, due, shard=0, epoch=epoch, dag_id=row, params={}, reason=None)
         assert made == await child_of(conn, run)
     assert await value(conn, "select count(*) from run") == 2
     assert [claim.run_id for claim in await runner.claim()] == [made]

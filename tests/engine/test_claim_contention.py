@@ -8,11 +8,9 @@ from contextlib import AsyncExitStack
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.patterns import read_pattern
-from evertick.engine.claim_cursor import ClaimCursor
-from evertick.engine.claim_matching import Matching, step_matching
-from evertick.engine.step import step
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
+from evertick.domain.routing import read_pattern
+from evertick.engine.finish_and_claim import ClaimCursor, PatternClaims, exchange_matching, finish_and_claim
 from tests.engine.world import Runner, make_dag, put, start, value
 
 TASKS, BATCH = 300, 5
@@ -23,14 +21,14 @@ async def claim_until_empty(runner: Runner, kind: str) -> list[int]:
     """The sizes of the replies until one came back empty."""
     sizes, is_over = list[int](), False
     asked = {"session": runner.session, "reports": [], "free": BATCH, "infra_retries": 0}
-    matching = Matching([read_pattern("busy::*")], ["default"])
+    matching = PatternClaims([read_pattern("busy::*")], ["default"])
     while not is_over:
         if kind == BY_NAME:
-            done = await step_matching(runner.conn, matching, **asked)  # type: ignore[arg-type]
+            done = await exchange_matching(runner.conn, matching, **asked)  # type: ignore[arg-type]
         else:
             # A cursor of its own each time, so that every claim asks who waited too long.
             cursor = ClaimCursor(1, aging_seconds=0.001) if kind == FAIR else None
-            done = await step(runner.conn, queues=["default"], cursor=cursor, **asked)  # type: ignore[arg-type]
+            done = await finish_and_claim(runner.conn, queues=["default"], cursor=cursor, **asked)  # type: ignore[arg-type]
         sizes.append(len(done.claims))
         is_over = not done.claims and not done.is_walking
     return sizes

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from psycopg import AsyncConnection
 
-from evertick.domain.fairness import RANKS
-from evertick.engine.claim_cursor import EMPTY_LOOK_SECONDS, FULL_LOOK_SECONDS, LAG_SECONDS, ClaimCursor
-from evertick.store import tasks
-from evertick.store.db import Purpose, connect
-from evertick.store.tasks import Look, StepRow
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import tasks
+from evertick.db.queries.tasks import ClaimPosition, ExchangeRow
+from evertick.engine.finish_and_claim import EMPTY_LOOK_SECONDS, FULL_LOOK_SECONDS, LAG_SECONDS, RANKS, ClaimCursor
 from tests.engine.world import Runner, make_dag, put, start
 
 MANY = 1500
 
 
-def claimed(place: int, seq: int) -> StepRow:
-    return StepRow("claim", 1, 0, -1, 1, 1, 1, None, "{}", None, place, seq)
+def claimed(place: int, seq: int) -> ExchangeRow:
+    return ExchangeRow("claim", 1, 0, -1, 1, 1, 1, None, "{}", None, place, seq)
 
 
 def test_the_first_look_is_at_everything_and_the_next_begins_at_the_cursor() -> None:
@@ -82,15 +81,15 @@ async def test_each_queue_and_rank_has_its_own_place(conn: AsyncConnection) -> N
 
 async def _claim(
     conn: AsyncConnection, runner: Runner, low: list[int] | None, queues: list[str] | None = None
-) -> list[StepRow]:
-    rows = await tasks.step(
+) -> list[ExchangeRow]:
+    rows = await tasks.finish_and_claim(
         conn,
         session=runner.session,
         reports_json=None,
         infra_retries=3,
         queues=queues or ["default"],
         free=10,
-        look=Look(low),
+        look=ClaimPosition(low),
     )
     return [row for row in rows if row.kind == "claim"]
 

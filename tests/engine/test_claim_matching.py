@@ -7,17 +7,16 @@ import random
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import gates, runners, shards, tasks
+from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.attempt import TaskKey
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.domain.patterns import matches, read_pattern
-from evertick.domain.why import tell
-from evertick.engine import claim_matching
-from evertick.engine.claim_matching import FULL_LOOK_SECONDS, LAG_SECONDS, Matching, step_matching
-from evertick.engine.drain import drain
-from evertick.engine.gates import tend, unadmit
-from evertick.engine.step import Stepped
-from evertick.store import gates, runners, shards, tasks
-from evertick.store.tasks import StepRow
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.explain import describe
+from evertick.domain.routing import matches, read_pattern
+from evertick.engine import finish_and_claim
+from evertick.engine.finish_and_claim import FULL_SCAN_SECONDS, LAG_SECONDS, Exchange, PatternClaims, exchange_matching
+from evertick.engine.gates import admit_gated_tasks, release_admissions
+from evertick.engine.runners import drain
 from tests.engine.world import Runner, end, later, lead, make_dag, names_of, put, set_clock, start, states, value
 
 pytestmark = pytest.mark.requirement("K7")
@@ -30,12 +29,12 @@ class Special:
         self, runner: Runner, *patterns: str, queues: tuple[str, ...] = ("default",), aging: float = 0
     ) -> None:
         self.runner = runner
-        self.matching = Matching([read_pattern(text) for text in patterns], queues, aging_seconds=aging)
+        self.matching = PatternClaims([read_pattern(text) for text in patterns], queues, aging_seconds=aging)
 
-    async def step(self, free: int = 100, ends: tuple[StepRow, ...] = ()) -> Stepped:
+    async def step(self, free: int = 100, ends: tuple[ExchangeRow, ...] = ()) -> Exchange:
         reports = [end(claim, "success") for claim in ends]
         session = self.runner.session
-        return await step_matching(
+        return await exchange_matching(
             self.runner.conn, self.matching, session=session, reports=reports, free=free, infra_retries=3
         )
 
@@ -111,7 +110,7 @@ async def test_those_that_waited_too_long_go_first_here_too(conn: AsyncConnectio
 async def test_it_finds_its_own_behind_a_long_line_of_others_and_does_not_look_at_those_again(
     conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim_matching, "WINDOW", 5)
+    monkeypatch.setattr(finish_and_claim, "WINDOW", 5)
     await put_two(conn)
     await set_clock(conn, later(0))
     for _ in range(23):
@@ -129,7 +128,7 @@ async def test_it_finds_its_own_behind_a_long_line_of_others_and_does_not_look_a
     seen = await value(conn, "select count(*) from ready where queue = 'default' and seq >= %s", begin[4])
     assert seen == 0, "the others are behind it"
     # What appeared there late, or was let go of, is found by the next look at everything.
-    assert special.matching.begin(FULL_LOOK_SECONDS * 1e6)[4] == 0
+    assert special.matching.begin(FULL_SCAN_SECONDS * 1e6)[4] == 0
 
 
 async def test_what_is_young_is_looked_at_again_because_one_before_it_may_not_be_committed_yet(
@@ -228,23 +227,23 @@ async def test_a_task_that_all_runners_pass_by_is_explained_and_gives_back_what_
     assert (reason.kind, reason.detail["runners"]) == ("no_runner", 0)
     assert (
         "no live runner of queue default takes this task: the runners that serve it match only ml::**, other"
-        in tell(reason)
+        in describe(reason)
     )
     found = {(each.kind, each.name): each.waiting for each in await gates.blocked(conn, limit=10)}
     assert found == {("gate", "mutex k"): 1, ("no_runner", "default"): 1}
     await set_clock(conn, later(61))
-    assert await unadmit(conn, shard=0, epoch=leader, grace=60, batch=10) == 1
+    assert await release_admissions(conn, shard=0, epoch=leader, grace=60, batch=10) == 1
     assert ((await states(conn, held))["g.load"], (await states(conn, waiting))["train"]) == ("pending", "available")
     (reason,) = await gates.why(conn, TaskKey(held, 0, -1))
     assert (reason.kind, reason.detail["others"]) == ("no_runner", ["ml::**", "other"])
     (reason,) = await gates.why(conn, TaskKey(waiting, 0, -1))
     assert (reason.kind, reason.detail["runners"]) == ("in_line", 1)
-    assert (await tend(conn, shard=0, epoch=leader, batch=10)).admitted == 0
-    assert not (await shards.look(conn, shard=0, epoch=leader, lost_after=90)).has_gates
-    assert await unadmit(conn, shard=0, epoch=leader, grace=0, batch=10) == 0, "the other one has its runner"
+    assert (await admit_gated_tasks(conn, shard=0, epoch=leader, batch=10)).admitted == 0
+    assert not (await shards.poll_work(conn, shard=0, epoch=leader, lost_after=90)).has_gates
+    assert await release_admissions(conn, shard=0, epoch=leader, grace=0, batch=10) == 0, "the other one has its runner"
     # One that does take it brings it back.
     await Runner.join(conn, match=("load",))
-    assert (await shards.look(conn, shard=0, epoch=leader, lost_after=90)).has_gates
-    await tend(conn, shard=0, epoch=leader, batch=10)
+    assert (await shards.poll_work(conn, shard=0, epoch=leader, lost_after=90)).has_gates
+    await admit_gated_tasks(conn, shard=0, epoch=leader, batch=10)
     (reason,) = await gates.why(conn, TaskKey(held, 0, -1))
     assert reason.kind == "gate", "it comes again, behind the one that has the key now"

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import DagSpec
+from evertick.db.queries import runs
+from evertick.db.queries.retention import PruneGrant
+from evertick.domain.dags.spec import DagSpec
 from evertick.domain.errors import Conflict
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.clear import clear, newest_version, select_tasks
-from evertick.engine.prune import Kind, prune_kind
-from evertick.store import runs
-from evertick.store.prune import Mandate
+from evertick.engine.retention import Kind, prune_kind
+from evertick.engine.tasks import clear, newest_version, select_tasks
 from tests.engine import invariants
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -109,7 +109,7 @@ async def test_a_version_that_a_moved_run_needs_is_not_pruned(conn: AsyncConnect
     await runner.drain()
     await put(conn, make_dag("d", CHAIN, max_active_tasks=5))
     epoch = await lead(conn)
-    given = Mandate(shard=0, epoch=epoch, before=later(10), actor="test", entry=None)
+    given = PruneGrant(shard=0, epoch=epoch, before=later(10), actor="test", entry=None)
     await set_clock(conn, later(100))
     await prune_kind(conn, replace(given), Kind.VERSIONS, pace=Pace(batch=10))
     assert await value(conn, "select count(*) from dag_version where version_id = %s", second) == 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from evertick.db.connect import Purpose, connect
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.fire import fire
-from evertick.engine.promote import promote
-from evertick.store.db import Purpose, connect
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.maintenance import promote
 from tests.engine.simulation import run_episode
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, run_state, set_clock, start, states
 
@@ -20,7 +20,7 @@ async def test_a_schedule_a_retry_and_a_join_work_on_every_server(any_postgres: 
         shape = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
         await put(conn, make_dag("diamond", shape, every="@every 10s", task_retry=RetryPolicy(retries=1)))
         await set_clock(conn, later(10))
-        assert (await fire(conn, shard=0, epoch=epoch, batch=10)).settled == 1
+        assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).settled == 1
         runner = await Runner.join(conn)
         (claim,) = await runner.claim()
         await runner.finish(claim, "failed", retry_in=5)

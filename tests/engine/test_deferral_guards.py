@@ -10,18 +10,16 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.errors import CheckViolation, UniqueViolation
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import waits as waits_queries
+from evertick.db.queries.waits import ApprovalRow, ChildDue, ClockDue
 from evertick.domain.attempt import TaskKey
-from evertick.domain.dag import ChildSpec, TaskKind
+from evertick.domain.dags.spec import ChildSpec, TaskKind
+from evertick.domain.dags.waits import WaitKind, WaitSpec
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.waiting import WaitKind, WaitSpec
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.mark import mark
-from evertick.engine.step import step
-from evertick.engine.wake import wake
-from evertick.store import approvals, deferrals
-from evertick.store.approvals import ApprovalRow
-from evertick.store.db import Purpose, connect
-from evertick.store.deferrals import ChildDue, ClockDue
+from evertick.engine.finish_and_claim import finish_and_claim
+from evertick.engine.tasks import clear, mark, select_tasks
+from evertick.engine.waits import wake
 from tests.engine.world import Runner, end, later, lead, make_dag, put, set_clock, start, states, value
 from tests.waiting import eventually
 
@@ -59,11 +57,11 @@ class Scene:
         await wake(self.conn, shard=0, epoch=self.leader, batch=10)
 
     async def due(self) -> list[ChildDue]:
-        return await deferrals.children_due(self.conn, shard=0, batch=10)
+        return await waits_queries.children_due(self.conn, shard=0, batch=10)
 
     async def start_child(self, due: ChildDue) -> int | None:
         dag = await value(self.conn, "select dag_id from dag where name = 'child'")
-        return await deferrals.start_child(
+        return await waits_queries.start_child(
             self.conn,
             due,
             shard=0,
@@ -74,7 +72,7 @@ class Scene:
         )
 
     async def wake_waits(self) -> int:
-        return (await deferrals.wake_waits(self.conn, shard=0, epoch=self.leader, batch=10)).looked_at
+        return (await waits_queries.wake_waits(self.conn, shard=0, epoch=self.leader, batch=10)).looked_at
 
     async def mark(self, state: str) -> None:
         await mark(self.conn, TaskKey(self.run, 0, -1), state=state, actor="test")
@@ -192,14 +190,14 @@ async def waiting_for(conn: AsyncConnection, wait: WaitSpec) -> Scene:
 
 
 async def decide(conn: AsyncConnection, asked: ApprovalRow) -> bool:
-    return await approvals.decide(conn, asked, is_approved=True, actor="ann", note=None, fields={})
+    return await waits_queries.decide(conn, asked, is_approved=True, actor="ann", note=None, fields={})
 
 
 async def test_an_answer_counts_for_the_question_that_is_open_and_no_longer(rollback_conn: AsyncConnection) -> None:
     scene = await waiting_for(rollback_conn, APPROVE)
-    (old,) = await approvals.list_approvals(scene.conn)
+    (old,) = await waits_queries.list_approvals(scene.conn)
     await scene.defer_again()
-    (new,) = await approvals.list_approvals(scene.conn)
+    (new,) = await waits_queries.list_approvals(scene.conn)
     assert not await decide(scene.conn, old), "it was asked anew"
     await scene.conn.execute("update approval set decided_at = clock(), decided_by = 'bob', is_approved = false")
     assert not await decide(scene.conn, new), "somebody was first"
@@ -214,7 +212,7 @@ async def test_an_answer_counts_for_the_question_that_is_open_and_no_longer(roll
 
 async def test_who_decides_locks_the_run_before_the_question(conn: AsyncConnection, other: AsyncConnection) -> None:
     await waiting_for(conn, APPROVE)
-    (asked,) = await approvals.list_approvals(conn)
+    (asked,) = await waits_queries.list_approvals(conn)
     is_waiting = "select 1 from pg_locks where not granted and pid = %s"
     async with other.transaction():
         await other.execute("select from run_status for no key update")
@@ -230,11 +228,11 @@ async def test_a_time_of_day_becomes_an_instant_once_and_for_the_wait_that_was_r
     scene = await waiting_for(rollback_conn, WaitSpec(kind=WaitKind.CLOCK, until="06:00"))
 
     async def read() -> ClockDue:
-        (due,) = await deferrals.clocks_due(scene.conn, shard=0, batch=10)
+        (due,) = await waits_queries.clocks_due(scene.conn, shard=0, batch=10)
         return due
 
     async def set_clock_of(due: ClockDue, seconds: float) -> object:
-        await deferrals.set_clocks(scene.conn, [(due, later(seconds))], shard=0, epoch=scene.leader)
+        await waits_queries.set_clocks(scene.conn, [(due, later(seconds))], shard=0, epoch=scene.leader)
         return await value(scene.conn, "select (epoch, kind, wake_at) = (2, 'time', %s) from deferral", later(5))
 
     old = await read()
@@ -268,7 +266,7 @@ async def test_whoever_ends_a_run_that_somebody_waits_for_tells_so(scene: Scene)
     silent = "select set_config('evertick.arrived', '', true)"
     for claim in await runner.claim():
         await scene.conn.execute(silent)
-        done = await step(
+        done = await finish_and_claim(
             scene.conn,
             session=runner.session,
             reports=[end(claim, "success")],

@@ -7,32 +7,29 @@ import asyncio
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import runners
+from evertick.db.queries.runners import QueuedRow
+from evertick.db.queries.tasks import ClaimPosition
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict
-from evertick.domain.fairness import RANKS
-from evertick.domain.patterns import read_pattern
+from evertick.domain.explain import describe
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.why import tell
-from evertick.engine.cancel import cancel
-from evertick.engine.claim_matching import Matching
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.dispatch import (
-    NeverBegan,
-    QueuedEnd,
+from evertick.domain.routing import read_pattern
+from evertick.engine.finish_and_claim import RANKS, PatternClaims
+from evertick.engine.maintenance import reconcile
+from evertick.engine.remote_attempts import (
+    DispatchResult,
+    NotStarted,
     claim_for_dispatch,
     claim_matching_for_dispatch,
     end_queued,
 )
-from evertick.engine.mark import mark
-from evertick.engine.reap import bury
-from evertick.engine.reconcile import reconcile
-from evertick.engine.why import explain
-from evertick.store import dispatch, runners
-from evertick.store.db import Purpose, connect
-from evertick.store.dispatch import QueuedRow
-from evertick.store.tasks import Look
-from tests.engine.far_agents import as_claim, begin
+from evertick.engine.runners import mark_runner_dead
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, explain, mark, select_tasks
 from tests.engine.invariants import install, violations
+from tests.engine.remote_agents import as_claim, begin
 from tests.engine.world import Runner, lead, make_dag, put, run_state, start, states, value
 from tests.waiting import eventually
 
@@ -48,11 +45,11 @@ async def claim(runner: Runner, free: int = 100, queues: tuple[str, ...] = ("def
 
 
 async def end(
-    conn: AsyncConnection, row: QueuedRow, kind: QueuedEnd, *, infra_retries: int = 3, **changed: int
+    conn: AsyncConnection, row: QueuedRow, kind: DispatchResult, *, infra_retries: int = 3, **changed: int
 ) -> bool:
     """Whether it moved."""
     place = {"epoch": row.epoch, "session": row.session, **changed}
-    one = NeverBegan(key=key_of(row), kind=kind, reason=f"{kind}: because", **place)
+    one = NotStarted(key=key_of(row), kind=kind, reason=f"{kind}: because", **place)
     done = await end_queued(conn, [one], infra_retries=infra_retries)
     return bool(done.moved_sessions)
 
@@ -81,7 +78,7 @@ async def test_a_claim_for_an_executor_leaves_tasks_queued_with_a_session_of_the
     assert set((await states(conn, run_id)).values()) == {"queued"}
     assert await value(conn, "select count(*) from lease") == 0
     assert await value(conn, "select count(*) from task where started_at is null and attempt = 1") == 2
-    listed = await dispatch.list_of(conn, owner=runner.session)
+    listed = await runners.list_of(conn, owner=runner.session)
     assert [(row.key, row.session, row.state, row.tries) for row in listed] == [
         (key_of(row), row.session, "queued", 0) for row in rows
     ]
@@ -96,7 +93,7 @@ async def test_what_a_runner_looks_after_counts_against_its_slots_until_it_is_of
     rows = await claim(runner)
     assert len(rows) == 3
     assert await claim(runner) == []
-    await end(conn, rows[0], QueuedEnd.FAILED)
+    await end(conn, rows[0], DispatchResult.FAILED)
     assert len(await claim(runner)) == 1
 
 
@@ -153,19 +150,19 @@ async def test_who_waited_too_long_goes_first_and_once(conn: AsyncConnection) ->
     await start(conn, "d")
     await conn.execute("update ready set offered_at = clock() - interval '1 hour' where idx = 0")
 
-    async def claimed(look: Look) -> list[QueuedRow]:
+    async def claimed(look: ClaimPosition) -> list[QueuedRow]:
         sessions = [1, 2, 3]
-        return await dispatch.claim(
+        return await runners.claim(
             conn, session=runner.session, queues=["default"], free=3, look=look, sessions=sessions
         )
 
-    assert await claimed(Look([10**12] * RANKS, 1.0)) == [], "all of them lie before the cursor"
-    assert [(row.idx, row.session) for row in await claimed(Look(None, 1.0))] == [(0, 1), (1, 2), (2, 3)]
+    assert await claimed(ClaimPosition([10**12] * RANKS, 1.0)) == [], "all of them lie before the cursor"
+    assert [(row.idx, row.session) for row in await claimed(ClaimPosition(None, 1.0))] == [(0, 1), (1, 2), (2, 3)]
 
 
 async def test_a_runner_of_some_names_claims_only_those(conn: AsyncConnection) -> None:
     runner, run_id = await world(conn, 3)
-    matching = Matching([read_pattern("t1")], ["default"])
+    matching = PatternClaims([read_pattern("t1")], ["default"])
     rows = await claim_matching_for_dispatch(conn, matching, session=runner.session, free=9)
     assert [row.idx for row in rows] == [1]
     assert (await states(conn, run_id))["t1"] == "queued"
@@ -178,14 +175,14 @@ async def test_a_lost_dispatch_is_tried_again_within_the_retries_of_the_house_an
     runner, run_id = await world(conn)
     for _ in range(2):
         (row,) = await claim(runner)
-        assert await end(conn, row, QueuedEnd.LOST, infra_retries=2)
+        assert await end(conn, row, DispatchResult.LOST, infra_retries=2)
         assert await value(conn, KEYS) == 0
         await conn.execute("delete from timer")
         await conn.execute("update task set not_before = null where state = 'pending'")
         await repair(conn)
     (row,) = await claim(runner)
     assert row.epoch == 3
-    assert await end(conn, row, QueuedEnd.LOST, infra_retries=2)
+    assert await end(conn, row, DispatchResult.LOST, infra_retries=2)
     assert await states(conn, run_id) == {"t0": "failed"}
     assert await run_state(conn, run_id) == "failed"
     assert await value(conn, "select reason from task") == "lost: because"
@@ -197,10 +194,10 @@ async def test_a_lost_dispatch_is_tried_again_within_the_retries_of_the_house_an
 async def test_what_the_executor_refused_is_the_tasks_own_failure(conn: AsyncConnection) -> None:
     runner, run_id = await world(conn, task_retry=RetryPolicy(retries=1))
     (row,) = await claim(runner)
-    assert await end(conn, row, QueuedEnd.FAILED)
+    assert await end(conn, row, DispatchResult.FAILED)
     assert await states(conn, run_id) == {"t0": "available"}
     (row,) = await claim(runner)
-    assert await end(conn, row, QueuedEnd.FAILED)
+    assert await end(conn, row, DispatchResult.FAILED)
     assert await states(conn, run_id) == {"t0": "failed"}
     assert await value(conn, "select count(*) from attempts") == 2
 
@@ -208,7 +205,7 @@ async def test_what_the_executor_refused_is_the_tasks_own_failure(conn: AsyncCon
 async def test_what_is_given_back_is_available_at_once_and_has_cost_nothing(conn: AsyncConnection) -> None:
     runner, run_id = await world(conn)
     (row,) = await claim(runner)
-    assert await end(conn, row, QueuedEnd.GIVEN_BACK)
+    assert await end(conn, row, DispatchResult.GIVEN_BACK)
     assert await states(conn, run_id) == {"t0": "available"}
     assert await value(conn, "select (attempt, losses) = (0, 0) and session is null from task")
     assert await violations(conn) == []
@@ -220,7 +217,7 @@ async def test_an_end_of_another_epoch_or_session_changes_nothing(
 ) -> None:
     runner, run_id = await world(conn)
     (row,) = await claim(runner)
-    assert not await end(conn, row, QueuedEnd.LOST, **changed)
+    assert not await end(conn, row, DispatchResult.LOST, **changed)
     assert await states(conn, run_id) == {"t0": "queued"}
     assert await value(conn, KEYS) == 1
 
@@ -229,7 +226,7 @@ async def test_an_attempt_that_has_begun_is_not_ended_as_one_that_never_did(conn
     runner, run_id = await world(conn)
     (row,) = await claim(runner)
     assert await begin(conn, session=row.session, epoch=row.epoch)
-    assert not await end(conn, row, QueuedEnd.LOST)
+    assert not await end(conn, row, DispatchResult.LOST)
     assert await states(conn, run_id) == {"t0": "running"}
     assert await value(conn, KEYS) == 1
 
@@ -238,9 +235,9 @@ async def test_an_end_takes_nothing_off_the_list_but_its_own_attempt(conn: Async
     runner, _ = await world(conn)
     (first,) = await claim(runner)
     assert await begin(conn, session=first.session, epoch=first.epoch)
-    assert await bury(conn, session=first.session, reason="agent_lost: gone", infra_retries=3) == 1
+    assert await mark_runner_dead(conn, session=first.session, reason="agent_lost: gone", infra_retries=3) == 1
     (second,) = await claim(runner)
-    assert await end(conn, second, QueuedEnd.FAILED)
+    assert await end(conn, second, DispatchResult.FAILED)
     left = await value(conn, "select array_agg(session) from dispatch")
     assert left == [first.session], "the executor may still have something of it"
 
@@ -250,9 +247,9 @@ async def test_a_cancel_waits_for_the_word_that_nothing_is_left(conn: AsyncConne
     (row,) = await claim(runner)
     await cancel(conn, run_id=run_id, actor="me")
     assert await states(conn, run_id) == {"t0": "queued"}
-    (listed,) = await dispatch.list_of(conn, owner=runner.session)
+    (listed,) = await runners.list_of(conn, owner=runner.session)
     assert listed.request == "cancel"
-    assert await end(conn, row, QueuedEnd.STOPPED)
+    assert await end(conn, row, DispatchResult.STOPPED)
     assert (await states(conn, run_id), await run_state(conn, run_id)) == ({"t0": "canceled"}, "canceled")
     assert await violations(conn) == []
 
@@ -266,7 +263,7 @@ async def test_a_mark_waits_as_well(conn: AsyncConnection, state: str) -> None:
     except Conflict:
         pytest.fail("a queued task can be marked")
     assert await states(conn, run_id) == {"t0": "queued"}
-    assert await end(conn, row, QueuedEnd.STOPPED)
+    assert await end(conn, row, DispatchResult.STOPPED)
     assert await states(conn, run_id) == {"t0": state}
     assert await violations(conn) == []
 
@@ -276,7 +273,7 @@ async def test_a_clear_starts_it_anew(conn: AsyncConnection) -> None:
     (row,) = await claim(runner)
     chosen = await select_tasks(conn, run_id=run_id, names=["t0"])
     await clear(conn, run_id=run_id, chosen=chosen, actor="me")
-    assert await end(conn, row, QueuedEnd.STOPPED)
+    assert await end(conn, row, DispatchResult.STOPPED)
     assert await states(conn, run_id) == {"t0": "available"}
     (again,) = await claim(runner)
     assert again.epoch == 2 and again.session != row.session
@@ -293,7 +290,7 @@ async def test_a_try_is_stamped_only_for_what_may_still_begin(conn: AsyncConnect
     await conn.execute("update task set request = 'cancel' where session = %s", [asked.session])
     await conn.execute("update dispatch set owner = 5 where session = %s", [other.session])
     sessions = [row.session for row in (mine, begun, asked, other)]
-    assert await dispatch.note_tries(conn, owner=runner.session, sessions=sessions) == {mine.session}
+    assert await runners.note_tries(conn, owner=runner.session, sessions=sessions) == {mine.session}
     assert await value(conn, "select array_agg(tries order by idx) from dispatch") == [1, 0, 0, 0]
 
 
@@ -308,8 +305,8 @@ async def test_an_attempt_is_taken_off_the_list_only_when_it_is_over(conn: Async
         await conn.execute("update task set state = 'pending', session = null where session = %s", [row.session])
     await conn.execute("update task set epoch = epoch + 1 where session = %s", [older.session])
     await conn.execute("update task set session = 77 where session = %s", [foreign.session])
-    assert await dispatch.forget(conn, [row.session for row in rows if row is not unnamed]) == 4
-    left = {row.session for row in await dispatch.list_of(conn, owner=runner.session)}
+    assert await runners.forget(conn, [row.session for row in rows if row is not unnamed]) == 4
+    left = {row.session for row in await runners.list_of(conn, owner=runner.session)}
     assert left == {queued.session, running.session, unnamed.session}
 
 
@@ -317,13 +314,13 @@ async def test_what_was_pruned_meanwhile_is_still_cleaned_up(conn: AsyncConnecti
     runner, _ = await world(conn)
     (row,) = await claim(runner)
     await conn.execute("delete from task")
-    (listed,) = await dispatch.list_of(conn, owner=runner.session)
+    (listed,) = await runners.list_of(conn, owner=runner.session)
     assert listed.state is None
-    assert await dispatch.forget(conn, [row.session]) == 1
+    assert await runners.forget(conn, [row.session]) == 1
 
 
 async def adopt(runner: Runner) -> int:
-    return await dispatch.adopt(runner.conn, session=runner.session, silent_seconds=30, most=100)
+    return await runners.adopt(runner.conn, session=runner.session, silent_seconds=30, most=100)
 
 
 @pytest.mark.requirement("A16")
@@ -342,7 +339,7 @@ async def test_what_a_dead_or_silent_runner_looked_after_is_adopted_once(conn: A
     assert await adopt(third) == 2
     await conn.execute("delete from runner where session = %s", [third.session])
     assert await adopt(first) == 3
-    assert len(await dispatch.list_of(conn, owner=first.session)) == 3
+    assert len(await runners.list_of(conn, owner=first.session)) == 3
     assert await adopt(first) == 0, "what is its own is not adopted, however silent it was"
 
 
@@ -381,12 +378,12 @@ async def test_why_tells_who_looks_after_a_queued_task_and_what_was_wrong(conn: 
     told = await _why(conn, run_id, 1)
     assert f"by runner r{runner.session}, 0 ahead; not submitted yet" in told
     sessions = [row.session for row in rows]
-    await dispatch.note_tries(conn, owner=runner.session, sessions=sessions)
+    await runners.note_tries(conn, owner=runner.session, sessions=sessions)
     trouble = {"session": rows[1].session, "trouble": "quota exceeded", "seconds": 60}
-    await dispatch.note_troubles(conn, owner=runner.session, troubles=[trouble])
+    await runners.note_troubles(conn, owner=runner.session, troubles=[trouble])
     told = await _why(conn, run_id, 1)
     assert "submission was tried once " in told and "next try" in told and told.endswith(": quota exceeded")
-    await dispatch.note_submitted(conn, owner=runner.session, sessions=sessions)
+    await runners.note_submitted(conn, owner=runner.session, sessions=sessions)
     assert "executor far accepted it" in await _why(conn, run_id, 1)
     await Runner.join(conn, executor="other")
     await conn.execute("update runner set gone_at = clock() where session = %s", [runner.session])
@@ -399,7 +396,7 @@ async def test_why_counts_those_that_its_own_runner_has_still_to_hand_over_befor
     other = await Runner.join(conn, executor="far")
     await conn.execute("update dispatch set queued_at = queued_at - interval '1 second' * (5 - idx)")
     await conn.execute("update dispatch set owner = %s where session = %s", [other.session, elsewhere.session])
-    await dispatch.note_submitted(conn, owner=runner.session, sessions=[submitted.session])
+    await runners.note_submitted(conn, owner=runner.session, sessions=[submitted.session])
     assert await begin(conn, session=begun.session, epoch=begun.epoch)
     assert f"by runner r{runner.session}, 1 ahead" in await _why(conn, run_id, 4)
     await conn.execute("update runner set gone_at = clock() where session = %s", [runner.session])
@@ -415,7 +412,7 @@ async def test_why_counts_what_a_runner_looks_after_elsewhere_as_busy_slots(conn
 
 
 async def _why(conn: AsyncConnection, run_id: int, idx: int) -> str:
-    return tell((await explain(conn, run_id=run_id, task=f"t{idx}")).reasons[0])
+    return describe((await explain(conn, run_id=run_id, task=f"t{idx}")).reasons[0])
 
 
 async def test_an_agent_is_no_neighbours_business_while_its_runner_lives(conn: AsyncConnection) -> None:
@@ -424,7 +421,7 @@ async def test_an_agent_is_no_neighbours_business_while_its_runner_lives(conn: A
     assert await begin(conn, session=row.session, epoch=row.epoch)
 
     async def neighbours() -> set[int]:
-        found = await runners.neighbours(conn, host="far", boot_id="", pid_namespace="")
+        found = await runners.peers(conn, host="far", boot_id="", pid_namespace="")
         return {each.session for each in found}
 
     assert await neighbours() == set()

@@ -9,26 +9,25 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.agent_token import Bearer, TokenUse
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import runners
+from evertick.db.queries.runners import NewAgent, QueuedRow
+from evertick.domain.agent_protocol import AgentIdentity, TokenUse
 from evertick.domain.attempt import TaskKey
-from evertick.domain.patterns import read_pattern
-from evertick.engine.claim_matching import Matching
-from evertick.engine.dispatch import (
-    NeverBegan,
-    QueuedEnd,
+from evertick.domain.routing import read_pattern
+from evertick.engine.finish_and_claim import PatternClaims
+from evertick.engine.remote_attempts import (
+    DispatchResult,
+    NotStarted,
     claim_for_dispatch,
     claim_matching_for_dispatch,
     end_queued,
+    start_attempt,
 )
-from evertick.engine.start_attempt import start_attempt
-from evertick.store import dispatch
-from evertick.store.agents import NewAgent
-from evertick.store.db import Purpose, connect
-from evertick.store.dispatch import QueuedRow
 from tests.engine.world import Runner, make_dag, put, start, states, value
 from tests.waiting import eventually
 
-ANY = Matching([read_pattern("**")], ["default"])
+ANY = PatternClaims([read_pattern("**")], ["default"])
 AGENT = NewAgent(
     runner_id="et-1", version="1", host="pod", boot_id="b", pid_namespace="n", uid=0, pid=1, pid_started=1.0
 )
@@ -119,17 +118,17 @@ async def test_what_somebody_works_on_is_adopted_later(conn: AsyncConnection, ot
     runner = await Runner.join(other, executor="far")
     async with conn.transaction():
         await conn.execute("select 1 from dispatch where idx = 0 for update")
-        assert await dispatch.adopt(other, session=runner.session, silent_seconds=30, most=100) == 1
+        assert await runners.adopt(other, session=runner.session, silent_seconds=30, most=100) == 1
     assert await value(conn, "select array_agg(owner order by idx) from dispatch") == [lost.session, runner.session]
 
 
 async def begins(conn: AsyncConnection, row: QueuedRow) -> object:
-    bearer = Bearer(use=TokenUse.START, key=key_of(row), epoch=row.epoch, session=row.session, expires_at=0)
+    bearer = AgentIdentity(use=TokenUse.START, key=key_of(row), epoch=row.epoch, session=row.session, expires_at=0)
     return await start_attempt(conn, bearer, nonce="n" * 32, agent=AGENT, lost_after=300.0)
 
 
 async def ends(conn: AsyncConnection, row: QueuedRow) -> object:
-    lost = NeverBegan(key=key_of(row), epoch=row.epoch, session=row.session, kind=QueuedEnd.LOST, reason="lost")
+    lost = NotStarted(key=key_of(row), epoch=row.epoch, session=row.session, kind=DispatchResult.LOST, reason="lost")
     return await end_queued(conn, [lost], infra_retries=3)
 
 

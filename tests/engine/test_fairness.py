@@ -10,12 +10,10 @@ from types import SimpleNamespace
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.fairness import RANKS
-from evertick.domain.fairness import overdue as decided
-from evertick.engine import step as step_module
-from evertick.engine.claim_cursor import ClaimCursor
-from evertick.engine.step import step
-from evertick.store.tasks import StepRow
+from evertick.db.queries.tasks import ExchangeRow
+from evertick.engine import finish_and_claim as step_module
+from evertick.engine.finish_and_claim import RANKS, ClaimCursor, finish_and_claim
+from evertick.engine.finish_and_claim import overdue as decided
 from tests.engine.world import Runner, end, later, make_dag, names_of, put, set_clock, start
 
 AGING = 60.0
@@ -41,10 +39,10 @@ class Slot:
     def __init__(self, runner: Runner, aging_seconds: float, queues: tuple[str, ...] = ("default",)) -> None:
         self.runner, self.queues = runner, queues
         self.cursor = ClaimCursor(len(queues), aging_seconds=aging_seconds)
-        self.held: list[StepRow] = []
+        self.held: list[ExchangeRow] = []
 
     async def next(self, free: int = 1) -> list[str]:
-        done = await step(
+        done = await finish_and_claim(
             self.runner.conn,
             session=self.runner.session,
             reports=[end(claim, "success") for claim in self.held],

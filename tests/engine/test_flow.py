@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.engine.cancel import cancel
-from evertick.engine.extend import extend
-from evertick.store import tasks
+from evertick.db.queries import tasks
+from evertick.engine.runners import extend
+from evertick.engine.runs import cancel
 from tests.engine.world import Runner, end, key_of, make_dag, put, run_state, start, states, value
 
 CHAIN = {"a": [], "b": ["a"], "c": ["b"]}

@@ -11,15 +11,14 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.errors import CheckViolation, UniqueViolation
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import gates
 from evertick.domain.attempt import TaskKey
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.errors import Conflict
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.gates import delete_pool, reconcile_gates, set_pool, tend, unadmit
-from evertick.engine.mark import mark
-from evertick.store import gates
-from evertick.store.db import Purpose, connect
+from evertick.engine.gates import admit_gated_tasks, delete_pool, reconcile_gates, release_admissions, set_pool
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 from tests.waiting import eventually
@@ -157,12 +156,12 @@ async def test_what_was_taken_back_can_be_ended(db: AsyncConnection, verb: str) 
     await one_task(db, "a", mutex("k"), task_queue="gpu")
     run = await start(db, "a")
     await set_clock(db, later(61))
-    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 1
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 1
     if verb == "cancel":
         await cancel(db, run_id=run, actor="test")
     else:
         await mark(db, TaskKey(run, 0, -1), state="success", actor="test")
-    assert await tend(db, shard=0, epoch=leader, batch=10)
+    assert await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
     assert await value(db, "select count(*) from gate_line") == 0
 
 
@@ -177,10 +176,12 @@ async def test_only_what_holds_gates_is_taken_back_and_only_after_the_grace(db: 
     await set_clock(db, later(100))
     await db.execute("update runner set gone_at = clock() where session = %s", [gone.session])
     await set_clock(db, later(130))
-    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 0, "its runner left half a minute ago"
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 0, (
+        "its runner left half a minute ago"
+    )
     assert (await gates.why(db, TaskKey(made[0], 0, -1)))[0].kind == "no_runner"
     await set_clock(db, later(161))
-    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 1
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 1
     assert [await state(db, run) for run in made] == ["pending", "available", "available"]
     assert await value(db, "select count(*) from ready") == 2
     await sound(db)
@@ -314,7 +315,7 @@ async def test_a_line_takes_the_locks_of_all_its_gates(
     if is_later:
         await runner.finish(claim)
     else:
-        await tend(actor, shard=0, epoch=leader, batch=10)
+        await admit_gated_tasks(actor, shard=0, epoch=leader, batch=10)
     assert await state(actor, waiting) == "available"
     await sound(actor)
 
@@ -368,16 +369,16 @@ async def test_the_leader_passes_by_runs_that_somebody_works_on(
     busy, free = await start(actor, "a"), await start(actor, "b")
     await set_clock(actor, later(100))
     if verb == "tend":
-        assert await unadmit(actor, shard=0, epoch=leader, grace=60, batch=10) == 2
+        assert await release_admissions(actor, shard=0, epoch=leader, grace=60, batch=10) == 2
         await Runner.join(actor, queues=("gpu",))
     await actor.execute(PATIENCE)
     async with holder.transaction():
         await holder.execute("select from run_status where run_id = %s for no key update", [busy])
         if verb == "tend":
-            assert (await tend(actor, shard=0, epoch=leader, batch=10)).admitted == 1
+            assert (await admit_gated_tasks(actor, shard=0, epoch=leader, batch=10)).admitted == 1
             assert [await state(actor, run) for run in (busy, free)] == ["pending", "available"]
         else:
-            assert await unadmit(actor, shard=0, epoch=leader, grace=60, batch=10) == 1
+            assert await release_admissions(actor, shard=0, epoch=leader, grace=60, batch=10) == 1
             assert [await state(actor, run) for run in (busy, free)] == ["available", "pending"]
     await sound(actor)
 

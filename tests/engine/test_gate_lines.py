@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
 from evertick.domain.attempt import TaskKey
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.dags.mapping import MappedList, Mapping
 from evertick.domain.errors import NotFound
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.domain.mapping import MappedList, Mapping
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.cancel import cancel
-from evertick.engine.drain import drain
-from evertick.engine.gates import delete_pool, reconcile_gates, set_pool, tend, unadmit
-from evertick.engine.mark import mark
-from evertick.engine.pause import pause
-from evertick.store.db import Purpose, connect
+from evertick.engine.dags import pause
+from evertick.engine.gates import admit_gated_tasks, delete_pool, reconcile_gates, release_admissions, set_pool
+from evertick.engine.runners import drain
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import mark
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, states, value
 from tests.waiting import eventually
@@ -233,7 +233,7 @@ async def test_the_leader_begins_with_the_gates_that_were_left_to_it(db: AsyncCo
         await set_pool(db, name=name, slots=0, actor="test")
     run = await start(db, "second")
     await db.execute("update gate set capacity = 1, is_behind = true where name = 'second'")
-    assert (await tend(db, shard=0, epoch=leader, batch=1)).admitted == 1
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=1)).admitted == 1
     assert await state(db, run) == "available"
 
 
@@ -250,7 +250,7 @@ async def test_an_empty_line_is_left_to_who_holds_its_gate(pair: tuple[AsyncConn
     await actor.execute("set lock_timeout = '300ms'")
     async with holder.transaction():
         last = await start(holder, "a")
-        await tend(actor, shard=0, epoch=leader, batch=10)
+        await admit_gated_tasks(actor, shard=0, epoch=leader, batch=10)
     assert await state(actor, last) == "pending"
     await sound(actor)
 
@@ -275,7 +275,7 @@ async def test_what_runs_hides_nobody_who_is_to_be_taken_back(db: AsyncConnectio
     waiting = await start(db, "k")
     await drain(db, sessions=[runner.session], actor="test")
     await set_clock(db, later(61))
-    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=1) == 1
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=1) == 1
     assert [await state(db, run) for run in (running, waiting)] == ["running", "pending"]
 
 
@@ -286,7 +286,7 @@ async def test_what_one_of_the_special_runners_takes_is_not_taken_back(db: Async
         await one_task(db, key, mutex(key))
     others, its_own = await start(db, "j"), await start(db, "k")
     await set_clock(db, later(61))
-    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 1
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 1
     assert [await state(db, run) for run in (others, its_own)] == ["pending", "available"]
 
 

@@ -7,22 +7,19 @@ from collections.abc import Mapping
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import dags, gates, runs
 from evertick.domain.attempt import TaskKey
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.dags.params import declare_params
 from evertick.domain.errors import Conflict, InvalidDag, NotFound, UserError
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.domain.params import declare_params
+from evertick.domain.explain import describe
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.why import tell
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.gates import delete_pool, reconcile_gates, set_pool, tend, unadmit
-from evertick.engine.mark import mark
-from evertick.engine.pause import pause, unpause
-from evertick.engine.promote import promote
-from evertick.engine.reap import bury
-from evertick.engine.reconcile import reconcile
-from evertick.engine.time_out import time_out_waits
-from evertick.store import dags, gates, runs
+from evertick.engine.dags import pause, unpause
+from evertick.engine.gates import admit_gated_tasks, delete_pool, reconcile_gates, release_admissions, set_pool
+from evertick.engine.maintenance import promote, reconcile, time_out_waits
+from evertick.engine.runners import mark_runner_dead
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, names_of, put, set_clock, start, states, value
 
@@ -210,12 +207,12 @@ async def doors(name: str, conn: AsyncConnection, run: int, runner: Runner, lead
         case "unadmit":
             await set_clock(conn, later(100))
             await conn.execute("update runner set gone_at = '2030-01-01'")
-            assert await unadmit(conn, shard=0, epoch=leader, grace=60, batch=100) == 1
+            assert await release_admissions(conn, shard=0, epoch=leader, grace=60, batch=100) == 1
         case _:
             (claim,) = await runner.claim(1)
             assert claim.run_id == run
             if name == "lost":
-                await bury(conn, session=runner.session, reason="agent_lost: test", infra_retries=0)
+                await mark_runner_dead(conn, session=runner.session, reason="agent_lost: test", infra_retries=0)
             elif name == "cancel_running":
                 await cancel(conn, run_id=run, actor="test")
                 assert await used(conn) == {"k": EXCLUSIVE}, "it holds the key until its body is dead"
@@ -302,16 +299,16 @@ async def test_what_was_taken_back_for_want_of_a_runner_comes_again_with_one(db:
     leader = await lead(db)
     await one_task(db, "a", mutex("k"), task_queue="gpu")
     run = await start(db, "a")
-    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 0
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 0
     await set_clock(db, later(61))
-    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 1
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 1
     assert (await states(db, run))["t"] == "pending"
     assert await used(db) == {}
     await sound(db)
-    assert (await tend(db, shard=0, epoch=leader, batch=10)).admitted == 0
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 0
     assert (await reconcile(db, shard=0, epoch=leader, after=(0, 0), batch=100)).repaired == []
     runner = await Runner.join(db, queues=("gpu",))
-    assert (await tend(db, shard=0, epoch=leader, batch=10)).admitted == 1
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 1
     assert [claim.run_id for claim in await runner.claim(queues=("gpu",))] == [run]
     await sound(db)
 
@@ -427,7 +424,7 @@ async def test_what_one_transaction_leaves_over_the_leader_lets_in(db: AsyncConn
     await set_pool(db, name="db", slots=1000, actor="test")
     assert (await used(db))["db"] == 500
     assert await value(db, "select is_behind from gate where name = 'db'") is True
-    assert (await tend(db, shard=0, epoch=leader, batch=10)).admitted == 200
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 200
     assert await value(db, "select is_behind from gate where name = 'db'") is False
     assert len(await runner.claim(1000)) == 700
     await sound(db)
@@ -450,7 +447,10 @@ async def test_after_a_minute_the_oldest_that_needs_many_slots_reserves_them(db:
     await set_clock(db, later(61))
     assert (await runner.step([(second, "success", {})], free=5))[0] == []
     reason = (await gates.why(db, TaskKey(late, 0, -1)))[0]
-    assert "pool db is reserved for heavy.t of run" in tell(reason) and reason.detail["reserved_for"]["run_id"] == heavy
+    assert (
+        "pool db is reserved for heavy.t of run" in describe(reason)
+        and reason.detail["reserved_for"]["run_id"] == heavy
+    )
     ((claim,), _) = await runner.step([(third, "success", {})], free=5)
     assert claim.run_id == heavy
     ((claim,), _) = await runner.step([(claim, "success", {})], free=5)
@@ -481,6 +481,6 @@ async def test_a_task_of_a_backfill_that_is_taken_back_stays_behind_the_others(d
     low, past = await start(db, "low"), await start(db, "past")
     await db.execute("update run set kind = 'backfill' where run_id = %s", [past])
     await set_clock(db, later(61))
-    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 2
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 2
     cursor = await db.execute("select run_id, rank from gate_wait order by run_id")
     assert await cursor.fetchall() == [(low, 7), (past, 9)]

@@ -12,18 +12,15 @@ from collections.abc import Awaitable, Callable
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
 from evertick.domain.attempt import TaskKey
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.errors import UserError
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.gates import reconcile_gates, set_pool, tend
-from evertick.engine.mark import mark
-from evertick.engine.pause import pause, unpause
-from evertick.engine.promote import promote
-from evertick.engine.reconcile import reconcile
-from evertick.engine.trigger import trigger
-from evertick.store.db import Purpose, connect
+from evertick.engine.dags import pause, unpause
+from evertick.engine.gates import admit_gated_tasks, reconcile_gates, set_pool
+from evertick.engine.maintenance import promote, reconcile
+from evertick.engine.runs import cancel, trigger
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.world import Runner, lead, make_dag, put, start, value
 
@@ -89,7 +86,7 @@ async def clear_all(conn: AsyncConnection, run: int) -> None:
 async def tend_for(conn: AsyncConnection, epoch: int) -> None:
     for _ in range(STEPS):
         await promote(conn, shard=0, epoch=epoch, batch=10)
-        await tend(conn, shard=0, epoch=epoch, batch=10)
+        await admit_gated_tasks(conn, shard=0, epoch=epoch, batch=10)
         done = await reconcile_gates(conn, shard=0, epoch=epoch, after=0, batch=100)
         assert done.drifted == 0
         await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)
@@ -138,7 +135,7 @@ async def test_limits_hold_while_everybody_moves(database: str, seed: int) -> No
         await set_pool(conn, name=name, slots=2, actor="test")
     runner = await Runner.join(conn)
     while await value(conn, "select count(*) from run_status where state in ('queued', 'running')"):
-        await tend(conn, shard=0, epoch=epoch, batch=100)
+        await admit_gated_tasks(conn, shard=0, epoch=epoch, batch=100)
         await reconcile_gates(conn, shard=0, epoch=epoch, after=0, batch=100)
         await runner.drain()
     assert await invariants.gate_violations(conn) == []

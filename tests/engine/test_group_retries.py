@@ -8,17 +8,15 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.domain.attempt import TaskKey
-from evertick.domain.dag import Choice, DagSpec, GroupSpec
-from evertick.domain.dag_rules import validate
+from evertick.domain.dags.mapping import MappedList, Mapping
+from evertick.domain.dags.spec import BranchChoice, DagSpec, GroupSpec
+from evertick.domain.dags.validation import validate
 from evertick.domain.errors import InvalidDag
-from evertick.domain.mapping import MappedList, Mapping
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.mark import mark
-from evertick.engine.time_out import time_out_run
-from evertick.engine.why import explain
+from evertick.engine.maintenance import time_out_run
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, explain, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -136,7 +134,7 @@ async def test_mapped_tasks_expand_anew_and_teardowns_run_each_time(conn: AsyncC
 
 
 async def test_what_a_branch_outside_did_not_choose_stays_skipped(conn: AsyncConnection) -> None:
-    chooses = {"choose": {"choice": Choice.BRANCH}}
+    chooses = {"choose": {"choice": BranchChoice.BRANCH}}
     await put(conn, grouped({"choose": [], "g.a": ["choose"], "g.b": ["choose"]}, per_task=chooses))
     run = await start(conn, "d")
     runner = await Runner.join(conn)
@@ -149,7 +147,7 @@ async def test_what_a_branch_outside_did_not_choose_stays_skipped(conn: AsyncCon
 
 
 async def test_a_branch_and_the_end_of_a_group_in_one_report(conn: AsyncConnection) -> None:
-    chooses = {"choose": {"choice": Choice.BRANCH}}
+    chooses = {"choose": {"choice": BranchChoice.BRANCH}}
     shape = {"choose": [], "g.a": [], "x": ["choose"], "y": ["choose"], "after": ["g.a", "x"]}
     await put(conn, grouped(shape, per_task=chooses))
     run = await start(conn, "d")
@@ -254,7 +252,7 @@ async def test_reconcile_counts_a_group_anew(conn: AsyncConnection) -> None:
         ),
         (
             {"g.a": [], "x": ["g.a"]},
-            {"g.a": {"group": "g", "choice": Choice.BRANCH}},
+            {"g.a": {"group": "g", "choice": BranchChoice.BRANCH}},
             [("g", 1)],
             r"'g.a' can skip tasks outside it \(x\)",
         ),

@@ -8,16 +8,15 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import logs, runs
+from evertick.db.queries.logs import NewChunk
 from evertick.domain.attempt import TaskKey
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.mark import mark
-from evertick.engine.pause import pause
-from evertick.engine.promote import promote
-from evertick.engine.reap import bury
-from evertick.store import logs, runs
-from evertick.store.logs import NewChunk
+from evertick.engine.dags import pause
+from evertick.engine.maintenance import promote
+from evertick.engine.runners import mark_runner_dead
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine.world import Runner, key_of, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -50,7 +49,7 @@ async def test_claim_gives_nothing_to_a_session_that_never_joined(conn: AsyncCon
 async def test_claim_gives_nothing_to_a_runner_that_is_gone(conn: AsyncConnection) -> None:
     await one_task(conn)
     runner, _other = await Runner.join(conn), await Runner.join(conn)
-    await bury(conn, session=runner.session, reason="gone", infra_retries=3)
+    await mark_runner_dead(conn, session=runner.session, reason="gone", infra_retries=3)
     assert await runner.claim() == []
 
 
@@ -156,7 +155,7 @@ async def test_finish_waits_longer_with_every_loss(conn: AsyncConnection) -> Non
     for _ in range(3):
         runner = await Runner.join(conn)
         await runner.claim()
-        await bury(conn, session=runner.session, reason="gone", infra_retries=5)
+        await mark_runner_dead(conn, session=runner.session, reason="gone", infra_retries=5)
         waits.append(await value(conn, "select extract(epoch from not_before - clock())::int from task"))
         await set_clock(conn, later(1000 * len(waits)))
         await promote(conn, shard=0, epoch=leader, batch=10)

@@ -12,17 +12,15 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import schedules, shards
+from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.attempt import TaskKey
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.mark import mark
-from evertick.engine.pause import delete, pause, unpause
-from evertick.engine.promote import promote
-from evertick.engine.reconcile import reconcile
-from evertick.store import schedules, shards
-from evertick.store.db import Purpose, connect
-from evertick.store.tasks import StepRow
+from evertick.engine.dags import delete, pause, unpause
+from evertick.engine.maintenance import promote, reconcile
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine.plans import ONE, plan
 from tests.engine.world import OWN_LOCKS, Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 from tests.waiting import eventually
@@ -94,9 +92,9 @@ async def finishes(scene: Scene) -> None:
     await scene.runner.step([(running(run), "success", {}) for run in reversed(scene.runs)])
 
 
-def running(run: int) -> StepRow:
+def running(run: int) -> ExchangeRow:
     """The claim of the task that runs in one of the runs."""
-    return StepRow("claim", run, 1, -1, 1, 1, 1, None, "{}", None, 0, 1)
+    return ExchangeRow("claim", run, 1, -1, 1, 1, 1, None, "{}", None, 0, 1)
 
 
 async def clears(scene: Scene) -> None:
@@ -266,17 +264,17 @@ async def test_a_standby_does_not_wait_while_the_leader_plans(scene: Scene) -> N
     async with scene.holder.transaction():
         await set_clock(scene.holder, later(0))
         await schedules.fire(scene.holder, shard=0, epoch=scene.leader, plans=[])
-        assert await shards.take(scene.actor, shard=0, owner="standby", seconds=5) is None
+        assert await shards.acquire_shard(scene.actor, shard=0, owner="standby", seconds=5) is None
 
 
 @pytest.mark.requirement("A10")
 async def test_of_two_that_wait_to_take_over_one_does(scene: Scene, database: str) -> None:
-    await shards.resign(scene.actor, shard=0, epoch=scene.leader)
+    await shards.release_shard(scene.actor, shard=0, epoch=scene.leader)
     async with await connect(database, purpose=Purpose.PLANNING) as rival:
         async with scene.holder.transaction():
             await schedules.fire(scene.holder, shard=0, epoch=scene.leader, plans=[])
             takes = [
-                asyncio.ensure_future(shards.take(conn, shard=0, owner="x", seconds=1e9))
+                asyncio.ensure_future(shards.acquire_shard(conn, shard=0, owner="x", seconds=1e9))
                 for conn in (scene.actor, rival)
             ]
             waiting = f"select count(*) = 2 from {OWN_LOCKS} where locktype = 'advisory' and not granted"

@@ -6,17 +6,16 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import dags, runs, tasks
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.mark import mark
-from evertick.engine.pause import delete, pause, unpause
-from evertick.engine.plan import plan_if_possible
-from evertick.engine.settle import read_before
-from evertick.store import dags, runs, tasks
+from evertick.engine.dags import delete, pause, unpause
+from evertick.engine.fire_schedules import plan_if_possible
+from evertick.engine.runs import cancel
+from evertick.engine.schedules import read_snapshot
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine.world import Runner, key_of, later, make_dag, put, run_state, set_clock, start, states, value
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -218,7 +217,7 @@ async def test_a_deleted_dag_is_neither_paused_nor_triggered(conn: AsyncConnecti
 )
 async def test_a_pause_planned_from_what_has_moved_since_is_refused(conn: AsyncConnection, move: str) -> None:
     await put(conn, make_dag("one", ONE, every="@every 60s"))
-    row, before = await dags.find(conn, "one"), await read_before(conn, dag="one", plan=plan_if_possible)
+    row, before = await dags.find(conn, "one"), await read_snapshot(conn, dag="one", plan=plan_if_possible)
     assert row is not None
     await conn.execute(f"update schedule_state set {move}")
     with pytest.raises(psycopg.Error, match="have moved on"):

@@ -6,14 +6,13 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import dags, shards
 from evertick.domain.errors import Conflict
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.pause import pause
-from evertick.engine.promote import promote
-from evertick.engine.reconcile import reconcile
-from evertick.store import dags, shards
+from evertick.engine.dags import pause
+from evertick.engine.maintenance import promote, reconcile
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, select_tasks
 from tests.engine.plans import ONE, fire_plan, plan, scheduled
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -31,26 +30,26 @@ async def conn(rollback_conn: AsyncConnection) -> AsyncConnection:
 
 async def test_only_the_current_epoch_renews_and_resigns(conn: AsyncConnection) -> None:
     await set_clock(conn, later(0))
-    old = await shards.take(conn, shard=0, owner="old", seconds=5)
+    old = await shards.acquire_shard(conn, shard=0, owner="old", seconds=5)
     assert old is not None
     await set_clock(conn, later(10))
-    new = await shards.take(conn, shard=0, owner="new", seconds=5)
+    new = await shards.acquire_shard(conn, shard=0, owner="new", seconds=5)
     assert new == old + 1
-    assert not await shards.renew(conn, shard=0, epoch=old, seconds=100)
-    assert not await shards.resign(conn, shard=0, epoch=old)
+    assert not await shards.renew_shard(conn, shard=0, epoch=old, seconds=100)
+    assert not await shards.release_shard(conn, shard=0, epoch=old)
     leader = await shards.leader(conn, shard=0)
     assert leader is not None and (leader.owner, leader.lease_until) == ("new", later(15))
 
 
 async def test_who_has_resigned_cannot_renew(conn: AsyncConnection) -> None:
     epoch = await lead(conn)
-    await shards.resign(conn, shard=0, epoch=epoch)
-    assert not await shards.renew(conn, shard=0, epoch=epoch, seconds=100)
+    await shards.release_shard(conn, shard=0, epoch=epoch)
+    assert not await shards.renew_shard(conn, shard=0, epoch=epoch, seconds=100)
 
 
 async def test_a_lease_that_lasts_is_not_taken(conn: AsyncConnection) -> None:
     await lead(conn)
-    assert await shards.take(conn, shard=0, owner="other", seconds=5) is None
+    assert await shards.acquire_shard(conn, shard=0, owner="other", seconds=5) is None
 
 
 # promote -------------------------------------------------------------------------------------------------------------

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import logs, runners
+from evertick.db.queries.logs import NewChunk
+from evertick.db.queries.runners import NewRunner
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.extend import extend
-from evertick.engine.reap import bury
-from evertick.store import logs, runners
-from evertick.store.logs import NewChunk
-from evertick.store.runners import NewRunner
+from evertick.engine.runners import extend, mark_runner_dead
 from tests.engine.world import Runner, key_of, make_dag, put, start, states, value
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -52,7 +51,7 @@ async def test_extend_asks_to_stop_nothing_that_nobody_wants_stopped(conn: Async
 
 async def test_extend_tells_a_buried_runner_that_it_is_gone(conn: AsyncConnection) -> None:
     mine, _other = await Runner.join(conn), await Runner.join(conn)
-    await bury(conn, session=mine.session, reason="gone", infra_retries=3)
+    await mark_runner_dead(conn, session=mine.session, reason="gone", infra_retries=3)
     assert (await extend(conn, session=mine.session, held=[])).is_gone
     assert await value(conn, "select beat from runner where session = %s", mine.session) == 0
 
@@ -66,7 +65,7 @@ async def test_bury_takes_from_the_one_that_is_gone_and_from_nobody_else(conn: A
     gone, alive = await Runner.join(conn), await Runner.join(conn)
     await gone.claim(1)
     await alive.claim(1)
-    assert await bury(conn, session=gone.session, reason="gone", infra_retries=3) == 1
+    assert await mark_runner_dead(conn, session=gone.session, reason="gone", infra_retries=3) == 1
     assert [runner.session for runner in await runners.live(conn)] == [alive.session]
     assert await value(conn, "select array_agg(session) from lease") == [alive.session]
 
@@ -76,7 +75,10 @@ async def test_who_buries_second_changes_nothing(conn: AsyncConnection) -> None:
     run = await one_task(conn)
     runner = await Runner.join(conn)
     await runner.claim()
-    held = [await bury(conn, session=runner.session, reason=reason, infra_retries=3) for reason in ("first", "second")]
+    held = [
+        await mark_runner_dead(conn, session=runner.session, reason=reason, infra_retries=3)
+        for reason in ("first", "second")
+    ]
     assert (held, await states(conn, run)) == ([1, 0], {"a": "available"})
     await runners.leave(conn, runner.session)
     assert await value(conn, "select gone_reason from runner where session = %s", runner.session) == "first"

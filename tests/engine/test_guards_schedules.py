@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import NamedSchedule
+from evertick.db.queries import dags, schedules
+from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.schedule import parse_schedule
-from evertick.engine.fire import fire
-from evertick.engine.pause import delete
-from evertick.engine.put_schedule import put_schedule
-from evertick.store import dags, schedules
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine.dags import delete
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.schedules import put_schedule
 from tests.engine.plans import ONE, fire_plan, plan, scheduled
 from tests.engine.world import later, make_dag, put, set_clock, value
 
@@ -92,7 +92,7 @@ async def test_what_is_held_is_neither_due_nor_next(conn: AsyncConnection, chang
 async def test_what_is_not_due_yet_does_not_fire(conn: AsyncConnection) -> None:
     epoch, _ = await scheduled(conn)
     await set_clock(conn, later(59.9))
-    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).settled == 0
+    assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).settled == 0
     assert await nothing_fired(conn)
 
 
@@ -105,7 +105,7 @@ async def test_a_quarantine_is_of_the_version_that_could_not_be_planned_and_keep
     told = []
     for version, reason in [(due.version + 1, "other"), (due.version, "first"), (due.version, "second")]:
         told.append(
-            await schedules.set_aside(
+            await schedules.set_schedule_aside(
                 conn, shard=0, epoch=epoch, due=replace(due, version=version), reason=reason, is_tried_again=True
             )
         )

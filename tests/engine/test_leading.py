@@ -12,13 +12,14 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db import failover
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import runners, schedules, shards
+from evertick.db.queries.shards import AcquireResult, PendingWork
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.fenced import NOT_LEADER, is_poison
-from evertick.engine.pause import pause
-from evertick.engine.promote import promote
-from evertick.store import cluster, runners, schedules, shards
-from evertick.store.db import Purpose, connect
-from evertick.store.shards import Seen, Standing
+from evertick.engine.dags import pause
+from evertick.engine.maintenance import promote
+from evertick.engine.verbs import NOT_LEADER, is_poison
 from tests.engine.plans import plan
 from tests.engine.world import OWN_LOCKS, Runner, later, lead, make_dag, put, set_clock, start, value
 from tests.waiting import eventually
@@ -27,12 +28,12 @@ ONE: dict[str, list[str]] = {"a": []}
 LEASE = 1000.0
 
 
-async def stand_by(conn: AsyncConnection, owner: str, *, watches: bool = True) -> Standing:
-    return await shards.stand_by(conn, shard=0, owner=owner, seconds=LEASE, watches=watches)
+async def stand_by(conn: AsyncConnection, owner: str, *, watches: bool = True) -> AcquireResult:
+    return await shards.try_acquire_shard(conn, shard=0, owner=owner, seconds=LEASE, watches=watches)
 
 
-async def renew(conn: AsyncConnection, epoch: int, *, watch: tuple[bool, bool] = (True, False)) -> Seen:
-    return await shards.look(conn, shard=0, epoch=epoch, lost_after=90, seconds=LEASE, watch=watch)
+async def renew(conn: AsyncConnection, epoch: int, *, watch: tuple[bool, bool] = (True, False)) -> PendingWork:
+    return await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90, seconds=LEASE, watch=watch)
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ async def test_when_the_session_of_a_watched_leader_ends_another_leads_at_once(c
     assert led.epoch == 1
 
 
-async def _taken(conn: AsyncConnection, owner: str) -> Standing | None:
+async def _taken(conn: AsyncConnection, owner: str) -> AcquireResult | None:
     done = await stand_by(conn, owner)
     return done if done.epoch is not None else None
 
@@ -177,8 +178,8 @@ async def test_the_server_ends_a_leaders_session_that_falls_silent(conns: list[A
 # one look ------------------------------------------------------------------------------------------------------------
 
 
-async def look(conn: AsyncConnection, epoch: int) -> Seen:
-    return await shards.look(conn, shard=0, epoch=epoch, lost_after=90, seconds=5, elapsed=1.0)
+async def look(conn: AsyncConnection, epoch: int) -> PendingWork:
+    return await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90, seconds=5, elapsed=1.0)
 
 
 @pytest.mark.requirement("H6")
@@ -213,7 +214,7 @@ async def test_a_look_renews_only_when_it_is_asked_to(rollback_conn: AsyncConnec
     await set_clock(conn, later(0))
     epoch = await lead(conn)
     until = await value(conn, "select lease_until from shard")
-    await shards.look(conn, shard=0, epoch=epoch, lost_after=90)
+    await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90)
     assert await value(conn, "select lease_until from shard") == until
     await look(conn, epoch)
     assert await value(conn, "select lease_until from shard") == later(5)
@@ -234,29 +235,29 @@ async def test_a_look_says_whether_notifications_wait(rollback_conn: AsyncConnec
 
 async def test_a_look_moves_the_mark_of_the_server_that_it_is_given(rollback_conn: AsyncConnection) -> None:
     conn = rollback_conn
-    epoch, server = await lead(conn), (await cluster.look(conn)).server
+    epoch, server = await lead(conn), (await failover.read_server_status(conn)).server
     assert server is not None
-    first = await cluster.mark(conn, server, actor="me")
+    first = await failover.mark(conn, server, actor="me")
     assert first is not None and (await look(conn, epoch)).marked_lsn is None
-    seen = await shards.look(conn, shard=0, epoch=epoch, lost_after=90, mark=first)
+    seen = await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90, mark=first)
     assert seen.marked_lsn is not None and seen.marked_lsn > first.lsn and seen.is_synchronous is False
-    assert await cluster.marked(conn, server) == seen.marked_lsn
+    assert await failover.marked(conn, server) == seen.marked_lsn
     elsewhere = [replace(server, timeline=server.timeline + 1), replace(server, system_id=server.system_id + 1)]
     others = [*(replace(first, server=other) for other in elsewhere), replace(first, lsn=seen.marked_lsn + 1)]
     for other in others:
-        assert (await shards.look(conn, shard=0, epoch=epoch, lost_after=90, mark=other)).marked_lsn is None
-    assert await cluster.marked(conn, server) == seen.marked_lsn, "neither a first mark nor one after a loss"
+        assert (await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90, mark=other)).marked_lsn is None
+    assert await failover.marked(conn, server) == seen.marked_lsn, "neither a first mark nor one after a loss"
     assert await value(conn, "select count(*) from cluster") == 1
 
 
 async def test_a_look_does_not_wait_for_somebody_else_who_marks(conns: list[AsyncConnection]) -> None:
     conn, other, _ = conns
-    epoch, server = await lead(conn), (await cluster.look(conn)).server
+    epoch, server = await lead(conn), (await failover.read_server_status(conn)).server
     assert server is not None
-    mark = await cluster.mark(conn, server, actor="me")
+    mark = await failover.mark(conn, server, actor="me")
     async with other.transaction():
         await other.execute("select from cluster for update")
-        seen = await shards.look(conn, shard=0, epoch=epoch, lost_after=90, mark=mark)
+        seen = await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90, mark=mark)
         assert (seen.marked_lsn, seen.troubles) == (None, [])
 
 
@@ -267,7 +268,7 @@ async def test_an_old_leader_sees_and_renews_nothing(rollback_conn: AsyncConnect
     epoch = await lead(conn)
     await Runner.join(conn)
     if is_resigned:
-        await shards.resign(conn, shard=0, epoch=epoch)
+        await shards.release_shard(conn, shard=0, epoch=epoch)
     else:
         await lead(conn)
     async with conn.transaction():

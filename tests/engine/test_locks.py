@@ -6,8 +6,8 @@ import asyncio
 
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
 from evertick.domain.states import TriggerRule
-from evertick.store.db import Purpose, connect
 from tests.engine.world import Runner, end, make_dag, put, start, value
 from tests.waiting import eventually
 

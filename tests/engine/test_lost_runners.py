@@ -7,12 +7,11 @@ import asyncio
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import runners, shards
+from evertick.db.queries.shards import LivenessChange
 from evertick.domain.errors import NotLeader
-from evertick.engine.extend import extend
-from evertick.engine.reap import bury, listen, reap_runner
-from evertick.store import runners, shards
-from evertick.store.db import Purpose, connect
-from evertick.store.shards import Heard
+from evertick.engine.runners import extend, mark_runner_dead, observe_heartbeats, reap_runner
 from tests.engine import invariants
 from tests.engine.poison import cure, refuse
 from tests.engine.world import Runner, key_of, later, lead, make_dag, put, set_clock, start, states, value
@@ -22,8 +21,8 @@ LOST_AFTER = 9.0
 MANY: dict[str, list[str]] = {f"t{number:03}": [] for number in range(100)}
 
 
-async def hear(conn: AsyncConnection, epoch: int, elapsed: float = 1.0) -> Heard:
-    return await listen(conn, shard=0, epoch=epoch, elapsed=elapsed, lost_after=LOST_AFTER)
+async def hear(conn: AsyncConnection, epoch: int, elapsed: float = 1.0) -> LivenessChange:
+    return await observe_heartbeats(conn, shard=0, epoch=epoch, elapsed=elapsed, lost_after=LOST_AFTER)
 
 
 async def reap(conn: AsyncConnection, epoch: int, session: int) -> tuple[int | None, int]:
@@ -33,7 +32,7 @@ async def reap(conn: AsyncConnection, epoch: int, session: int) -> tuple[int | N
 
 async def be_silent(conn: AsyncConnection, epoch: int, seconds: float) -> list[int]:
     """The leader watches for so long, tick by tick; returns whom it would give up then."""
-    heard = Heard(silent=[], stranded=[])
+    heard = LivenessChange(silent=[], stranded=[])
     whole, rest = divmod(seconds, 1)
     for elapsed in [1.0] * int(whole) + ([rest] if rest else []):
         heard = await hear(conn, epoch, elapsed)
@@ -221,7 +220,8 @@ async def test_of_two_that_reap_at_once_one_does(database: str) -> None:
         await set_clock(two, later(1000))
         await be_silent(one, epoch, 10)
         results = await asyncio.gather(
-            reap(one, epoch, runner.session), bury(two, session=runner.session, reason="certified", infra_retries=3)
+            reap(one, epoch, runner.session),
+            mark_runner_dead(two, session=runner.session, reason="certified", infra_retries=3),
         )
         taken = sorted([results[0][0] or 0, results[1]])
         assert taken == [0, 1]
@@ -265,7 +265,7 @@ async def test_a_certificate_takes_what_it_can(conn: AsyncConnection) -> None:
     await start(conn, "many")
     claims = await runner.claim(100)
     await refuse(conn, "task", "new.idx = 7")
-    assert await bury(conn, session=runner.session, reason="certified", infra_retries=3) == 99
+    assert await mark_runner_dead(conn, session=runner.session, reason="certified", infra_retries=3) == 99
     await cure(conn, "task")
     poisoned = claims[7]
     assert await runner.finish(poisoned) == [], "the runner is gone, but this attempt is still its own"
@@ -283,7 +283,7 @@ async def test_who_holds_only_what_was_set_aside_is_left_alone_whatever_others_h
     assert (await hear(conn, epoch)).stranded == [gone.session]
     await conn.execute("select set_aside('run', %s, 'bury', 'poison', true)", [aside])
     assert (await hear(conn, epoch)).stranded == []
-    assert await bury(conn, session=gone.session, reason="once more", infra_retries=3) == 0
+    assert await mark_runner_dead(conn, session=gone.session, reason="once more", infra_retries=3) == 0
     assert await states(conn, aside) == {"a": "running"}
 
 
@@ -309,7 +309,7 @@ async def test_looking_says_what_listening_does(rollback_conn: AsyncConnection) 
     conn = rollback_conn
     epoch, runner, _ = await holding(conn)
     await be_silent(conn, epoch, 8.5)
-    seen = await shards.look(conn, shard=0, epoch=epoch, lost_after=LOST_AFTER, seconds=5, elapsed=1.0)
+    seen = await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=LOST_AFTER, seconds=5, elapsed=1.0)
     assert (seen.silent, seen.stranded) == ([runner.session], [])
-    seen = await shards.look(conn, shard=0, epoch=epoch, lost_after=LOST_AFTER)
+    seen = await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=LOST_AFTER)
     assert (seen.silent, seen.stranded) == (None, []), "a look that only reads counts no silence"

@@ -7,17 +7,17 @@ import json
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import DagSpec
-from evertick.domain.gates import GateKind, GateSpec
-from evertick.domain.mapping import MapHow, MappedList, Mapping
+from evertick.db.queries import runs, tasks
+from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.dags.gates import GateKind, GateSpec
+from evertick.domain.dags.mapping import MapHow, MappedList, Mapping
+from evertick.domain.dags.spec import DagSpec
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.pause import pause, unpause
-from evertick.engine.reconcile import reconcile
-from evertick.store import runs, tasks
-from evertick.store.tasks import StepRow
+from evertick.engine.dags import pause, unpause
+from evertick.engine.maintenance import reconcile
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, select_tasks
 from tests.engine import invariants
 from tests.engine.world import Runner, lead, make_dag, put, run_state, start, value
 
@@ -41,7 +41,7 @@ def mapped_dag(
     return make_dag(name, {"source": [], "work": ["source"], "gather": ["work"]}, per_task=per_task)
 
 
-async def begin(conn: AsyncConnection, dag: DagSpec, result: object = None) -> tuple[int, Runner, list[StepRow]]:
+async def begin(conn: AsyncConnection, dag: DagSpec, result: object = None) -> tuple[int, Runner, list[ExchangeRow]]:
     """A run of the DAG whose source has returned this; what can be claimed then."""
     await invariants.install(conn)
     await put(conn, dag)
@@ -58,7 +58,7 @@ async def shown(conn: AsyncConnection, run: int) -> dict[str, str]:
     return {row.task if row.map_index < 0 else f"{row.task}[{row.map_index}]": row.state for row in rows}
 
 
-def given(claim: StepRow) -> object:
+def given(claim: ExchangeRow) -> object:
     return json.loads(claim.inputs or "{}").get("")
 
 

@@ -9,18 +9,17 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.errors import CheckViolation, UniqueViolation
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import tasks
+from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.attempt import TaskKey
-from evertick.domain.dag import Choice, DagSpec
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.domain.mapping import MapHow, MappedList, Mapping
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.dags.mapping import MapHow, MappedList, Mapping
+from evertick.domain.dags.spec import BranchChoice, DagSpec
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.mark import mark
-from evertick.engine.pause import pause
-from evertick.store import tasks
-from evertick.store.db import Purpose, connect
-from evertick.store.tasks import StepRow
+from evertick.engine.dags import pause
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.world import Runner, key_of, later, make_dag, put, run_state, set_clock, start, states, value
 from tests.waiting import eventually
@@ -42,14 +41,14 @@ async def db(rollback_conn: AsyncConnection) -> AsyncConnection:
     return rollback_conn
 
 
-async def begin(conn: AsyncConnection, dag: DagSpec) -> tuple[int, Runner, StepRow]:
+async def begin(conn: AsyncConnection, dag: DagSpec) -> tuple[int, Runner, ExchangeRow]:
     await put(conn, dag)
     run, runner = await start(conn, dag.name), await Runner.join(conn)
     (first,) = await runner.claim()
     return run, runner, first
 
 
-async def expanded(conn: AsyncConnection, count: int = 3, **options: object) -> tuple[int, Runner, list[StepRow]]:
+async def expanded(conn: AsyncConnection, count: int = 3, **options: object) -> tuple[int, Runner, list[ExchangeRow]]:
     run, runner, source = await begin(conn, mapped(**options))
     claims, _ = await runner.step([(source, "success", {"result": list(range(count))})], free=10)
     return run, runner, claims
@@ -179,7 +178,7 @@ SKIP: dict[str, Any] = {"skip": [1, 2]}
 def branching() -> DagSpec:
     shape = {"choose": [], "a": ["choose"], "b": ["choose"], "c": ["choose"]}
     retry = RetryPolicy(retries=1)
-    return make_dag("branching", shape, per_task={"choose": {"choice": Choice.BRANCH, "retry": retry}})
+    return make_dag("branching", shape, per_task={"choose": {"choice": BranchChoice.BRANCH, "retry": retry}})
 
 
 @pytest.mark.parametrize("why", ["failed", "asked to stop"])

@@ -7,11 +7,11 @@ import random
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.domain.dags.trigger_rules import RuleDecision, UpstreamCounts, decide
 from evertick.domain.states import TriggerRule
-from evertick.domain.trigger_rules import Decision, UpstreamCounts, decide
 from tests.engine.world import Runner, make_dag, put, run_state, start, states
 
-ENDED = {Decision.SKIP: "skipped", Decision.UPSTREAM_FAILED: "upstream_failed"}
+ENDED = {RuleDecision.SKIP: "skipped", RuleDecision.UPSTREAM_FAILED: "upstream_failed"}
 
 
 def model(
@@ -30,9 +30,9 @@ def model(
                 total=len(upstream), **{k: ended.count(k) for k in ("success", "failed", "upstream_failed", "skipped")}
             )
             decision = decide(rules[task], counts)
-            if decision is Decision.RUN:
+            if decision is RuleDecision.RUN:
                 started.add(task)
-            elif decision is not Decision.WAIT:
+            elif decision is not RuleDecision.WAIT:
                 final[task] = ENDED[decision]
                 return True
         return False

@@ -9,18 +9,26 @@ from uuid import UUID
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import logs
+from evertick.db.queries.logs import BEFORE_ALL, EndedRun, Leading, NewChunk
+from evertick.db.queries.retention import PruneGrant
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotLeader
-from evertick.domain.log_pack import pack
+from evertick.domain.log_archive import pack
 from evertick.domain.retention import Pace
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.move_logs import dead_objects, forget_objects, leave_runs, list_object, move_lines, watch_runs
-from evertick.engine.prune import Remains, prune_runs, sweep
-from evertick.store import log_moves, logs
-from evertick.store.db import Purpose, connect
-from evertick.store.log_moves import BEFORE_ALL, EndedRun, Leading
-from evertick.store.logs import NewChunk
-from evertick.store.prune import Mandate
+from evertick.engine.retention import (
+    Remains,
+    dead_objects,
+    forget_objects,
+    leave_runs,
+    list_object,
+    move_lines,
+    prune_runs,
+    sweep,
+    watch_runs,
+)
+from evertick.engine.tasks import clear, select_tasks
 from tests.engine.world import Runner, key_of, later, lead, make_dag, put, set_clock, start, value
 from tests.waiting import eventually
 
@@ -58,7 +66,7 @@ async def written(conn: AsyncConnection, *contents: str, run_id: int | None = No
 
 async def moved(conn: AsyncConnection, leading: Leading, run: int) -> tuple[UUID, int]:
     """As a mover does, but that nothing is put anywhere."""
-    part = await log_moves.part(conn, run, after=BEFORE_ALL, chunks=100, bytes_=10_000)
+    part = await logs.part(conn, run, after=BEFORE_ALL, chunks=100, bytes_=10_000)
     body, pieces = pack(content for _, content in part)
     listed = await list_object(conn, leading, run_id=run, size=len(body))
     placed = [(key, piece) for (key, _), piece in zip(part, pieces, strict=True)]
@@ -78,7 +86,7 @@ async def listed(conn: AsyncConnection) -> object:
 
 
 async def due(conn: AsyncConnection, *, seconds: float = 0) -> list[int]:
-    return [each.run_id for each in await log_moves.ended(conn, after=0, seconds=seconds, batch=100)]
+    return [each.run_id for each in await logs.ended(conn, after=0, seconds=seconds, batch=100)]
 
 
 async def test_a_chunk_that_was_moved_keeps_its_row_and_comes_no_second_time(
@@ -94,7 +102,7 @@ async def test_a_chunk_that_was_moved_keeps_its_row_and_comes_no_second_time(
     again = [NewChunk(key, before[0].epoch, each.seq, each.until, each.content or "") for each in before]
     await logs.append(conn, session=1, chunks=again)
     assert await here(conn, run) == [False, False]
-    assert await log_moves.part(conn, run, after=BEFORE_ALL, chunks=9, bytes_=99) == []
+    assert await logs.part(conn, run, after=BEFORE_ALL, chunks=9, bytes_=99) == []
     assert (await moved(conn, leading, run))[1] == 0
 
 
@@ -103,12 +111,12 @@ async def test_an_object_holds_as_many_chunks_as_fit_and_the_next_goes_on_after_
 ) -> None:
     run = await written(conn, *(f"{number:09}\n" for number in range(7)))
     seen, after = [], BEFORE_ALL
-    while part := await log_moves.part(conn, run, after=after, chunks=3, bytes_=15):
+    while part := await logs.part(conn, run, after=after, chunks=3, bytes_=15):
         seen.append([content for _, content in part])
         after = part[-1][0]
     assert [len(each) for each in seen] == [2, 2, 2, 1], "the one that exceeds the size is the last"
     assert [content for each in seen for content in each] == [f"{number:09}\n" for number in range(7)]
-    assert [len(part) for part in [await log_moves.part(conn, run, after=BEFORE_ALL, chunks=3, bytes_=999)]] == [3]
+    assert [len(part) for part in [await logs.part(conn, run, after=BEFORE_ALL, chunks=3, bytes_=999)]] == [3]
 
 
 async def test_only_runs_that_ended_long_enough_ago_are_due(conn: AsyncConnection, leading: Leading) -> None:
@@ -123,10 +131,8 @@ async def test_only_runs_that_ended_long_enough_ago_are_due(conn: AsyncConnectio
     assert await value(conn, "select max(run_id) from log_watch") == running
     assert await due(conn) == [ended, young]
     assert await due(conn, seconds=HOUR - 60) == [ended]
-    sizes = await log_moves.ended(conn, after=0, seconds=0, batch=100)
-    assert {each.bytes for each in sizes} == {2} and await log_moves.ended(
-        conn, after=ended, seconds=HOUR, batch=9
-    ) == []
+    sizes = await logs.ended(conn, after=0, seconds=0, batch=100)
+    assert {each.bytes for each in sizes} == {2} and await logs.ended(conn, after=ended, seconds=HOUR, batch=9) == []
 
 
 async def test_a_run_that_says_to_be_of_the_future_does_not_end_the_walk(
@@ -147,7 +153,7 @@ async def test_a_run_is_left_when_it_is_moved_or_gone_but_not_when_it_began_agai
     done, again = await written(conn, "x\n"), await written(conn, "x\n")
     await set_clock(conn, later(120))
     await watch_runs(conn, leading, batch=10)
-    found = await log_moves.ended(conn, after=0, seconds=0, batch=10)
+    found = await logs.ended(conn, after=0, seconds=0, batch=10)
     await clear(conn, run_id=again, chosen=await select_tasks(conn, run_id=again), actor="me")
     await leave_runs(conn, leading, [*found, EndedRun(987, None, 0)])
     assert await value(conn, "select array_agg(run_id) from log_watch") == [again]
@@ -156,7 +162,7 @@ async def test_a_run_is_left_when_it_is_moved_or_gone_but_not_when_it_began_agai
     assert await due(conn) == [again]
     await leave_runs(conn, leading, found)
     assert await due(conn) == [again], "it ended at another time than it did then"
-    await leave_runs(conn, leading, await log_moves.ended(conn, after=0, seconds=0, batch=10))
+    await leave_runs(conn, leading, await logs.ended(conn, after=0, seconds=0, batch=10))
     await clear(conn, run_id=done, chosen=await select_tasks(conn, run_id=done), actor="me")
     assert await value(conn, "select array_agg(run_id) from log_watch") == [done], "and is looked after again"
 
@@ -177,7 +183,7 @@ async def test_an_object_that_nothing_was_moved_into_within_the_hour_is_lost_and
 ) -> None:
     run = await written(conn, "x\n")
     lost = await list_object(conn, leading, run_id=run, size=1)
-    part = await log_moves.part(conn, run, after=BEFORE_ALL, chunks=9, bytes_=99)
+    part = await logs.part(conn, run, after=BEFORE_ALL, chunks=9, bytes_=99)
     _, pieces = pack(content for _, content in part)
     placed = [(part[0][0], pieces[0])]
     await set_clock(conn, later(HOUR - 1))
@@ -211,7 +217,7 @@ async def test_retention_lists_the_objects_of_what_it_deleted_and_gives_those_on
     await set_clock(conn, later(50 * HOUR))
     coming = await list_object(conn, leading, run_id=run, size=1)
     await list_object(conn, leading, run_id=kept, size=1)
-    given = Mandate(shard=0, epoch=leading.epoch, before=later(HOUR), actor="test")
+    given = PruneGrant(shard=0, epoch=leading.epoch, before=later(HOUR), actor="test")
     assert (await prune_runs(conn, given, after=0, pace=ALL, now=later(50 * HOUR))).pruned == 1
     assert await dead_objects(conn, leading, batch=10) == []
     assert await move_lines(conn, leading, coming, next_one) == 0, "of a run that is gone nothing is moved"
@@ -227,7 +233,7 @@ async def test_a_prune_waits_for_lines_that_are_being_moved(
 ) -> None:
     """It deletes by place, and a row that was changed meanwhile has another."""
     run = await written(conn, "x\n")
-    given = Mandate(shard=0, epoch=leading.epoch, before=later(HOUR), actor="test")
+    given = PruneGrant(shard=0, epoch=leading.epoch, before=later(HOUR), actor="test")
     async with conn.transaction():
         assert (await moved(conn, leading, run))[1] == 1
         done = await prune_runs(other, given, after=0, pace=ALL, now=later(HOUR))
@@ -258,7 +264,7 @@ async def test_leaving_a_run_waits_for_the_clear_that_reopens_it(
     run = await written(conn, "x\n")
     await set_clock(conn, later(120))
     await watch_runs(conn, leading, batch=10)
-    found = await log_moves.ended(conn, after=0, seconds=0, batch=10)
+    found = await logs.ended(conn, after=0, seconds=0, batch=10)
     chosen = await select_tasks(conn, run_id=run)
     async with conn.transaction():
         await clear(conn, run_id=run, chosen=chosen, actor="me")
@@ -315,7 +321,7 @@ async def test_who_does_not_lead_any_more_changes_nothing(conn: AsyncConnection,
     await watch_runs(conn, leading, batch=10)
     await conn.execute("update log_object set look_at = clock()")
     old = leading._replace(epoch=leading.epoch - 1)
-    found = await log_moves.ended(conn, after=0, seconds=0, batch=10)
+    found = await logs.ended(conn, after=0, seconds=0, batch=10)
     placed = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["x"])[1][0])]
     for verb in (
         lambda: watch_runs(conn, old, batch=10),

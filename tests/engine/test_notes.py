@@ -11,17 +11,14 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.sql import SQL
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import dags, listings, run_lists, runs
+from evertick.db.queries.listings import NewOutput
+from evertick.db.queries.run_lists import MatchingRuns, PageRequest, RunFilter
+from evertick.db.queries.runs import Particulars
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict, NotFound, UserError
-from evertick.engine.delete_run import delete_run
-from evertick.engine.put_output import put_output
-from evertick.engine.write_note import LONGEST_NOTE, of_run, write_note
-from evertick.store import dags, listing, run_lists, runs
-from evertick.store.db import Purpose, connect
-from evertick.store.outputs import NewOutput
-from evertick.store.pages import Asked
-from evertick.store.run_lists import Meant, RunFilter
-from evertick.store.runs import Particulars
+from evertick.engine.runs import LONGEST_NOTE, delete_run, of_run, put_output, write_note
 from tests.engine.world import Runner, make_dag, put, start, value
 from tests.waiting import eventually
 
@@ -41,10 +38,10 @@ async def test_a_note_is_written_changed_taken_away_and_goes_with_its_run(conn: 
     assert row is not None
     for content in ("first", "second", None):
         await write_note(conn, of_run(run_id), content=content, actor="ann")
-        found = await listing.run_by_number(conn, dag_id=row.dag_id, run_id=run_id)
+        found = await listings.run_by_number(conn, dag_id=row.dag_id, run_id=run_id)
         assert found is not None and found.note == content
     await write_note(conn, TaskKey(run_id, 0, -1), content="of a task", actor="ann")
-    (task,) = await listing.tasks_of(conn, run_id=run_id, idxs=[0])
+    (task,) = await listings.tasks_of(conn, run_id=run_id, idxs=[0])
     assert task.note == "of a task"
     told = "select count(*) from journal where verb = 'note' and actor = 'ann' and run_id = %s"
     assert await value(conn, told, run_id) == 4
@@ -191,10 +188,10 @@ async def test_a_list_by_number_text_or_rare_state_reads_an_index_and_ends_early
     async with await connect(database, purpose=Purpose.API_READ) as reader:
         for order in ([], [("run_id", True)]):
             wanted = RunFilter(dag_id=row.dag_id)
-            page, total = await run_lists.list_runs(reader, wanted, Asked(limit=3, order=order))
+            page, total = await run_lists.list_runs(reader, wanted, PageRequest(limit=3, order=order))
             numbers = [each.run_id for each in page]
             assert len(page) == 3 and total == 3000 and numbers == sorted(numbers, reverse=bool(order))
-            _, counted = await run_lists.list_runs(reader, wanted, Asked(limit=1, order=order, is_counted=False))
+            _, counted = await run_lists.list_runs(reader, wanted, PageRequest(limit=1, order=order, is_counted=False))
             assert counted == 0, "who does not ask for a total does not pay for it"
         for wanted, order, index in (
             (RunFilter(), [("run_id", True)], "run_pkey"),
@@ -205,7 +202,7 @@ async def test_a_list_by_number_text_or_rare_state_reads_an_index_and_ends_early
             (RunFilter(dag_id=row.dag_id, states=["running"]), [], "run_active"),
         ):
             statement, params = run_lists.question_of_runs(
-                wanted, Asked(limit=3, order=order, is_counted=False), Meant([row.dag_id])
+                wanted, PageRequest(limit=3, order=order, is_counted=False), MatchingRuns([row.dag_id])
             )
             explained = await reader.execute(SQL("explain (format json) ") + statement, params, prepare=False)
             ((plan,),) = await explained.fetchall()

@@ -7,38 +7,40 @@ from dataclasses import replace
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import notifications
+from evertick.db.queries.notifications import ClaimedDelivery, DeliveryResult, Room
+from evertick.db.queries.retention import PruneGrant
 from evertick.domain.errors import Conflict, NotFound, NotLeader
-from evertick.domain.notices import Event, NoticeSpec
+from evertick.domain.notifications import Event, NotificationRuleSpec
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.fire import fire
-from evertick.engine.notify import retry_failed, retry_one, take_due, tend_outbox
-from evertick.engine.prune import Kind, prune_kind
-from evertick.engine.raise_alerts import raise_alerts
-from evertick.engine.reap import bury
-from evertick.store import outbox
-from evertick.store.db import Purpose, connect
-from evertick.store.outbox import Room, Taken, Wish
-from evertick.store.prune import Mandate
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.maintenance import raise_alerts
+from evertick.engine.notifications import retry_failed, retry_one, take_due, tend_outbox
+from evertick.engine.retention import Kind, prune_kind
+from evertick.engine.runners import mark_runner_dead
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, select_tasks
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
 
 HOOK, MAIL = "webhook:https://example.com/hook", "email:ops@example.com"
 TRY_AGAIN = RetryPolicy(retries=1, delay_seconds=0)
 
 
-def told(*events: Event, sink: str = HOOK, every_time: bool = False) -> tuple[NoticeSpec, ...]:
-    return tuple(NoticeSpec(event=event, sink=sink, every_time=every_time) for event in events)
+def told(*events: Event, sink: str = HOOK, every_time: bool = False) -> tuple[NotificationRuleSpec, ...]:
+    return tuple(NotificationRuleSpec(event=event, sink=sink, every_time=every_time) for event in events)
 
 
 async def said(conn: AsyncConnection) -> list[tuple[str, object, object, str]]:
     """Event, run, task and sink of everything in the outbox, in its order."""
-    rows = await outbox.list_all(conn)
+    rows = await notifications.list_deliveries(conn)
     return [(each.event, each.run_id, each.fact.get("task"), each.sink) for each in reversed(rows)]
 
 
-async def take(conn: AsyncConnection, epoch: int, *passed_over: str, each: int = 10, batch: int = 100) -> list[Taken]:
+async def take(
+    conn: AsyncConnection, epoch: int, *passed_over: str, each: int = 10, batch: int = 100
+) -> list[ClaimedDelivery]:
     room = Room(passed_over=passed_over, each=each, batch=batch, seconds=30)
     return await take_due(conn, shard=0, epoch=epoch, room=room)
 
@@ -49,13 +51,13 @@ async def put_defaults(
     rows: list[dict[str, object]] = [
         {"event": event, "sink": sink, "every_time": every_time} for event, sink in defaults
     ]
-    wish = Wish(defaults=rows, give_up_seconds=1e9, batch=10, most=10)
+    wish = DeliveryResult(defaults=rows, give_up_seconds=1e9, batch=10, most=10)
     await tend_outbox(conn, shard=0, epoch=epoch, wish=wish)
 
 
 async def give_up(conn: AsyncConnection, epoch: int, *, seconds: float, batch: int = 10) -> tuple[int, int]:
     """How many were given up, and how many still wait."""
-    wish = Wish(defaults=[], give_up_seconds=seconds, batch=batch, most=100)
+    wish = DeliveryResult(defaults=[], give_up_seconds=seconds, batch=batch, most=100)
     done = await tend_outbox(conn, shard=0, epoch=epoch, wish=wish)
     return done.given_up, done.waiting
 
@@ -97,7 +99,7 @@ async def test_a_run_is_told_when_it_is_closed(conn: AsyncConnection) -> None:
     canceled = await start(conn, "d")
     await cancel(conn, run_id=canceled, actor="ann", reason="no")
     assert await said(conn) == [("success", good, None, HOOK), ("failure", bad, None, HOOK)]
-    fact = (await outbox.list_all(conn))[0].fact
+    fact = (await notifications.list_deliveries(conn))[0].fact
     assert (fact["dag"], fact["state"], fact["run"]) == ("d", "failed", bad)
 
 
@@ -112,9 +114,12 @@ async def test_it_is_told_although_the_runner_was_killed(conn: AsyncConnection) 
     run_id = await start(conn, "d")
     runner = await Runner.join(conn)
     await runner.claim()
-    await bury(conn, session=runner.session, reason="agent_lost: it is gone", infra_retries=3)
+    await mark_runner_dead(conn, session=runner.session, reason="agent_lost: it is gone", infra_retries=3)
     assert await said(conn) == [("failure", run_id, "a", HOOK), ("failure", run_id, None, HOOK)]
-    assert {each.fact.get("reason") for each in await outbox.list_all(conn)} == {"agent_lost: it is gone", None}
+    assert {each.fact.get("reason") for each in await notifications.list_deliveries(conn)} == {
+        "agent_lost: it is gone",
+        None,
+    }
 
 
 async def test_nothing_is_told_where_the_move_was_refused(conn: AsyncConnection) -> None:
@@ -141,7 +146,7 @@ async def play(conn: AsyncConnection, epoch: int, *kinds: str) -> None:
     runs = int(str(await value(conn, "select count(*) from run")))
     for number, kind in enumerate(kinds, runs + 1):
         await set_clock(conn, later(100 * number))
-        await fire(conn, shard=0, epoch=epoch, batch=10)
+        await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
         await runner.drain({"a": kind})
 
 
@@ -180,7 +185,7 @@ async def test_the_settings_of_the_leader_hold_for_every_dag(conn: AsyncConnecti
     # The episode of a DAG that asks for nothing itself ends with a success, too.
     assert await value(conn, "select count(*) from episode") == 0
     await set_clock(conn, later(500))
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     await set_clock(conn, later(511))
     await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
     await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
@@ -196,12 +201,12 @@ async def test_a_dags_own_deadline_and_the_default_to_one_sink_are_one_message(c
     both = [(Event.FAILURE, HOOK), (Event.DEADLINE, HOOK)]
     await put_defaults(conn, epoch, *both)
     await set_clock(conn, later(100))
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     await set_clock(conn, later(111))
     await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
     await (await Runner.join(conn)).drain({"a": "failed"})
     assert await said(conn) == [("deadline", 1, None, HOOK), ("failure", 1, None, HOOK)]
-    fact = (await outbox.list_all(conn))[1].fact
+    fact = (await notifications.list_deliveries(conn))[1].fact
     assert (fact["alert"], fact["schedule"]) == ("not_started", "main")
 
 
@@ -224,10 +229,10 @@ async def test_what_is_taken_is_nobody_elses_for_a_while(conn: AsyncConnection) 
     await set_clock(conn, later(31))
     (again,) = await take(conn, await lead(conn))
     assert (again.delivery_id, again.attempts) == (first.delivery_id, 2)
-    assert not await outbox.record(conn, first, state="failed", answer="no", rest_seconds=0)
-    assert await outbox.record(conn, again, state="sent", answer="HTTP 200", rest_seconds=0)
-    assert not await outbox.record(conn, again, state="failed", answer="no", rest_seconds=0)
-    (row,) = await outbox.list_all(conn)
+    assert not await notifications.record(conn, first, state="failed", answer="no", rest_seconds=0)
+    assert await notifications.record(conn, again, state="sent", answer="HTTP 200", rest_seconds=0)
+    assert not await notifications.record(conn, again, state="failed", answer="no", rest_seconds=0)
+    (row,) = await notifications.list_deliveries(conn)
     assert (row.state, row.answer, row.ended_at) == ("sent", "HTTP 200", later(31))
     await set_clock(conn, later(100))
     assert await take(conn, await lead(conn)) == []
@@ -258,7 +263,7 @@ async def test_a_failed_one_waits_for_its_time(conn: AsyncConnection) -> None:
     epoch = await scheduled(conn)
     await write(conn, 1)
     (taken,) = await take(conn, epoch)
-    assert await outbox.record(conn, taken, state="waiting", answer="HTTP 503", rest_seconds=60)
+    assert await notifications.record(conn, taken, state="waiting", answer="HTTP 503", rest_seconds=60)
     await set_clock(conn, later(59))
     assert await take(conn, epoch) == []
     await set_clock(conn, later(60))
@@ -273,8 +278,8 @@ async def test_what_has_waited_too_long_is_given_up_but_not_while_it_is_sent(con
     assert await give_up(conn, epoch, seconds=60) == (0, 3)
     assert await give_up(conn, epoch, seconds=5, batch=1) == (1, 2)
     assert await give_up(conn, epoch, seconds=5) == (1, 1)
-    assert await outbox.record(conn, taken, state="sent", answer="", rest_seconds=0)
-    assert {each.state for each in await outbox.list_all(conn)} == {"sent", "failed"}
+    assert await notifications.record(conn, taken, state="sent", answer="", rest_seconds=0)
+    assert {each.state for each in await notifications.list_deliveries(conn)} == {"sent", "failed"}
 
 
 async def test_people_try_failed_ones_again_and_only_those(conn: AsyncConnection) -> None:
@@ -282,9 +287,9 @@ async def test_people_try_failed_ones_again_and_only_those(conn: AsyncConnection
     await write(conn, 2)
     await write(conn, 1, MAIL)
     one, two, three = sorted(await take(conn, epoch), key=lambda each: each.delivery_id)
-    await outbox.record(conn, one, state="sent", answer="", rest_seconds=0)
+    await notifications.record(conn, one, state="sent", answer="", rest_seconds=0)
     for each in (two, three):
-        await outbox.record(conn, each, state="failed", answer="HTTP 404", rest_seconds=0)
+        await notifications.record(conn, each, state="failed", answer="HTTP 404", rest_seconds=0)
     with pytest.raises(Conflict, match="was already sent"):
         await retry_one(conn, delivery_id=one.delivery_id, actor="ann")
     with pytest.raises(NotFound, match="There is no notification 99"):
@@ -303,13 +308,13 @@ async def test_what_is_over_is_pruned_and_what_waits_is_not(conn: AsyncConnectio
     epoch = await scheduled(conn)
     await write(conn, 2)
     (taken,) = await take(conn, epoch, each=1)
-    await outbox.record(conn, taken, state="sent", answer="", rest_seconds=0)
-    given = Mandate(shard=0, epoch=epoch, before=later(1000), actor="test", entry=None)
+    await notifications.record(conn, taken, state="sent", answer="", rest_seconds=0)
+    given = PruneGrant(shard=0, epoch=epoch, before=later(1000), actor="test", entry=None)
     assert (
         await prune_kind(conn, replace(given, before=later(-1)), Kind.NOTIFICATIONS, pace=Pace(batch=10))
     ).pruned == 0
     assert (await prune_kind(conn, given, Kind.NOTIFICATIONS, pace=Pace(batch=10))).pruned == 1
-    assert [each.state for each in await outbox.list_all(conn)] == ["waiting"]
+    assert [each.state for each in await notifications.list_deliveries(conn)] == ["waiting"]
 
 
 @pytest.mark.requirement("F7")
@@ -363,7 +368,7 @@ async def test_a_row_in_somebodys_hands_is_passed_over(conn: AsyncConnection, da
         taken = await take(conn, epoch, each=2)
         assert sorted(each.delivery_id for each in taken) == [2, 3]
         for each in taken:
-            await outbox.record(conn, each, state="waiting", answer="no", rest_seconds=0)
+            await notifications.record(conn, each, state="waiting", answer="no", rest_seconds=0)
         await set_clock(conn, later(10))
         assert await give_up(conn, epoch, seconds=5) == (2, 1)
         await other.execute("select from outbox where delivery_id = 2 for update")

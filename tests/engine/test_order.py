@@ -8,25 +8,21 @@ import random
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import gates
+from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.attempt import TaskKey
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.dags.params import declare_params
 from evertick.domain.errors import InvalidParams
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.domain.params import declare_params
+from evertick.domain.explain import describe
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.why import tell
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.gates import reconcile_gates, set_pool, tend, unadmit
-from evertick.engine.mark import mark
-from evertick.engine.pause import pause, unpause
-from evertick.engine.promote import promote
-from evertick.engine.reap import bury
-from evertick.engine.reconcile import reconcile
-from evertick.engine.time_out import time_out_waits
-from evertick.engine.trigger import trigger
-from evertick.store import gates
-from evertick.store.db import Purpose, connect
-from evertick.store.tasks import StepRow
+from evertick.engine.dags import pause, unpause
+from evertick.engine.gates import admit_gated_tasks, reconcile_gates, release_admissions, set_pool
+from evertick.engine.maintenance import promote, reconcile, time_out_waits
+from evertick.engine.runners import mark_runner_dead
+from evertick.engine.runs import cancel, trigger
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, states, value
 
@@ -124,7 +120,7 @@ async def test_who_has_a_place_keeps_it_while_it_waits(db: AsyncConnection, way:
     if way in ("retry_later", "given_back", "lost"):
         (claim,) = await runner.claim()
         if way == "lost":
-            await bury(db, session=runner.session, reason="agent_lost: test", infra_retries=3)
+            await mark_runner_dead(db, session=runner.session, reason="agent_lost: test", infra_retries=3)
             runner = await Runner.join(db)
         else:
             await runner.finish(claim, "failed" if way == "retry_later" else way, retry_in=50)
@@ -133,7 +129,7 @@ async def test_who_has_a_place_keeps_it_while_it_waits(db: AsyncConnection, way:
     elif way == "unadmit":
         await db.execute("update runner set gone_at = clock()")
         await set_clock(db, later(100))
-        assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 1
+        assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 1
         runner = await Runner.join(db)
     assert await state(db, second) == "pending"
     await sound(db)
@@ -143,7 +139,7 @@ async def test_who_has_a_place_keeps_it_while_it_waits(db: AsyncConnection, way:
     await promote(db, shard=0, epoch=leader, batch=10)
     await unpause(db, dag="a", actor="test")
     await set_pool(db, name="db", slots=1, actor="test")
-    await tend(db, shard=0, epoch=leader, batch=10)
+    await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
     (claim,) = await runner.claim()
     assert claim.run_id == first
     ((claim,), _) = await runner.step([(claim, "success", {})], free=5)
@@ -229,7 +225,7 @@ async def test_why_and_keys_name_the_smaller_version(db: AsyncConnection) -> Non
     (reason,) = await gates.why(db, TaskKey(third, 0, -1))
     assert reason.detail["ahead"] == 2
     assert [each["version"] for each in reason.detail["smaller"]] == [10, 20]
-    text = tell(reason)
+    text = describe(reason)
     assert f"version 30 on key account:a waits for version 10: a.t of run {first} (available)" in text
     (row,) = await gates.list_gates(db, kinds=["order"])
     assert (row.name, row.version, row.holders, row.waiters) == ("account:a", 10, 1, 2)
@@ -285,7 +281,7 @@ async def test_order_holds_with_many_promoters_at_once(database: str) -> None:
 
     async def work(each: AsyncConnection, dice: random.Random) -> None:
         runner = await Runner.join(each)
-        held: list[StepRow] = []
+        held: list[ExchangeRow] = []
         for _ in range(40):
             kinds = [dice.choice(["success", "failed", "given_back"]) for _ in held]
             ends = [(claim, kind, {"retry_in": 0}) for claim, kind in zip(held, kinds, strict=True)]
@@ -297,7 +293,7 @@ async def test_order_holds_with_many_promoters_at_once(database: str) -> None:
         while not doing.is_set():
             await pause(conn, dag="a", actor="test")
             await unpause(conn, dag="a", actor="test")
-            await tend(conn, shard=0, epoch=epoch, batch=10)
+            await admit_gated_tasks(conn, shard=0, epoch=epoch, batch=10)
             assert (await reconcile_gates(conn, shard=0, epoch=epoch, after=0, batch=100)).drifted == 0
             await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)
 
@@ -314,7 +310,7 @@ async def test_order_holds_with_many_promoters_at_once(database: str) -> None:
         await asyncio.wait(busy)
         doing.set()
     await unpause(conn, dag="a", actor="test")
-    await tend(conn, shard=0, epoch=epoch, batch=100)
+    await admit_gated_tasks(conn, shard=0, epoch=epoch, batch=100)
     await promote(conn, shard=0, epoch=epoch, batch=1000)
     await (await Runner.join(conn)).drain()
     assert await invariants.gate_violations(conn) == []

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import runs, tasks
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotLeader
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TERMINAL_TASK_STATES, TaskState
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.mark import mark
-from evertick.engine.pause import pause
-from evertick.engine.reap import reap_orphan
-from evertick.engine.reconcile import reconcile
-from evertick.store import runs, tasks
+from evertick.engine.dags import pause
+from evertick.engine.maintenance import reconcile
+from evertick.engine.runners import reap_orphan
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.poison import cure, refuse
 from tests.engine.subject import Subject, place_subject

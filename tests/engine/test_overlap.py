@@ -8,13 +8,12 @@ from typing import LiteralString
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.misfire import MisfirePolicy
-from evertick.domain.overlap import OverlapPolicy
-from evertick.engine.clear import clear
-from evertick.engine.fire import Fired, fire
-from evertick.engine.reconcile import admit
-from evertick.store import schedules, tasks
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import schedules, tasks
+from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy
+from evertick.engine.fire_schedules import Fired, fire_schedules
+from evertick.engine.maintenance import admit
+from evertick.engine.tasks import clear
 from tests.engine import invariants
 from tests.engine.plans import fire_plan, plan
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
@@ -32,7 +31,7 @@ async def world(conn: AsyncConnection, overlap: str, **options: object) -> int:
 
 async def fire_at(conn: AsyncConnection, epoch: int, seconds: float) -> Fired:
     await set_clock(conn, later(seconds))
-    return await fire(conn, shard=0, epoch=epoch, batch=10)
+    return await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
 
 
 async def in_state(conn: AsyncConnection, state: str) -> list[int]:

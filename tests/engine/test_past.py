@@ -7,19 +7,20 @@ from datetime import timedelta
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import gates, shards
+from evertick.db.queries.retention import PruneGrant
 from evertick.domain.attempt import TaskKey
+from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.errors import UserError
-from evertick.domain.gates import GateKind, GateSpec
-from evertick.domain.why import tell
-from evertick.engine.backfill import Wish, create, move_on
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.fire import fire
-from evertick.engine.gates import reconcile_gates, set_pool, tend
-from evertick.engine.mark import mark
-from evertick.engine.prune import Mandate, Pace, prune_runs
-from evertick.engine.reconcile import admit
-from evertick.store import gates, shards
+from evertick.domain.explain import describe
+from evertick.domain.retention import Pace
+from evertick.engine.backfills import BackfillRequest, advance, create
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.gates import admit_gated_tasks, reconcile_gates, set_pool
+from evertick.engine.maintenance import admit
+from evertick.engine.retention import prune_runs
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -45,7 +46,7 @@ async def epoch_of(conn: AsyncConnection) -> int:
 async def fired(conn: AsyncConnection, hour: int) -> int:
     """The run of that hour."""
     await set_clock(conn, later(3600 * hour))
-    await fire(conn, shard=0, epoch=await epoch_of(conn), batch=10)
+    await fire_schedules(conn, shard=0, epoch=await epoch_of(conn), batch=10)
     return int(str(await value(conn, "select max(run_id) from run")))
 
 
@@ -84,7 +85,7 @@ async def test_it_waits_for_the_run_before(db: AsyncConnection, way: str) -> Non
     t, next_up = await runner.claim()
     await runner.finish(next_up)
     (reason,) = await gates.why(db, TaskKey(second, 1, -1))
-    assert tell(reason) == f"it waits for t of run {first} (the previous run, running), which is running"
+    assert describe(reason) == f"it waits for t of run {first} (the previous run, running), which is running"
     if way == "canceled":
         await cancel(db, run_id=first, actor="test")
         await runner.finish(t, "killed")
@@ -96,7 +97,7 @@ async def test_it_waits_for_the_run_before(db: AsyncConnection, way: str) -> Non
         return
     assert await state(db, second) == "pending"
     (reason,) = await gates.why(db, TaskKey(second, 1, -1))
-    assert f"`evertick tasks clear {first} t`" in tell(reason)
+    assert f"`evertick tasks clear {first} t`" in describe(reason)
     await sound(db)
     if way == "cleared":
         await clear(db, run_id=first, chosen=await select_tasks(db, run_id=first, names=["t"]), actor="test")
@@ -113,7 +114,7 @@ async def test_many_runs_at_once_go_one_after_the_other_and_nothing_is_left(db: 
     leader = await epoch_of(db)
     await hourly(db, misfire="all")
     await set_clock(db, later(3600 * 6))
-    await fire(db, shard=0, epoch=leader, batch=10)
+    await fire_schedules(db, shard=0, epoch=leader, batch=10)
     runner = await Runner.join(db)
     await finish_ups(runner)
     order = []
@@ -167,12 +168,12 @@ async def test_a_run_that_was_pruned_keeps_nobody_waiting(db: AsyncConnection) -
     await finish_ups(runner)
     assert [await state(db, run) for run in (second, third)] == ["pending", "pending"]
     await set_pool(db, name="lane", slots=1, actor="test")
-    mandate = Mandate(shard=0, epoch=leader, before=later(3600 * 4), actor="test")
+    mandate = PruneGrant(shard=0, epoch=leader, before=later(3600 * 4), actor="test")
     await prune_runs(db, mandate, after=0, pace=Pace(batch=10), now=later(3600 * 4))
-    seen = await shards.look(db, shard=0, epoch=leader, lost_after=90)
+    seen = await shards.poll_work(db, shard=0, epoch=leader, lost_after=90)
     assert seen.has_gates, "the leader comes by"
     assert await value(db, "select array_agg(name) from gate where is_behind") == [f"{first}/1"], "for that one alone"
-    await tend(db, shard=0, epoch=leader, batch=10)
+    await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
     assert [await state(db, run) for run in (second, third)] == ["available", "pending"]
     await sound(db)
 
@@ -196,7 +197,7 @@ async def test_a_cleared_run_is_admitted_past_the_limit_if_a_running_one_waits_f
         await clear(db, run_id=first, chosen=chosen, actor="test")
         assert await run_state(db, first) == "queued", "nobody waits for it yet"
         await finish_ups(runner)
-        seen = await shards.look(db, shard=0, epoch=leader, lost_after=90, watch=(False, False))
+        seen = await shards.poll_work(db, shard=0, epoch=leader, lost_after=90, watch=(False, False))
         assert seen.with_room
         await admit(db, shard=0, epoch=leader)
     else:
@@ -214,13 +215,13 @@ async def test_a_backfill_depends_on_its_own_past_and_goes_forward_only(db: Asyn
     await hourly(db)
     await set_clock(db, later(3600 * 3.5))
     leader, runner = await epoch_of(db), await Runner.join(db)
-    wish = Wish(dag="a", schedule="main", first=later(-7200), last=later(0), parallel=10)
+    wish = BackfillRequest(dag="a", schedule="main", first=later(-7200), last=later(0), parallel=10)
     with pytest.raises(UserError, match=r"newest first.*depends_on_past"):
-        await create(db, Wish(dag="a", schedule="main", first=later(-7200), last=later(0), newest_first=True),
+        await create(db, BackfillRequest(dag="a", schedule="main", first=later(-7200), last=later(0), newest_first=True),
                      request="r1", actor="test")  # fmt: skip
     made, _ = await create(db, wish, request="r2", actor="test")
-    await move_on(db, shard=0, epoch=leader, backfill_id=made.id)
-    await fire(db, shard=0, epoch=leader, batch=10)
+    await advance(db, shard=0, epoch=leader, backfill_id=made.id)
+    await fire_schedules(db, shard=0, epoch=leader, batch=10)
     await finish_ups(runner)
     runs = [int(row[0]) for row in await (await db.execute("select run_id from run order by run_id")).fetchall()]
     *backfilled, scheduled = runs

@@ -5,19 +5,17 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import runs, tasks
 from evertick.domain.attempt import TaskKey
+from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.errors import Conflict, NotFound, UserError
-from evertick.domain.gates import GateKind, GateSpec
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
+from evertick.engine.dags import delete, pause, unpause
 from evertick.engine.gates import set_pool
-from evertick.engine.mark import mark
-from evertick.engine.pause import delete, pause, unpause
-from evertick.engine.promote import promote
-from evertick.engine.trigger import trigger
-from evertick.store import runs, tasks
+from evertick.engine.maintenance import promote
+from evertick.engine.runs import cancel, trigger
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.world import (
     T0,

@@ -10,21 +10,19 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import dags, logs, retention, runs
+from evertick.db.queries.logs import NewChunk
+from evertick.db.queries.retention import PruneGrant
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict, NotFound, NotLeader
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.fire import fire
-from evertick.engine.mark import mark
-from evertick.engine.prune import Kind, Remains, prune_journal, prune_kind, prune_runs, sweep
-from evertick.engine.send_event import send_event
-from evertick.engine.update_asset import update_asset
-from evertick.store import dags, logs, prune, runs
-from evertick.store.db import Purpose, connect
-from evertick.store.logs import NewChunk
-from evertick.store.prune import Mandate
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.retention import Kind, Remains, prune_journal, prune_kind, prune_runs, sweep
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, mark, select_tasks
+from evertick.engine.waits import send_event, update_asset
 from tests.engine.plans import ONE, fire_plan, plan, scheduled
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 from tests.waiting import eventually
@@ -67,13 +65,13 @@ async def rows_of(conn: AsyncConnection, run: int) -> dict[str, object]:
     return {table: count for table, count in counts.items() if count}
 
 
-async def mandate(conn: AsyncConnection, epoch: int, *, days: float) -> Mandate:
+async def mandate(conn: AsyncConnection, epoch: int, *, days: float) -> PruneGrant:
     """To prune what is older than that day. It is day 100 now."""
     await at(conn, 100)
-    return Mandate(shard=0, epoch=epoch, before=later(days * DAY), actor="test")
+    return PruneGrant(shard=0, epoch=epoch, before=later(days * DAY), actor="test")
 
 
-async def prune_all(conn: AsyncConnection, given: Mandate, *, pace: Pace = ALL, is_alone: bool = True) -> int:
+async def prune_all(conn: AsyncConnection, given: PruneGrant, *, pace: Pace = ALL, is_alone: bool = True) -> int:
     """One walk from the beginning to its end, and nothing left behind; returns how many went."""
     count, after, is_end = 0, 0, False
     while not is_end:
@@ -85,7 +83,7 @@ async def prune_all(conn: AsyncConnection, given: Mandate, *, pace: Pace = ALL, 
 
 
 async def sweep_all(
-    conn: AsyncConnection, given: Mandate, kind: Remains = Remains.RUN, *, pace: Pace = ALL, is_alone: bool = True
+    conn: AsyncConnection, given: PruneGrant, kind: Remains = Remains.RUN, *, pace: Pace = ALL, is_alone: bool = True
 ) -> int:
     rows, after, is_end = 0, 0, False
     while not is_end:
@@ -168,9 +166,9 @@ async def test_a_run_that_was_cleared_after_the_walk_stays(conn: AsyncConnection
     run = await finished(conn)
     given = await mandate(conn, epoch, days=10)
     await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
-    assert (await prune.prune_runs(conn, given, [run])).pruned == 0
+    assert (await retention.prune_runs(conn, given, [run])).pruned == 0
     await (await Runner.join(conn)).drain()
-    assert (await prune.prune_runs(conn, given, [run])).pruned == 0, "it ended again, and lately"
+    assert (await retention.prune_runs(conn, given, [run])).pruned == 0, "it ended again, and lately"
     assert await run_state(conn, run) == "success"
 
 
@@ -178,7 +176,7 @@ async def test_an_open_run_stays_even_if_it_has_an_end(conn: AsyncConnection, ep
     await at(conn, 0)
     run = await start(conn, "past")
     await conn.execute("update run_status set finished_at = clock()")
-    assert (await prune.prune_runs(conn, await mandate(conn, epoch, days=10), [run])).pruned == 0
+    assert (await retention.prune_runs(conn, await mandate(conn, epoch, days=10), [run])).pruned == 0
 
 
 async def test_clearing_or_marking_a_run_that_is_being_pruned_finds_none(
@@ -189,7 +187,7 @@ async def test_clearing_or_marking_a_run_that_is_being_pruned_finds_none(
     chosen = await select_tasks(other, run_id=run)
     async with asyncio.TaskGroup() as group:
         async with conn.transaction():
-            assert (await prune.prune_runs(conn, given, [run])).pruned == 1
+            assert (await retention.prune_runs(conn, given, [run])).pruned == 1
             clearing = group.create_task(_error_of(clear(other, run_id=run, chosen=chosen, actor="me")))
             waiting = (
                 "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
@@ -254,7 +252,7 @@ async def test_only_the_remains_that_were_asked_for_are_swept(conn: AsyncConnect
     given = await mandate(conn, epoch, days=10)
     await prune_runs(conn, given, after=0, pace=ALL, now=later(100 * DAY))
     await conn.execute("insert into remains values (0, 'version', %s)", [seen[1]])
-    await prune.sweep(conn, given, Remains.RUN, [seen[1]], 1000)
+    await retention.sweep(conn, given, Remains.RUN, [seen[1]], 1000)
     assert [len(await rows_of(conn, run)) > 0 for run in seen] == [True, False, True]
     left = await (await conn.execute("select kind, id from remains order by 1, 2")).fetchall()
     assert left == [("run", seen[0]), ("run", seen[2]), ("version", seen[1])]
@@ -265,8 +263,8 @@ async def test_what_is_not_on_the_list_of_remains_by_its_kind_is_not_swept(conn:
     other_version = await put(conn, make_dag("dag", {"b": []}))
     given = await mandate(conn, epoch, days=10)
     await conn.execute("insert into remains values (0, 'version', %s), (0, 'run', %s)", [run, version])
-    await prune.sweep(conn, given, Remains.RUN, [run], 1000)
-    await prune.sweep(conn, given, Remains.VERSION, [version, other_version], 1000)
+    await retention.sweep(conn, given, Remains.RUN, [run], 1000)
+    await retention.sweep(conn, given, Remains.VERSION, [version, other_version], 1000)
     assert len(await rows_of(conn, run)) == len(OF_A_RUN)
     specs = "select count(*) from task_spec where version_id = any(%s)"
     assert await value(conn, specs, [version, other_version]) == 2
@@ -275,7 +273,7 @@ async def test_what_is_not_on_the_list_of_remains_by_its_kind_is_not_swept(conn:
         "insert into remains values (0, 'version', %s), (0, 'version', %s), (0, 'run', %s)",
         [version, other_version, version],
     )
-    await prune.sweep(conn, given, Remains.VERSION, [version], 1000)
+    await retention.sweep(conn, given, Remains.VERSION, [version], 1000)
     assert await value(conn, specs, [version, other_version]) == 1
     left = await (await conn.execute("select kind, id from remains order by 1, 2")).fetchall()
     assert left == [("run", version), ("version", other_version)]
@@ -356,11 +354,11 @@ async def test_a_fire_whose_run_was_pruned_never_happens_again(conn: AsyncConnec
     same = plan(schedule, skipped=None)
     assert await fire_plan(conn, epoch, same) == 1
     await (await Runner.join(conn)).drain()
-    given = Mandate(shard=0, epoch=epoch, before=await at(conn, 100), actor="test")
+    given = PruneGrant(shard=0, epoch=epoch, before=await at(conn, 100), actor="test")
     assert await prune_all(conn, given) == 1
     assert await fire_plan(conn, epoch, same) == 0, "the cursor has moved on"
     await set_clock(conn, later(125))
-    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).settled == 1
+    assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).settled == 1
     assert await value(conn, "select array_agg(fire_at) from run") == [later(120)]
 
 
@@ -371,7 +369,7 @@ async def test_a_key_is_forgotten_with_its_run(conn: AsyncConnection, epoch: int
     assert await start(conn, "past", key="once") != first
 
 
-Verb = Callable[[AsyncConnection, Mandate], Awaitable[object]]
+Verb = Callable[[AsyncConnection, PruneGrant], Awaitable[object]]
 
 VERBS: dict[str, Verb] = {
     "runs": lambda conn, given: prune_runs(conn, given, after=0, pace=ALL, now=later(100 * DAY)),
@@ -454,7 +452,7 @@ async def test_what_somebody_holds_is_passed_over_without_waiting(
     assert await counts(conn) != before
 
 
-async def make_everything_old(conn: AsyncConnection, epoch: int) -> Mandate:
+async def make_everything_old(conn: AsyncConnection, epoch: int) -> PruneGrant:
     await finished(conn)
     await cancel(conn, run_id=await start(conn, "past"), actor="me")
     await conn.execute("insert into skip_record select 1, clock(), clock(), 1, 'x', clock()")
@@ -507,7 +505,7 @@ async def test_the_journal_is_walked_from_its_beginning_to_the_first_young_entry
     young = await (
         await conn.execute("select entry_id from journal where occurred_at >= %s", [given.before])
     ).fetchall()
-    assert (await prune.prune_journal(conn, given, [row[0] for row in young])).pruned == 0
+    assert (await retention.prune_journal(conn, given, [row[0] for row in young])).pruned == 0
     assert await value(conn, left) == [later(50 * DAY), later(3 * DAY), later(51 * DAY)]
 
 

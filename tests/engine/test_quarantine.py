@@ -10,13 +10,12 @@ from datetime import timedelta
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import runs, schedules, shards
 from evertick.domain.errors import NotLeader
-from evertick.engine import fire as firing
-from evertick.engine.bounded import TookTooLongError, at_most
-from evertick.engine.fire import fire
-from evertick.engine.reconcile import admit, reconcile, skip_one
-from evertick.store import runs, schedules, shards
-from evertick.store.db import Purpose, connect
+from evertick.engine import fire_schedules as firing
+from evertick.engine.fire_schedules import CpuLimitExceeded, cpu_limit, fire_schedules
+from evertick.engine.maintenance import admit, reconcile, skip_one
 from tests.engine import invariants
 from tests.engine.poison import cure, refuse
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
@@ -99,17 +98,17 @@ async def test_a_schedule_whose_run_was_refused_fires_again_when_its_time_has_co
     dag_id = await value(conn, "select dag_id from dag where name = 'bad'")
     await refuse(conn, "run", f"new.dag_id = {dag_id}", on="insert")
     await set_clock(conn, later(60))
-    done = await fire(conn, shard=0, epoch=epoch, batch=10)
+    done = await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert (done.settled, done.runs, len(done.quarantined)) == (1, 1, 1)
     (shown,) = await schedules.list_all(conn, dag="bad")
     assert "poison" in str(shown.error) and "retried later" in str(shown.error)
     await cure(conn, "run")
     await set_clock(conn, later(69))
     await round_of(conn, epoch)
-    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).was_due == 0, "not yet"
+    assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0, "not yet"
     await set_clock(conn, later(70))
     await round_of(conn, epoch)
-    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).settled == 1
+    assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).settled == 1
     assert await value(conn, "select count(*) from run") == 2
     assert await invariants.violations(conn) == []
 
@@ -124,7 +123,7 @@ async def test_a_schedule_that_cannot_be_decoded_waits_for_a_new_version(conn: A
         "update schedule set spec = %s::jsonb where dag_id = (select dag_id from dag where name = 'bad')", [raw]
     )
     await set_clock(conn, later(60))
-    done = await fire(conn, shard=0, epoch=epoch, batch=10)
+    done = await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert (done.settled, len(done.quarantined)) == (1, 1)
     await set_clock(conn, later(1e6))
     await round_of(conn, epoch)
@@ -133,7 +132,7 @@ async def test_a_schedule_that_cannot_be_decoded_waits_for_a_new_version(conn: A
     await round_of(conn, epoch)
     assert await value(conn, "select count(*) from quarantine") == 0
     await set_clock(conn, later(1e6 + 100))
-    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).settled == 2
+    assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).settled == 2
 
 
 @pytest.mark.requirement("A1", "V11")
@@ -154,22 +153,22 @@ async def test_a_schedule_whose_planning_never_ends_is_broken_off(
     monkeypatch.setattr(firing, "plan_row", plan)
     monkeypatch.setattr(firing, "PLAN_SECONDS", 0.05)
     await set_clock(conn, later(60))
-    done = await fire(conn, shard=0, epoch=epoch, batch=10)
+    done = await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert (done.settled, done.quarantined) == (2, [endless])
     (shown,) = await schedules.list_all(conn, dag="endless")
     assert "took longer than 0.05 s" in str(shown.error)
 
 
 def test_what_is_over_in_time_is_left_alone() -> None:
-    with at_most(5.0):
+    with cpu_limit(5.0):
         pass
-    with pytest.raises(TookTooLongError), at_most(0.01):
+    with pytest.raises(CpuLimitExceeded), cpu_limit(0.01):
         while True:
             time.monotonic()
     # A process that is frozen, or waits for its turn, computes nothing meanwhile.
-    with at_most(0.1):
+    with cpu_limit(0.1):
         threading.Event().wait(0.3)
-    with at_most(5.0):
+    with cpu_limit(5.0):
         pass
 
 
@@ -182,7 +181,7 @@ async def test_an_old_leader_sets_no_schedule_aside(conn: AsyncConnection) -> No
     async with conn.transaction():
         with pytest.raises(NotLeader):
             async with conn.transaction():
-                await fire(conn, shard=0, epoch=old, batch=10)
+                await fire_schedules(conn, shard=0, epoch=old, batch=10)
     assert await value(conn, "select error from schedule_state") is None
 
 
@@ -304,7 +303,7 @@ async def test_a_dag_whose_runs_cannot_start_keeps_no_other(conn: AsyncConnectio
     done = await admit(conn, shard=0, epoch=epoch)
     assert (done.admitted, done.refused) == (1, 1)
     assert [await run_state(conn, run) for run in passed_over.values()] == ["queued", "running"]
-    assert (await shards.look(conn, shard=0, epoch=epoch, lost_after=9)).with_room == []
+    assert (await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=9)).with_room == []
     await cure(conn, "task")
     await set_clock(conn, later(11))
     assert (await admit(conn, shard=0, epoch=epoch)).admitted == 1

@@ -9,15 +9,14 @@ from datetime import datetime, timedelta
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import gates, shards
 from evertick.domain.attempt import TaskKey
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.domain.params import declare_params
-from evertick.domain.why import tell
-from evertick.engine.cancel import cancel
-from evertick.engine.gates import reconcile_gates, set_pool, tend
-from evertick.engine.trigger import trigger
-from evertick.store import gates, shards
-from evertick.store.db import Purpose, connect
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.dags.params import declare_params
+from evertick.domain.explain import describe
+from evertick.engine.gates import admit_gated_tasks, reconcile_gates, set_pool
+from evertick.engine.runs import cancel, trigger
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, states, value
 
@@ -59,18 +58,18 @@ async def test_slots_come_back_by_time_and_not_by_the_end_of_a_task(db: AsyncCon
     made += [await start(db, "a") for _ in range(4)]
     assert await let_in(db, made) == [True, True, False, False, False]
     await runner.step([(claim, "success", {}) for claim in await runner.claim()])
-    done = await tend(db, shard=0, epoch=leader, batch=10)
+    done = await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
     assert (done.admitted, done.next_opening) == (0, later(10)), "their end gives nothing back"
     await set_clock(db, later(9.999))
-    assert (await tend(db, shard=0, epoch=leader, batch=10)).admitted == 0
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 0
     await set_clock(db, later(10))
-    done = await tend(db, shard=0, epoch=leader, batch=10)
+    done = await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
     assert (done.admitted, done.next_opening) == (1, later(14))
     await sound(db)
     await set_clock(db, later(30))
-    done = await tend(db, shard=0, epoch=leader, batch=10)
+    done = await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
     assert (done.admitted, done.next_opening) == (2, None), "two slots have come back; nobody else waits for one"
-    assert (await shards.look(db, shard=0, epoch=leader, lost_after=90, watch=(False, False))).next_opening is None
+    assert (await shards.poll_work(db, shard=0, epoch=leader, lost_after=90, watch=(False, False))).next_opening is None
     await sound(db)
     await runner.finish(holder)
 
@@ -80,7 +79,7 @@ async def test_the_leader_knows_when_to_come_by(db: AsyncConnection) -> None:
     await limited(db, "a", rate(1, 60))
     for _ in range(2):
         await start(db, "a")
-    seen = await shards.look(db, shard=0, epoch=leader, lost_after=90, watch=(False, False))
+    seen = await shards.poll_work(db, shard=0, epoch=leader, lost_after=90, watch=(False, False))
     assert (seen.next_opening, seen.has_gates) == (later(60), False)
 
 
@@ -111,7 +110,7 @@ async def test_who_waits_for_a_slot_of_a_rate_takes_nothing_else(db: AsyncConnec
     assert claim.run_id == third, "the one that waits for time does not keep the key"
     # Its time comes while the key is taken: it moves to the key's line, and its slot is taken only when it is let in.
     await set_clock(db, later(10))
-    assert (await tend(db, shard=0, epoch=leader, batch=10)).admitted == 0
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 0
     assert [each.detail["gate"] for each in await gates.why(db, TaskKey(second, 0, -1))] == ["mutex"]
     await set_clock(db, later(15))
     ((claim,), _) = await runner.step([(claim, "success", {})], free=5)
@@ -129,15 +128,15 @@ async def test_why_says_until_when(db: AsyncConnection) -> None:
     for run in made:
         (reason,) = await gates.why(db, TaskKey(run, 0, -1))
         until.append(datetime.fromisoformat(reason.detail["until"]))
-        assert "rate api is used up: 2/2 in 60 s; next slot at 2030-01-01T00:0" in tell(reason)
+        assert "rate api is used up: 2/2 in 60 s; next slot at 2030-01-01T00:0" in describe(reason)
     assert until == [later(60), later(65), later(120), later(125)]
     leader = await lead(db)
     for run, instant in zip(made, until, strict=True):
         await set_clock(db, instant - timedelta(milliseconds=1))
-        await tend(db, shard=0, epoch=leader, batch=10)
+        await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
         assert await let_in(db, [run]) == [False]
         await set_clock(db, instant)
-        await tend(db, shard=0, epoch=leader, batch=10)
+        await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
         assert await let_in(db, [run]) == [True]
 
 
@@ -149,7 +148,7 @@ async def test_a_new_version_changes_the_rate_and_what_is_taken_stays_taken(db: 
     made.append(await start(db, "a"))
     assert await let_in(db, made) == [True, True, True, False]
     await set_clock(db, later(10))
-    assert (await tend(db, shard=0, epoch=leader, batch=10)).admitted == 1
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 1
     assert await value(db, "select until from gate_pass") == later(110)
     (row,) = await gates.list_gates(db, kinds=["rate"])
     assert (row.used, row.capacity, row.period) == (1, 1, 100.0)
@@ -197,7 +196,7 @@ async def test_no_window_has_more_than_the_limit_with_many_promoters(database: s
 
     async def plan() -> None:
         while await value(conn, "select count(*) from run_status where state = 'success'") != count:
-            await tend(conn, shard=0, epoch=epoch, batch=10)
+            await admit_gated_tasks(conn, shard=0, epoch=epoch, batch=10)
             assert (await reconcile_gates(conn, shard=0, epoch=epoch, after=0, batch=100)).drifted == 0
         is_over.set()
 
@@ -236,6 +235,6 @@ async def test_a_slot_that_came_back_while_somebody_looked_elsewhere_is_not_forg
     await runner.finish(claims[1])
     assert await let_in(db, [both]) == [True]
     await sound(db)
-    await tend(db, shard=0, epoch=leader, batch=10)
+    await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
     assert await let_in(db, made) == [True, True, True]
     await sound(db)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import runs
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.promote import promote
-from evertick.engine.reconcile import reconcile
-from evertick.store import runs
+from evertick.engine.maintenance import promote, reconcile
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import DagSpec
+from evertick.db.queries import dags
+from evertick.db.queries.dags import Published
+from evertick.domain.dags.spec import DagSpec
 from evertick.domain.routing import Routing, read_routing
 from evertick.engine.publish import NO_RULES, publish
-from evertick.store import dags
-from evertick.store.dags import Published
 from tests.engine.world import make_dag, value
 
 pytestmark = pytest.mark.requirement("K6")

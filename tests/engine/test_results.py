@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import DagSpec
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.reap import bury
-from evertick.store import tasks
+from evertick.db.queries import tasks
+from evertick.domain.dags.spec import DagSpec
+from evertick.engine.runners import mark_runner_dead
+from evertick.engine.tasks import clear, select_tasks
 from tests.engine.world import Runner, key_of, make_dag, put, start
 
 
@@ -23,7 +23,7 @@ async def test_a_zombie_attempt_changes_no_result(conn: AsyncConnection) -> None
     run_id = await start(conn, "d")
     zombie, other = await Runner.join(conn), await Runner.join(conn)
     (old,) = await zombie.claim()
-    await bury(conn, session=zombie.session, reason="killed", infra_retries=3)
+    await mark_runner_dead(conn, session=zombie.session, reason="killed", infra_retries=3)
     assert await zombie.finish(old, result={"of": "zombie"}) == [(key_of(old), old.epoch)]
     assert await tasks.result(conn, key_of(old)) is None
     (new,) = await other.claim()

@@ -8,17 +8,16 @@ from collections import Counter
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import tasks
+from evertick.db.queries.runners import NewRunner, register
+from evertick.db.queries.tasks import ExchangeRow, Promoted
 from evertick.domain.retry import Backoff, RetryPolicy, delay_before
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.pause import pause, unpause
-from evertick.engine.promote import promote
-from evertick.engine.reap import bury
-from evertick.engine.reconcile import reconcile
-from evertick.store import tasks
-from evertick.store.db import Purpose, connect
-from evertick.store.runners import NewRunner, register
-from evertick.store.tasks import Promoted, StepRow
+from evertick.engine.dags import pause, unpause
+from evertick.engine.maintenance import promote, reconcile
+from evertick.engine.runners import mark_runner_dead
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, select_tasks
 from tests.engine import invariants
 from tests.engine.poison import cure, refuse
 from tests.engine.world import Runner, later, lead, make_dag, names_of, put, set_clock, start, states, value
@@ -47,7 +46,7 @@ async def let_in(conn: AsyncConnection, epoch: int, bound: int | None = 4) -> Pr
     return await promote(conn, shard=0, epoch=epoch, batch=1000, max_active_retries=bound)
 
 
-async def finish_all(runner: Runner, claims: list[StepRow], kind: str = "success") -> None:
+async def finish_all(runner: Runner, claims: list[ExchangeRow], kind: str = "success") -> None:
     await runner.step([(claim, kind, {"retry_in": 5}) for claim in claims])
 
 
@@ -152,7 +151,7 @@ async def test_lost_canceled_and_cleared_retries_leave_room(conn: AsyncConnectio
     run, runner = await storm(conn)
     await let_in(conn, epoch)
     await runner.claim(2)
-    await bury(conn, session=runner.session, reason="gone", infra_retries=3)
+    await mark_runner_dead(conn, session=runner.session, reason="gone", infra_retries=3)
     # What was lost is in line once more, by the ordinary door. It was tried, and so is no retry of this kind.
     assert (await let_in(conn, epoch)).promoted == 2
     await cancel(conn, run_id=run, actor="me")
@@ -186,7 +185,7 @@ async def test_the_bound_is_half_of_the_slots_of_the_live_runners_of_the_queue(c
             slots=slots,
         )
         await register(conn, new)
-    await bury(conn, session=4, reason="gone", infra_retries=3)
+    await mark_runner_dead(conn, session=4, reason="gone", infra_retries=3)
     assert (await let_in(conn, epoch, None)).promoted == (6 + 10) // 2 - 1
 
 

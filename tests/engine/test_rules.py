@@ -6,8 +6,8 @@ from itertools import product
 
 from psycopg import AsyncConnection
 
+from evertick.domain.dags.trigger_rules import UpstreamCounts, decide
 from evertick.domain.states import TriggerRule
-from evertick.domain.trigger_rules import UpstreamCounts, decide
 
 MOST = 4
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.after import after
-from evertick.domain.dag import NamedSchedule
-from evertick.domain.dag_rules import validate
+from evertick.db.queries import notifications, runs
+from evertick.domain.dags.mapping import MappedList, Mapping
+from evertick.domain.dags.spec import NamedSchedule
+from evertick.domain.dags.validation import validate
 from evertick.domain.errors import InvalidDag
-from evertick.domain.mapping import MappedList, Mapping
-from evertick.domain.notices import Event, NoticeSpec
-from evertick.domain.schedule import parse_schedule
+from evertick.domain.notifications import Event, NotificationRuleSpec
+from evertick.domain.schedules.dependencies import after
+from evertick.domain.schedules.spec import parse_schedule
 from evertick.domain.states import TriggerRule
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.time_out import time_out_run
-from evertick.store import outbox, runs
+from evertick.engine.maintenance import time_out_run
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, select_tasks
 from tests.engine import invariants
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -109,7 +109,7 @@ async def test_who_is_canceled_does_not_begin_again_and_who_took_too_long_does(c
 
 
 async def test_to_all_others_it_has_not_ended_meanwhile(conn: AsyncConnection) -> None:
-    told = tuple(NoticeSpec(event=event, sink=HOOK) for event in (Event.FAILURE, Event.RETRY, Event.SUCCESS))
+    told = tuple(NotificationRuleSpec(event=event, sink=HOOK) for event in (Event.FAILURE, Event.RETRY, Event.SUCCESS))
     await put(conn, make_dag("d", {"a": []}, retries=1, notices=told, max_active_runs=1))
     waits = NamedSchedule(name="main", spec=parse_schedule(after("d")))
     await put(conn, make_dag("next", {"x": []}, schedules=(waits,)))
@@ -123,7 +123,7 @@ async def test_to_all_others_it_has_not_ended_meanwhile(conn: AsyncConnection) -
     assert claim.run_id == first
     await runner.finish(claim)
     assert await value(conn, "select count(*) from arrival") == 1
-    assert [each.event for each in reversed(await outbox.list_all(conn))] == ["retry", "success"]
+    assert [each.event for each in reversed(await notifications.list_deliveries(conn))] == ["retry", "success"]
     await runner.drain()
 
 

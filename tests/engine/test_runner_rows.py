@@ -8,12 +8,10 @@ from datetime import datetime, timedelta
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.engine.drain import drain, undrain
-from evertick.engine.extend import Request, extend
-from evertick.engine.promote import promote
-from evertick.engine.reap import bury, listen
-from evertick.store import runners
-from evertick.store.runners import NewRunner
+from evertick.db.queries import runners
+from evertick.db.queries.runners import NewRunner
+from evertick.engine.maintenance import promote
+from evertick.engine.runners import RunnerRequest, drain, extend, mark_runner_dead, observe_heartbeats, undrain
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, states, value
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -28,7 +26,7 @@ async def conn(rollback_conn: AsyncConnection) -> AsyncConnection:
     return rollback_conn
 
 
-async def asked_of(conn: AsyncConnection, runner: Runner) -> Request | None:
+async def asked_of(conn: AsyncConnection, runner: Runner) -> RunnerRequest | None:
     return (await extend(conn, session=runner.session, held=[])).request
 
 
@@ -38,7 +36,7 @@ async def asked_of(conn: AsyncConnection, runner: Runner) -> Request | None:
 async def test_what_is_asked_comes_with_the_heartbeat_until_it_is_taken_back(conn: AsyncConnection) -> None:
     mine, other = await Runner.join(conn), await Runner.join(conn)
     assert await asked_of(conn, mine) is None
-    for then_leave, request in ((False, Request.DRAIN), (True, Request.LEAVE)):
+    for then_leave, request in ((False, RunnerRequest.DRAIN), (True, RunnerRequest.LEAVE)):
         assert await drain(conn, sessions=[mine.session], actor="ann", then_leave=then_leave) == [mine.session]
         assert (await asked_of(conn, mine), await asked_of(conn, other)) == (request, None)
     assert await undrain(conn, sessions=[mine.session], actor="bob") == [mine.session]
@@ -70,7 +68,7 @@ async def test_a_session_that_registers_again_is_the_same_and_one_that_is_gone_g
 async def test_a_heartbeat_of_a_buried_runner_hears_of_its_end_and_of_nothing_else(conn: AsyncConnection) -> None:
     mine = await Runner.join(conn)
     await drain(conn, sessions=[mine.session], actor="ann")
-    await bury(conn, session=mine.session, reason="gone", infra_retries=3)
+    await mark_runner_dead(conn, session=mine.session, reason="gone", infra_retries=3)
     reply = await extend(conn, session=mine.session, held=[])
     assert (reply.is_gone, reply.request) == (True, None)
 
@@ -90,7 +88,7 @@ async def test_neighbours_are_alive_and_of_the_same_host_boot_and_namespace(conn
     for session, changes in enumerate(({}, {}, {"host": "x"}, {"boot_id": "x"}, {"pid_namespace": "x"}), 1):
         await runners.register(conn, replace(SOMEBODY, session=session, **changes))  # type: ignore[arg-type]
     await runners.leave(conn, 2)
-    found = await runners.neighbours(conn, host="h", boot_id="b", pid_namespace="p")
+    found = await runners.peers(conn, host="h", boot_id="b", pid_namespace="p")
     assert [each.session for each in found] == [1]
 
 
@@ -108,7 +106,7 @@ async def test_namesakes_are_others_that_live_under_the_same_id(conn: AsyncConne
 async def silent_for(conn: AsyncConnection, seconds: int, *, lost_after: float) -> list[int]:
     epoch = await lead(conn)
     for _ in range(seconds):
-        told = (await listen(conn, shard=0, epoch=epoch, elapsed=1.0, lost_after=lost_after)).silent
+        told = (await observe_heartbeats(conn, shard=0, epoch=epoch, elapsed=1.0, lost_after=lost_after)).silent
     return told
 
 
@@ -148,7 +146,7 @@ async def test_losses_wait_longer_each_time_and_end_the_task_when_they_are_too_m
         await set_clock(conn, now)
         await promote(conn, shard=0, epoch=epoch, batch=10)
         assert [claim.epoch for claim in await runner.claim()] == [number + 1]
-        await bury(conn, session=runner.session, reason="agent_lost: test", infra_retries=3)
+        await mark_runner_dead(conn, session=runner.session, reason="agent_lost: test", infra_retries=3)
         not_before = await value(conn, "select not_before from task")
         waits.append((not_before - now).total_seconds() if isinstance(not_before, datetime) else 0.0)
     assert waits == [0.0, 5.0, 10.0, 0.0]

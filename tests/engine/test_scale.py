@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.mapping import MappedList, Mapping
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
+from evertick.domain.dags.mapping import MappedList, Mapping
 from tests.engine.world import Runner, make_dag, put, start, states
 
 _USER_TICKS, _SYSTEM_TICKS = 11, 12

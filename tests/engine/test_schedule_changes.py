@@ -9,18 +9,23 @@ from datetime import datetime, timedelta
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import NamedSchedule
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import schedules
+from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import Conflict, NotFound
-from evertick.domain.jitter import delay_of
-from evertick.domain.misfire import MisfirePolicy
-from evertick.domain.schedule import parse_schedule
-from evertick.engine.catch_up import CatchUp, preview
-from evertick.engine.change_schedule import delete_schedule, pause_schedule, reset_schedule, unpause_schedule
-from evertick.engine.fire import fire
-from evertick.engine.pause import pause, unpause
-from evertick.engine.put_schedule import put_schedule
-from evertick.store import schedules
-from evertick.store.db import Purpose, connect
+from evertick.domain.schedules.misfire import MisfirePolicy, delay_of
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine.dags import pause, unpause
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.schedules import (
+    CatchUp,
+    delete_schedule,
+    pause_schedule,
+    preview,
+    put_schedule,
+    reset_schedule,
+    unpause_schedule,
+)
 from tests.engine import invariants
 from tests.engine.world import T0, later, lead, make_dag, put, set_clock, value
 
@@ -58,14 +63,14 @@ async def test_one_schedule_is_paused_and_goes_on_while_the_others_fire(conn: As
     assert await pause_schedule(conn, dag="one", name="main", actor="ann", expected_version=1) == 2
     assert await fires(conn) == [10]
     await set_clock(conn, later(35))
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await fires(conn) == [10, 20]
     assert await unpause_schedule(conn, dag="one", name="main", actor="ann") == 3
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await fires(conn) == [10, 20]
     assert await skipped(conn) == [(20, 30, 2, "paused")]
     await set_clock(conn, later(40))
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await fires(conn) == [10, 20, 40, 40]
     assert await invariants.violations(conn) == []
 
@@ -78,7 +83,7 @@ async def test_unpausing_what_is_not_paused_changes_nothing(conn: AsyncConnectio
         assert await unpause_schedule(conn, dag="one", name="main", actor="ann") == 1
         assert not await unpause(conn, dag="one", actor="ann")
     assert (await fires(conn), await skipped(conn)) == ([], [])
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert (await fires(conn), await skipped(conn)) == ([20], [(10, 10, 1, "misfire_latest")])
     assert [await pause_schedule(conn, dag="one", name="main", actor="ann") for _ in range(2)] == [2, 2]
 
@@ -90,15 +95,15 @@ async def test_the_pause_of_a_schedule_and_of_its_dag_are_two(conn: AsyncConnect
     await pause(conn, dag="one", actor="ann")
     await unpause(conn, dag="one", actor="ann")
     await set_clock(conn, later(15))
-    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
+    assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
     await pause(conn, dag="one", actor="ann")
     await unpause_schedule(conn, dag="one", name="main", actor="ann")
     await set_clock(conn, later(25))
-    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
+    assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
     await unpause(conn, dag="one", actor="ann")
     assert await skipped(conn) == [(10, 20, 2, "paused")]
     await set_clock(conn, later(30))
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await fires(conn) == [30]
     assert await invariants.violations(conn) == []
 
@@ -143,12 +148,12 @@ async def test_a_deleted_schedule_settles_what_was_due_and_publishing_does_not_b
     assert await fires(conn) == [10]
     await put(conn, make_dag("one", {"a": [], "b": []}, every="@every 10s"))
     await set_clock(conn, later(30))
-    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
+    assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
     with pytest.raises(NotFound, match="has no schedule"):
         await pause_schedule(conn, dag="one", name="main", actor="ann")
     assert await reset_schedule(conn, dag="one", name="main", actor="ann")
     await set_clock(conn, later(40))
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await fires(conn) == [10, 40]
     assert await value(conn, "select count(*) from schedule") == 1
     await put(conn, make_dag("one", ONE, every="@every 60s"))
@@ -205,7 +210,7 @@ async def test_a_change_settles_a_long_backlog_whole(conn: AsyncConnection) -> N
 async def test_more_missed_fires_than_the_limit_are_skipped_oldest_first(conn: AsyncConnection) -> None:
     epoch = await world(conn, misfire=MisfirePolicy.ALL, catchup_limit=3)
     await set_clock(conn, later(105))
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await fires(conn) == [80, 90, 100]
     assert await skipped(conn) == [(10, 70, 7, "over_limit")]
 
@@ -219,7 +224,7 @@ async def test_a_list_of_instants_fires_each_and_tells_those_that_are_over(conn:
     assert await skipped(conn) == [(-50, -20, 2, "past_when_published")]
     for seconds in (10, 40):
         await set_clock(conn, later(seconds))
-        await fire(conn, shard=0, epoch=epoch, batch=10)
+        await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await fires(conn) == [10, 30]
     assert await value(conn, "select next_due from schedule_state") is None
 
@@ -235,9 +240,9 @@ async def test_with_jitter_a_fire_is_later_and_known_by_its_nominal_instant(conn
     due = await value(conn, "select next_due from schedule_state")
     assert due == later(60) + delay
     await set_clock(conn, later(60) + delay - timedelta(milliseconds=1))
-    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
+    assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
     await set_clock(conn, later(60) + delay)
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await fires(conn) == [60]
     assert await value(conn, "select next_due from schedule_state") == later(120) + delay
 
@@ -255,7 +260,7 @@ async def test_a_change_of_the_jitter_alone_neither_loses_nor_repeats_a_fire(con
         for _ in range(40):
             now += timedelta(seconds=15 + step)
             await set_clock(conn, now)
-            await fire(conn, shard=0, epoch=epoch, batch=10)
+            await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     found = await fires(conn)
     assert found == [60.0 * n for n in range(1, len(found) + 1)]
     assert await skipped(conn) == []
@@ -277,7 +282,7 @@ async def test_changes_race_a_firing_leader_and_lose_no_fire(database: str) -> N
                 await set_clock(conn, later(step * 4))
             ann, bob, cid = others
             await asyncio.gather(
-                fire(leader, shard=0, epoch=epoch, batch=10),
+                fire_schedules(leader, shard=0, epoch=epoch, batch=10),
                 put_schedule(ann, dag="one", schedule=every(f"@every {5 + step % 3}s"), actor="ann"),
                 pause_schedule(bob, dag="one", name="main", actor="bob"),
                 unpause_schedule(cid, dag="one", name="main", actor="cid", catch_up=ALL),

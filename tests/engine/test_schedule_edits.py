@@ -8,15 +8,15 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.errors import InFailedSqlTransaction, SerializationFailure
 
-from evertick.domain.dag import NamedSchedule
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import schedules
+from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import Conflict
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.schedule import parse_schedule
-from evertick.engine.fire import fire
-from evertick.engine.pause import pause
-from evertick.engine.put_schedule import put_schedule
-from evertick.store import schedules
-from evertick.store.db import Purpose, connect
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine.dags import pause
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.schedules import put_schedule
 from tests.engine import invariants
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -36,9 +36,9 @@ async def test_a_schedule_is_put_read_back_and_fires(conn: AsyncConnection) -> N
     listed = {row.name: row.next_due for row in await schedules.list_all(conn, dag="one")}
     assert listed == {"extra": later(10), "single": later(15)}
     await set_clock(conn, later(20))
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     await set_clock(conn, later(30))
-    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     cursor = await conn.execute(
         "select c.name, count(*) from run r join schedule c using (schedule_id) group by 1 order by 1"
     )
@@ -104,7 +104,7 @@ async def test_state_survives_a_new_connection_and_views_can_be_made_again(datab
         epoch = await lead(conn)
         await put(conn, make_dag("one", {"a": [], "b": ["a"]}, every="@every 10s"))
         await set_clock(conn, later(10))
-        await fire(conn, shard=0, epoch=epoch, batch=10)
+        await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
         await pause(conn, dag="one", actor="ann")
         seen = await states(conn, 1)
     async with await connect(database, purpose=Purpose.PLANNING) as conn:

@@ -1,4 +1,4 @@
-"""Generated DAGs, some hundreds: the engine does as `domain/shape.py` says. `make shapes` runs thousands."""
+"""Generated DAGs, some hundreds: the engine does as `domain/dags/run_model.py` says. `make shapes` runs thousands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain import shape
+from evertick.domain.dags import run_model
 from tests.engine.shapes import Differs, play_shapes
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
@@ -22,7 +22,7 @@ async def test_the_engine_does_what_the_model_says(database: str, seed: int) -> 
 
 def test_the_model_can_be_read_in_one_sitting() -> None:
     """What the engine is held against has at most a hundred lines of code: without imports, comments and docstrings."""
-    text = inspect.getsource(shape)
+    text = inspect.getsource(run_model)
     tree = ast.parse(text)
     others = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     others += [node.body[0] for node in ast.walk(tree) if isinstance(node, _DOCUMENTED) and ast.get_docstring(node)]

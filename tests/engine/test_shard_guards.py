@@ -9,11 +9,9 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection, conninfo
 
-from evertick.engine.move_out import move_out
-from evertick.engine.reconcile import reconcile
-from evertick.engine.set_shards import choose_shards, set_shards
-from evertick.store import shards, sharing
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import shards
+from evertick.engine.maintenance import choose_shards, rebalance_shard, reconcile, set_shards
 from tests.engine.test_shards import MINUTE, ONE, fewer, lead_all
 from tests.engine.world import OWN_LOCKS, T0, later, make_dag, put, set_clock, value
 from tests.waiting import eventually
@@ -49,7 +47,7 @@ async def close_two(db: AsyncConnection) -> dict[int, int]:
     """Of four shards the last two are closed; returns the epochs under which they were led."""
     epochs = await fewer(db)
     for shard in (2, 3):
-        assert (await move_out(db, shard=shard, epoch=epochs[shard], batch=10)).is_closed
+        assert (await rebalance_shard(db, shard=shard, epoch=epochs[shard], batch=10)).is_closed
     return epochs
 
 
@@ -58,11 +56,11 @@ async def test_who_changes_how_many_there_are_waits_for_who_does_so(
 ) -> None:
     """Each counts the shards after its change: two at once would both be right, and the sum wrong."""
     epochs = await fewer(db)
-    await move_out(db, shard=3, epoch=epochs[3], batch=10)
+    await rebalance_shard(db, shard=3, epoch=epochs[3], batch=10)
     await db.execute("update dag set shard = 3 where name = 'd1'")
     deeds: list[Callable[[], Awaitable[object]]] = [
         lambda: set_shards(db, shards=3, actor="me"),
-        lambda: move_out(db, shard=2, epoch=epochs[2], batch=10),
+        lambda: rebalance_shard(db, shard=2, epoch=epochs[2], batch=10),
         lambda: db.execute("select reopen_shards()"),
     ]
     await db.execute("set lock_timeout = '30ms'")
@@ -102,11 +100,11 @@ async def test_the_minute_begins_again_with_every_change(db: AsyncConnection) ->
     epochs = await lead_all(db, 2)
     await set_clock(db, later(MINUTE - 1))
     await set_shards(db, shards=2, actor="me")
-    await move_out(db, shard=0, epoch=epochs[0], batch=10)
+    await rebalance_shard(db, shard=0, epoch=epochs[0], batch=10)
     await set_clock(db, later(MINUTE + 1))
-    assert not (await move_out(db, shard=0, epoch=epochs[0], batch=10)).is_over
+    assert not (await rebalance_shard(db, shard=0, epoch=epochs[0], batch=10)).is_over
     await set_clock(db, later(2 * MINUTE))
-    assert (await move_out(db, shard=0, epoch=epochs[0], batch=10)).is_over
+    assert (await rebalance_shard(db, shard=0, epoch=epochs[0], batch=10)).is_over
 
 
 async def test_who_stands_by_does_not_wait_for_a_leader_that_lives(db: AsyncConnection, other: AsyncConnection) -> None:
@@ -116,7 +114,7 @@ async def test_who_stands_by_does_not_wait_for_a_leader_that_lives(db: AsyncConn
     await other.execute("set lock_timeout = '30ms'")
     async with db.transaction():
         await db.execute("select fence(1::smallint, %s)", [epochs[1]])
-        assert (await shards.stand_by(other, shard=1, owner="x", seconds=5, watches=True)).epoch is None
+        assert (await shards.try_acquire_shard(other, shard=1, owner="x", seconds=5, watches=True)).epoch is None
 
 
 @pytest.mark.requirement("A4", "A10")
@@ -129,7 +127,8 @@ async def test_of_two_that_wait_for_the_fence_one_takes_the_shard(
         async with db.transaction():
             await db.execute("select fence(0::smallint, %s)", [epochs[0]])
             asked = [
-                asyncio.ensure_future(shards.take(conn, shard=0, owner="x", seconds=1000)) for conn in (other, third)
+                asyncio.ensure_future(shards.acquire_shard(conn, shard=0, owner="x", seconds=1000))
+                for conn in (other, third)
             ]
             await eventually(
                 lambda: value(db, f"select count(*) = 2 from {OWN_LOCKS} where classid = 4711 and not granted")
@@ -142,7 +141,7 @@ async def test_of_two_that_wait_for_the_fence_one_takes_the_shard(
 
 async def survey(conn: AsyncConnection) -> dict[int, bool]:
     """Which shards are led or should be, and whether each is free."""
-    found = await sharing.survey(conn, owner="me", seconds=1000, watches=True)
+    found = await shards.survey(conn, owner="me", seconds=1000, watches=True)
     return {each.shard: each.is_free for each in found}
 
 
@@ -153,7 +152,7 @@ async def test_a_survey_tells_of_no_closed_shard(db: AsyncConnection) -> None:
 
 async def test_a_survey_waits_for_nobody_who_forgets_the_same(db: AsyncConnection, other: AsyncConnection) -> None:
     await set_shards(db, shards=2, actor="me")
-    await sharing.survey(db, owner="old", seconds=1, watches=False)
+    await shards.survey(db, owner="old", seconds=1, watches=False)
     await set_clock(db, later(100))
     await db.execute("set lock_timeout = '30ms'")
     async with other.transaction():
@@ -196,6 +195,6 @@ async def test_a_lock_in_another_database_does_not_make_a_dead_leader_look_alive
 
 async def lead_and_die(conn: AsyncConnection) -> None:
     """A leader of shard 1 that was watched, and whose session is over."""
-    led = await shards.stand_by(conn, shard=1, owner="dead", seconds=1000, watches=True)
+    led = await shards.try_acquire_shard(conn, shard=1, owner="dead", seconds=1000, watches=True)
     assert led.is_watched
     await conn.execute("select pg_advisory_unlock(4712, 1)")

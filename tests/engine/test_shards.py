@@ -8,17 +8,14 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import schedules, shards
+from evertick.db.queries.shards import Moved
 from evertick.domain.errors import NotLeader, UserError
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.fire import fire
+from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.gates import set_pool
-from evertick.engine.move_out import move_out
-from evertick.engine.promote import promote
-from evertick.engine.reconcile import reconcile
-from evertick.engine.set_shards import choose_shards, set_shards
-from evertick.store import schedules, shards, sharing
-from evertick.store.db import Purpose, connect
-from evertick.store.sharing import Moved
+from evertick.engine.maintenance import choose_shards, promote, rebalance_shard, reconcile, set_shards
 from tests.engine.plans import plan, scheduled
 from tests.engine.test_gates import pool
 from tests.engine.world import OWN_LOCKS, T0, Runner, later, lead, make_dag, put, set_clock, start, value
@@ -36,7 +33,7 @@ async def db(conn: AsyncConnection) -> AsyncConnection:
 
 async def lead_shard(conn: AsyncConnection, shard: int) -> int:
     await conn.execute("update shard set lease_until = null where shard = %s", [shard])
-    epoch = await shards.take(conn, shard=shard, owner="test", seconds=1e6)
+    epoch = await shards.acquire_shard(conn, shard=shard, owner="test", seconds=1e6)
     assert epoch is not None
     return epoch
 
@@ -48,7 +45,7 @@ async def lead_all(conn: AsyncConnection, count: int) -> dict[int, int]:
 async def move_all(conn: AsyncConnection, epochs: dict[int, int]) -> int:
     """Every leader until none finds anything to move."""
     moved = 0
-    while done := sum([(await move_out(conn, shard=s, epoch=e, batch=7)).moved for s, e in epochs.items()]):
+    while done := sum([(await rebalance_shard(conn, shard=s, epoch=e, batch=7)).moved for s, e in epochs.items()]):
         moved += done
     return moved
 
@@ -96,10 +93,10 @@ async def test_the_setting_counts_only_where_nobody_has_chosen(db: AsyncConnecti
 
 async def test_every_leader_learns_of_the_number_by_renewing(db: AsyncConnection) -> None:
     epoch = await lead(db)
-    before = await shards.look(db, shard=0, epoch=epoch, lost_after=90, seconds=5)
+    before = await shards.poll_work(db, shard=0, epoch=epoch, lost_after=90, seconds=5)
     assert (before.of_shards, before.has_moves) == (1, False)
     await set_shards(db, shards=4, actor="me")
-    after = await shards.look(db, shard=0, epoch=epoch, lost_after=90, seconds=5)
+    after = await shards.poll_work(db, shard=0, epoch=epoch, lost_after=90, seconds=5)
     assert (after.of_shards, after.has_moves) == (4, True)
 
 
@@ -128,7 +125,7 @@ async def test_what_belongs_to_another_shard_is_moved_with_all_that_hangs_on_it(
         assert (await reconcile(db, shard=shard, epoch=epoch, after=(0, 0), batch=100)).repaired == []
     await set_clock(db, later(61))
     promoted = [(await promote(db, shard=shard, epoch=epoch, batch=100)).promoted for shard, epoch in epochs.items()]
-    fired = [(await fire(db, shard=shard, epoch=epoch, batch=100)).settled for shard, epoch in epochs.items()]
+    fired = [(await fire_schedules(db, shard=shard, epoch=epoch, batch=100)).settled for shard, epoch in epochs.items()]
     assert sum(fired) == 20
     assert all(count < 20 for count in fired)
     assert sum(promoted) > 0
@@ -166,7 +163,7 @@ async def test_a_schedule_that_has_moved_is_fired_by_its_new_leader_alone(db: As
     await db.execute("update schedule_state set shard = 1")
     planned = [plan(schedule)]
     assert (await schedules.fire(db, shard=0, epoch=epochs[0], plans=planned)).won == []
-    aside = await schedules.set_aside(db, shard=0, epoch=epochs[0], due=due, reason="no", is_tried_again=False)
+    aside = await schedules.set_schedule_aside(db, shard=0, epoch=epochs[0], due=due, reason="no", is_tried_again=False)
     assert not aside
     assert (await schedules.fire(db, shard=1, epoch=epochs[1], plans=planned)).won == [due.schedule_id]
 
@@ -179,7 +176,7 @@ async def test_only_the_leader_of_a_shard_moves_out_of_it(db: AsyncConnection) -
     old = await lead_shard(db, 0)
     await lead_shard(db, 0)
     with pytest.raises(NotLeader):
-        await move_out(db, shard=0, epoch=old, batch=100)
+        await rebalance_shard(db, shard=0, epoch=old, batch=100)
     assert set((await places(db)).values()) == {0}
 
 
@@ -192,13 +189,13 @@ async def test_what_somebody_holds_is_moved_the_next_time(database: str, conn: A
         async with other.transaction():
             await other.execute("select from dag for update")
             await other.execute("select from schedule_state for update")
-            done = await move_out(conn, shard=0, epoch=epoch, batch=100)
+            done = await rebalance_shard(conn, shard=0, epoch=epoch, batch=100)
             assert done == Moved(moved=0, is_over=False, is_closed=False)
         async with other.transaction():
             await other.execute("select from schedule_state for update")
-            assert (await move_out(conn, shard=0, epoch=epoch, batch=100)).moved > 0
+            assert (await rebalance_shard(conn, shard=0, epoch=epoch, batch=100)).moved > 0
             assert await astray(conn) != 0
-    assert (await move_out(conn, shard=0, epoch=epoch, batch=100)).moved > 0
+    assert (await rebalance_shard(conn, shard=0, epoch=epoch, batch=100)).moved > 0
     assert await astray(conn) == 0
 
 
@@ -207,9 +204,13 @@ async def test_the_look_for_what_must_move_ends_a_minute_after_the_change(db: As
     await set_shards(db, shards=2, actor="me")
     epochs = await lead_all(db, 2)
     await move_all(db, epochs)
-    assert not (await move_out(db, shard=0, epoch=epochs[0], batch=10)).is_over, "somebody may just be writing for it"
+    assert not (await rebalance_shard(db, shard=0, epoch=epochs[0], batch=10)).is_over, (
+        "somebody may just be writing for it"
+    )
     await set_clock(db, later(MINUTE + 1))
-    assert await move_out(db, shard=0, epoch=epochs[0], batch=10) == Moved(moved=0, is_over=True, is_closed=False)
+    assert await rebalance_shard(db, shard=0, epoch=epochs[0], batch=10) == Moved(
+        moved=0, is_over=True, is_closed=False
+    )
     assert await value(db, "select moves_since is null from shard where shard = 0")
     assert await value(db, "select moves_since is not null from shard where shard = 1"), "each leader for its own"
 
@@ -234,20 +235,20 @@ async def test_a_shard_that_is_not_wanted_any_more_empties_and_closes(db: AsyncC
     assert set((await places(db)).values()) == {0, 1}
     assert await value(db, "select of_shards from shard where shard = 0") == 4, "until it is closed it is led"
     for shard in (2, 3):
-        assert await move_out(db, shard=shard, epoch=epochs[shard], batch=10) == Moved(
+        assert await rebalance_shard(db, shard=shard, epoch=epochs[shard], batch=10) == Moved(
             moved=0, is_over=True, is_closed=True
         )
         with pytest.raises(NotLeader):
-            await fire(db, shard=shard, epoch=epochs[shard], batch=1)
-            await move_out(db, shard=shard, epoch=epochs[shard], batch=10)
-        assert await shards.take(db, shard=shard, owner="x", seconds=5) is None, "nobody leads it"
+            await fire_schedules(db, shard=shard, epoch=epochs[shard], batch=1)
+            await rebalance_shard(db, shard=shard, epoch=epochs[shard], batch=10)
+        assert await shards.acquire_shard(db, shard=shard, owner="x", seconds=5) is None, "nobody leads it"
     assert await value(db, "select of_shards from shard where shard = 0") == 2
 
 
 async def test_a_shard_that_comes_back_goes_on_with_its_epochs(db: AsyncConnection) -> None:
     """A leader of long ago must never meet its own epoch again."""
     epochs = await fewer(db)
-    await move_out(db, shard=3, epoch=epochs[3], batch=10)
+    await rebalance_shard(db, shard=3, epoch=epochs[3], batch=10)
     await set_shards(db, shards=4, actor="me")
     assert await lead_shard(db, 3) > epochs[3]
 
@@ -256,7 +257,7 @@ async def test_what_turns_up_in_a_closed_shard_is_found(db: AsyncConnection) -> 
     """A transaction that took longer than a minute had read where its DAG was."""
     epochs = await fewer(db)
     for shard in (2, 3):
-        await move_out(db, shard=shard, epoch=epochs[shard], batch=10)
+        await rebalance_shard(db, shard=shard, epoch=epochs[shard], batch=10)
     await db.execute(
         "update schedule_state set shard = 3 where schedule_id = (select min(schedule_id) from schedule_state)"
     )
@@ -273,7 +274,7 @@ async def test_what_turns_up_in_a_closed_shard_is_found(db: AsyncConnection) -> 
 async def test_moves_are_not_over_for_a_change_that_came_meanwhile(db: AsyncConnection) -> None:
     epochs = await fewer(db)
     await set_shards(db, shards=2, actor="me")
-    assert not (await move_out(db, shard=3, epoch=epochs[3], batch=10)).is_over
+    assert not (await rebalance_shard(db, shard=3, epoch=epochs[3], batch=10)).is_over
 
 
 # handing over -------------------------------------------------------------------------------------------------------------
@@ -281,14 +282,14 @@ async def test_moves_are_not_over_for_a_change_that_came_meanwhile(db: AsyncConn
 
 async def test_a_shard_that_is_handed_over_is_for_its_heir_until_it_was_too_slow(db: AsyncConnection) -> None:
     epoch = await lead(db)
-    assert not await sharing.hand_over(db, shard=0, epoch=epoch - 1, heir="b", seconds=1)
-    assert await sharing.hand_over(db, shard=0, epoch=epoch, heir="b", seconds=1)
-    assert await shards.take(db, shard=0, owner="c", seconds=5) is None
-    assert await shards.take(db, shard=0, owner="b", seconds=5) == epoch + 1
+    assert not await shards.hand_over(db, shard=0, epoch=epoch - 1, heir="b", seconds=1)
+    assert await shards.hand_over(db, shard=0, epoch=epoch, heir="b", seconds=1)
+    assert await shards.acquire_shard(db, shard=0, owner="c", seconds=5) is None
+    assert await shards.acquire_shard(db, shard=0, owner="b", seconds=5) == epoch + 1
     assert await value(db, "select heir from shard") is None
-    assert await sharing.hand_over(db, shard=0, epoch=epoch + 1, heir="b", seconds=1)
+    assert await shards.hand_over(db, shard=0, epoch=epoch + 1, heir="b", seconds=1)
     await set_clock(db, later(1.5))
-    assert await shards.take(db, shard=0, owner="c", seconds=5) == epoch + 2
+    assert await shards.acquire_shard(db, shard=0, owner="c", seconds=5) == epoch + 2
 
 
 @pytest.fixture
@@ -308,40 +309,40 @@ async def test_who_is_handed_a_shard_is_watched_from_its_first_moment_on(
     """The session of who led before may last a while. If the new one were not watched and died at once, everybody would wait
     for the end of its lease."""
     one, two = pair
-    led = await shards.stand_by(one, shard=0, owner="a", seconds=1000, watches=True)
+    led = await shards.try_acquire_shard(one, shard=0, owner="a", seconds=1000, watches=True)
     assert led.epoch is not None and led.is_watched
 
     async def give(epoch: int) -> bool:
         if heir is None:
-            return await shards.resign(one, shard=0, epoch=epoch)
-        return await sharing.hand_over(one, shard=0, epoch=epoch, heir=heir, seconds=1000)
+            return await shards.release_shard(one, shard=0, epoch=epoch)
+        return await shards.hand_over(one, shard=0, epoch=epoch, heir=heir, seconds=1000)
 
     assert not await give(led.epoch - 1)
-    assert (await shards.stand_by(two, shard=0, owner="b", seconds=1000, watches=True)).epoch is None, (
+    assert (await shards.try_acquire_shard(two, shard=0, owner="b", seconds=1000, watches=True)).epoch is None, (
         "it leads and is alive"
     )
     assert await give(led.epoch)
     if heir is not None:
-        assert (await shards.stand_by(two, shard=0, owner="c", seconds=1000, watches=True)).epoch is None
-    taken = await shards.stand_by(two, shard=0, owner="b", seconds=1000, watches=True)
+        assert (await shards.try_acquire_shard(two, shard=0, owner="c", seconds=1000, watches=True)).epoch is None
+    taken = await shards.try_acquire_shard(two, shard=0, owner="b", seconds=1000, watches=True)
     assert (taken.epoch, taken.is_watched) == (led.epoch + 1, True)
     await two.close()
     await eventually(lambda: _takes(one, "a"))
 
 
 async def _takes(conn: AsyncConnection, owner: str) -> bool:
-    return (await shards.stand_by(conn, shard=0, owner=owner, seconds=1000, watches=True)).epoch is not None
+    return (await shards.try_acquire_shard(conn, shard=0, owner=owner, seconds=1000, watches=True)).epoch is not None
 
 
 async def test_who_was_never_watched_gives_its_lead_back_as_well(pair: tuple[AsyncConnection, AsyncConnection]) -> None:
     """Another session has the lock, for instance of one that is frozen: it stays where it is."""
     one, two = pair
     await two.execute("select pg_advisory_lock(4712, 0)")
-    led = await shards.stand_by(one, shard=0, owner="a", seconds=1000, watches=True)
+    led = await shards.try_acquire_shard(one, shard=0, owner="a", seconds=1000, watches=True)
     assert led.epoch is not None and not led.is_watched
     heard: list[str] = []
     one.add_notice_handler(lambda notice: heard.append(str(notice.message_primary)))
-    assert await shards.resign(one, shard=0, epoch=led.epoch)
+    assert await shards.release_shard(one, shard=0, epoch=led.epoch)
     assert heard == []
     assert await value(one, f"select count(*) from {OWN_LOCKS} where classid = 4712 and objid = 0") == 1
 
@@ -349,11 +350,11 @@ async def test_who_was_never_watched_gives_its_lead_back_as_well(pair: tuple[Asy
 async def test_a_survey_says_who_is_there_and_what_is_free(pair: tuple[AsyncConnection, AsyncConnection]) -> None:
     one, two = pair
     await set_shards(one, shards=3, actor="me")
-    await shards.stand_by(two, shard=1, owner="b", seconds=1000, watches=True)
-    await shards.take(one, shard=2, owner="c", seconds=1000)
-    await sharing.survey(one, owner="b", seconds=1000, watches=False)
-    await sharing.survey(two, owner="d", seconds=1000, watches=True)
-    seen = await sharing.survey(one, owner="a", seconds=1000, watches=True)
+    await shards.try_acquire_shard(two, shard=1, owner="b", seconds=1000, watches=True)
+    await shards.acquire_shard(one, shard=2, owner="c", seconds=1000)
+    await shards.survey(one, owner="b", seconds=1000, watches=False)
+    await shards.survey(two, owner="d", seconds=1000, watches=True)
+    seen = await shards.survey(one, owner="a", seconds=1000, watches=True)
     assert [(each.shard, each.owner, each.is_free) for each in seen] == [
         (0, None, True),
         (1, "b", False),
@@ -361,27 +362,27 @@ async def test_a_survey_says_who_is_there_and_what_is_free(pair: tuple[AsyncConn
     ]
     assert seen[0].live == ["a", "b", "d"]
     await two.close()
-    seen = await sharing.survey(one, owner="a", seconds=1000, watches=True)
+    seen = await shards.survey(one, owner="a", seconds=1000, watches=True)
     # A session's locks go one after the other.
     while not seen[1].is_free or "d" in seen[0].live:
-        seen = await sharing.survey(one, owner="a", seconds=1000, watches=True)
+        seen = await shards.survey(one, owner="a", seconds=1000, watches=True)
     assert [each.is_free for each in seen] == [True, True, False], (
         "a session that is over is seen; one that nobody watched is not"
     )
-    assert not (await sharing.survey(one, owner="a", seconds=1000, watches=False))[1].is_free
+    assert not (await shards.survey(one, owner="a", seconds=1000, watches=False))[1].is_free
     assert seen[0].live == ["a", "b"], "one that leads nothing is missed as well"
-    await sharing.leave(one, owner="b")
-    assert (await sharing.survey(one, owner="a", seconds=1000, watches=True))[0].live == ["a"]
+    await shards.announce_leave(one, owner="b")
+    assert (await shards.survey(one, owner="a", seconds=1000, watches=True))[0].live == ["a"]
 
 
 async def test_who_was_not_heard_of_for_a_lease_is_not_counted(db: AsyncConnection) -> None:
     await set_shards(db, shards=2, actor="me")
-    await sharing.survey(db, owner="a", seconds=5, watches=False)
+    await shards.survey(db, owner="a", seconds=5, watches=False)
     await set_clock(db, later(6))
-    assert (await sharing.survey(db, owner="b", seconds=5, watches=False))[0].live == ["b"]
-    assert [each.owner for each in await sharing.schedulers(db)] == ["b"]
+    assert (await shards.survey(db, owner="b", seconds=5, watches=False))[0].live == ["b"]
+    assert [each.owner for each in await shards.schedulers(db)] == ["b"]
     await set_clock(db, later(100))
-    await sharing.survey(db, owner="b", seconds=5, watches=False)
+    await shards.survey(db, owner="b", seconds=5, watches=False)
     assert await value(db, "select count(*) from scheduler") == 1
 
 
@@ -398,9 +399,9 @@ async def test_each_shard_has_a_fence_of_its_own(pair: tuple[AsyncConnection, As
     async with one.transaction():
         await one.execute("select fence(0::smallint, %s)", [epochs[0]])
         await two.execute("update shard set lease_until = null")
-        assert await shards.take(two, shard=1, owner="x", seconds=5) == epochs[1] + 1
+        assert await shards.acquire_shard(two, shard=1, owner="x", seconds=5) == epochs[1] + 1
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            await shards.take(two, shard=0, owner="x", seconds=5)
+            await shards.acquire_shard(two, shard=0, owner="x", seconds=5)
     with pytest.raises(psycopg.Error, match="not the leader of shard 1"):
         await one.execute("select fence(1::smallint, %s)", [epochs[1]])
     await one.execute("select fence(0::smallint, %s)", [epochs[0]])
@@ -412,7 +413,7 @@ async def test_what_there_is_one_of_is_told_to_the_leader_of_the_first_shard_alo
     epochs = await lead_all(db, 2)
     for second in range(1, 60):
         await set_clock(db, later(2 * second))
-        seen = await shards.look(db, shard=1, epoch=epochs[1], lost_after=90, seconds=5, elapsed=2)
+        seen = await shards.poll_work(db, shard=1, epoch=epochs[1], lost_after=90, seconds=5, elapsed=2)
         assert (seen.silent, seen.stranded, seen.has_gates, seen.has_arrivals) == (None, [], False, False)
     assert await value(db, "select silent_seconds from runner where session = %s", runner.session) == 0
 
@@ -452,7 +453,7 @@ async def test_a_pool_holds_across_shards(db: AsyncConnection) -> None:
     epochs = await lead_all(db, 2)
     await set_clock(db, later(60))
     for shard, epoch in epochs.items():
-        assert (await fire(db, shard=shard, epoch=epoch, batch=100)).settled == 3
+        assert (await fire_schedules(db, shard=shard, epoch=epoch, batch=100)).settled == 3
     runner = await Runner.join(db)
     done = 0
     while claims := await runner.claim(10):
@@ -507,7 +508,7 @@ async def test_every_kind_of_row_moves_and_what_belongs_here_stays(db: AsyncConn
     assert await value(db, "select misplaced(0::smallint, 1000)") == 1, (
         "what hangs on a DAG belongs to where the DAG is"
     )
-    assert (await move_out(db, shard=0, epoch=epoch, batch=100)).moved == len(KINDS)
+    assert (await rebalance_shard(db, shard=0, epoch=epoch, batch=100)).moved == len(KINDS)
     assert await counts(db) == dict.fromkeys(KINDS, "1 1")
     for kind in KINDS[3:]:
         assert await value(db, f"select run_id from {kind} where shard = 1") == runs["goes"]
@@ -516,7 +517,7 @@ async def test_every_kind_of_row_moves_and_what_belongs_here_stays(db: AsyncConn
         await db.execute(f"update {kind} set shard = 0")
         await db.execute("update dag set shard = 1 where name like 'goes%'")
         assert await value(db, "select misplaced(0::smallint, 1000)") == (0 if kind == "dag" else 1), kind
-        await move_out(db, shard=0, epoch=epoch, batch=100)
+        await rebalance_shard(db, shard=0, epoch=epoch, batch=100)
     await db.execute("delete from run_status where run_id = %s", [runs["stays"]])
     assert await value(db, "select home_of(%s)", runs["stays"]) == 0, "what is left of a run that is gone is not lost"
 
@@ -530,7 +531,7 @@ async def test_a_row_that_is_there_already_is_no_obstacle(db: AsyncConnection) -
         key = "run_id" if kind == "deadline" else "run_id, idx, map_index"
         due = "" if kind == "retry_slot" else "due_at, "
         await db.execute(f"insert into {kind} (shard, {due}{columns}{key}) select 1, {due}{columns}{key} from {kind}")
-    await move_out(db, shard=0, epoch=epoch, batch=100)
+    await rebalance_shard(db, shard=0, epoch=epoch, batch=100)
     assert await value(db, "select misplaced(0::smallint, 1000)") == 0
 
 
@@ -543,7 +544,7 @@ async def test_moving_waits_for_nobody(database: str, conn: AsyncConnection) -> 
         for held in KINDS:
             async with other.transaction():
                 await other.execute(f"select from {held} for update")
-                await move_out(conn, shard=0, epoch=epoch, batch=100)
+                await rebalance_shard(conn, shard=0, epoch=epoch, batch=100)
                 if held == "dag":
                     assert await counts(conn) == dict.fromkeys(KINDS, "2 0")
                 else:
@@ -551,4 +552,4 @@ async def test_moving_waits_for_nobody(database: str, conn: AsyncConnection) -> 
             await conn.execute("update dag set shard = 1 where name like 'goes%'")
             for kind in KINDS[1:]:
                 await conn.execute(f"update {kind} set shard = 0")
-    assert (await move_out(conn, shard=0, epoch=epoch, batch=100)).moved == len(KINDS) - 1
+    assert (await rebalance_shard(conn, shard=0, epoch=epoch, batch=100)).moved == len(KINDS) - 1

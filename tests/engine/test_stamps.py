@@ -7,15 +7,15 @@ from datetime import datetime
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.gates import GateKind, GateSpec
+from evertick.db.queries import overview
+from evertick.db.queries.overview import RunAttempt
+from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.dispatch import NeverBegan, QueuedEnd, claim_for_dispatch, end_queued
 from evertick.engine.gates import set_pool
-from evertick.engine.promote import promote
-from evertick.store import charts
-from evertick.store.charts import RunAttempt
-from tests.engine.far_agents import as_claim, begin
+from evertick.engine.maintenance import promote
+from evertick.engine.remote_attempts import DispatchResult, NotStarted, claim_for_dispatch, end_queued
+from evertick.engine.tasks import clear, select_tasks
+from tests.engine.remote_agents import as_claim, begin
 from tests.engine.world import Runner, key_of, later, lead, make_dag, put, set_clock, start
 
 POOL = GateSpec(kind=GateKind.POOL, name="p", weight=1)
@@ -28,7 +28,7 @@ async def conn(rollback_conn: AsyncConnection) -> AsyncConnection:
 
 
 async def attempts(conn: AsyncConnection, run_id: int) -> list[RunAttempt]:
-    return await charts.attempts_of_run(conn, run_id=run_id, limit=100)
+    return await overview.attempts_of_run(conn, run_id=run_id, limit=100)
 
 
 def stamps(each: RunAttempt) -> tuple[datetime | None, datetime | None, float | None, datetime | None]:
@@ -51,10 +51,10 @@ async def test_when_gates_let_in_is_kept_for_every_attempt(conn: AsyncConnection
     run_id = await start(conn, "d")
     runner = await Runner.join(conn)
     (first,) = await runner.claim()
-    assert [each.let_in_at for each in await charts.open_tasks_of_run(conn, run_id=run_id, limit=9)] == []
+    assert [each.let_in_at for each in await overview.open_tasks_of_run(conn, run_id=run_id, limit=9)] == []
     await set_clock(conn, later(5))
     await runner.finish(first, "failed", retry_in=10, start_in=1.5)
-    (other,) = await charts.open_tasks_of_run(conn, run_id=run_id, limit=9)
+    (other,) = await overview.open_tasks_of_run(conn, run_id=run_id, limit=9)
     assert (other.idx, other.let_in_at) == (1, later(5)), "the other one was let in when this one left"
     await set_clock(conn, later(7))
     (second,) = await runner.claim()
@@ -79,11 +79,15 @@ async def test_when_an_executor_elsewhere_was_asked_is_kept(conn: AsyncConnectio
     run_id = await start(conn, "d")
     await set_clock(conn, later(3))
     (row,) = await claim_for_dispatch(conn, session=runner.session, queues=["default"], free=1)
-    (waits,) = await charts.open_tasks_of_run(conn, run_id=run_id, limit=9)
+    (waits,) = await overview.open_tasks_of_run(conn, run_id=run_id, limit=9)
     assert waits.taken_at == later(3)
     await set_clock(conn, later(4))
-    lost = NeverBegan(
-        key=key_of(as_claim(row)), epoch=row.epoch, session=row.session, kind=QueuedEnd.LOST, reason="no trace of it"
+    lost = NotStarted(
+        key=key_of(as_claim(row)),
+        epoch=row.epoch,
+        session=row.session,
+        kind=DispatchResult.LOST,
+        reason="no trace of it",
     )
     await end_queued(conn, [lost], infra_retries=3)
     await set_clock(conn, later(6))

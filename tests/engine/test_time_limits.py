@@ -7,15 +7,14 @@ import asyncio
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import shards, tasks
 from evertick.domain.errors import NotLeader
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.extend import extend
-from evertick.engine.pause import pause, unpause
-from evertick.engine.reap import bury
-from evertick.engine.time_out import time_out_run, time_out_waits
-from evertick.store import shards, tasks
-from evertick.store.db import Purpose, connect
+from evertick.engine.dags import pause, unpause
+from evertick.engine.maintenance import time_out_run, time_out_waits
+from evertick.engine.runners import extend, mark_runner_dead
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, select_tasks
 from tests.engine import invariants
 from tests.engine.poison import cure, refuse
 from tests.engine.world import (
@@ -46,7 +45,7 @@ async def conn(rollback_conn: AsyncConnection) -> AsyncConnection:
 
 
 async def overdue(conn: AsyncConnection, epoch: int) -> list[int]:
-    found = (await shards.look(conn, shard=0, epoch=epoch, lost_after=90)).overdue
+    found = (await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90)).overdue
     assert found is not None
     return found
 
@@ -171,7 +170,7 @@ async def test_losing_its_runner_ends_a_task_that_was_asked_to_stop(conn: AsyncC
     await runner.claim()
     await set_clock(conn, later(61))
     await time_out_run(conn, shard=0, epoch=epoch, run_id=run)
-    await bury(conn, session=runner.session, reason="gone", infra_retries=3)
+    await mark_runner_dead(conn, session=runner.session, reason="gone", infra_retries=3)
     assert (await states(conn, run), await run_state(conn, run)) == ({"a": "canceled"}, "failed")
 
 
@@ -188,7 +187,7 @@ async def test_a_task_that_no_runner_takes_in_time_fails_without_another_try(con
     epoch = await lead(conn)
     await put(conn, make_dag("patient", CHAIN, **PATIENT))
     run = await start(conn, "patient")
-    seen = await shards.look(conn, shard=0, epoch=epoch, lost_after=90)
+    seen = await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90)
     assert seen.next_expiry == later(30)
     await set_clock(conn, later(29.9))
     assert await late(conn, epoch) == (0, 0)

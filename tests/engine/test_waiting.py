@@ -8,33 +8,29 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import runs, shards, tasks
+from evertick.db.queries import waits as waits_queries
+from evertick.db.queries.dags import find
+from evertick.db.queries.retention import PruneGrant
+from evertick.db.queries.waits import Woken
 from evertick.domain.access import Role
 from evertick.domain.attempt import TaskKey
-from evertick.domain.dag import DagSpec, TaskKind
+from evertick.domain.dags.gates import GateKind, GateSpec
+from evertick.domain.dags.mapping import MapHow, MappedList, Mapping
+from evertick.domain.dags.params import Param, declare_params
+from evertick.domain.dags.spec import DagSpec, TaskKind
+from evertick.domain.dags.waits import TimeoutAction, WaitKind, WaitSpec
 from evertick.domain.errors import Conflict, Forbidden, InvalidParams, NotFound, NotLeader, UserError
-from evertick.domain.gates import GateKind, GateSpec
-from evertick.domain.mapping import MapHow, MappedList, Mapping
-from evertick.domain.params import Param, declare_params
+from evertick.domain.explain import describe
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.waiting import Otherwise, WaitKind, WaitSpec
-from evertick.domain.why import tell
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.decide_approval import Decision, decide_approval, find_approval
-from evertick.engine.mark import mark
-from evertick.engine.pause import pause, unpause
-from evertick.engine.prune import Kind, prune_kind
-from evertick.engine.reap import bury
-from evertick.engine.reconcile import reconcile
-from evertick.engine.send_event import send_event
-from evertick.engine.time_out import time_out_run
-from evertick.engine.wake import wake
-from evertick.engine.why import explain
-from evertick.store import approvals, runs, shards, tasks
-from evertick.store.dags import find
-from evertick.store.deferrals import Woken
-from evertick.store.prune import Mandate
+from evertick.engine.dags import pause, unpause
+from evertick.engine.maintenance import reconcile, time_out_run
+from evertick.engine.retention import Kind, prune_kind
+from evertick.engine.runners import mark_runner_dead
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, explain, mark, select_tasks
+from evertick.engine.waits import Decision, decide_approval, find_approval, send_event, wake
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -78,7 +74,7 @@ async def why(conn: AsyncConnection, run: int) -> str:
     """What people read; the list of tasks says it in short."""
     (row,) = await tasks.by_name(conn, run_id=run, task="wait")
     assert (row.reason or "").startswith(("waits", "polled"))
-    return tell((await explain(conn, run_id=run, task="wait")).reasons[0])
+    return describe((await explain(conn, run_id=run, task="wait")).reasons[0])
 
 
 async def reason(conn: AsyncConnection, run: int) -> object:
@@ -195,9 +191,9 @@ async def test_errors_of_polls_are_retried_by_the_policy_and_counted_anew_after_
     assert ((await states(conn, run))["wait"], await reason(conn, run)) == ("failed", "down")
 
 
-@pytest.mark.parametrize(("how", "ended"), [(Otherwise.FAIL, "failed"), (Otherwise.SKIP, "skipped")])
+@pytest.mark.parametrize(("how", "ended"), [(TimeoutAction.FAIL, "failed"), (TimeoutAction.SKIP, "skipped")])
 async def test_a_condition_that_is_not_met_in_time_ends_with_its_reason(
-    conn: AsyncConnection, how: Otherwise, ended: str
+    conn: AsyncConnection, how: TimeoutAction, ended: str
 ) -> None:
     wait = WaitSpec(kind=WaitKind.POLL, seconds=60, timeout_seconds=90, on_timeout=how)
     run, runner, epoch = await world(conn, waiting(wait))
@@ -237,7 +233,7 @@ async def test_a_poll_whose_runner_dies_is_made_again_elsewhere(conn: AsyncConne
     await runner.finish((await runner.claim())[0], "deferred")
     await woken(conn, epoch, 60)
     assert len(await runner.claim()) == 1
-    await bury(conn, session=runner.session, reason="killed", infra_retries=3)
+    await mark_runner_dead(conn, session=runner.session, reason="killed", infra_retries=3)
     other = await Runner.join(conn)
     (again,) = await other.claim()
     await other.finish(again, "deferred")
@@ -376,7 +372,7 @@ def says(
 async def test_who_approves_fills_in_the_form_and_the_first_decision_stands(conn: AsyncConnection) -> None:
     run, runner, epoch = await world(conn, waiting(ASK))
     await woken(conn, epoch)
-    (asked,) = await approvals.list_approvals(conn)
+    (asked,) = await waits_queries.list_approvals(conn)
     assert (asked.run_id, asked.task, asked.title) == (run, "wait", "Release?")
     assert "it waits for an approval, 'Release?'" in await why(conn, run)
     with pytest.raises(InvalidParams, match="param 'version' is required"):
@@ -388,7 +384,7 @@ async def test_who_approves_fills_in_the_form_and_the_first_decision_stands(conn
     (after,) = await runner.claim()
     assert '"by": "ann"' in (after.inputs or "") and '"version": "2"' in (after.inputs or "")
     assert await value(conn, "select actor from journal where verb = 'approve' and run_id = %s", run) == "ann"
-    assert await approvals.list_approvals(conn) == []
+    assert await waits_queries.list_approvals(conn) == []
     assert await value(conn, "select count(*) from deferral") == 0
 
 
@@ -411,8 +407,8 @@ async def test_an_answer_is_for_the_instance_that_it_names(conn: AsyncConnection
     assert (await find_approval(conn, run_id=run, task="wait", map_index=3)).is_open
 
 
-@pytest.mark.parametrize(("how", "ended"), [(Otherwise.FAIL, "failed"), (Otherwise.SKIP, "skipped")])
-async def test_who_rejects_ends_the_task(conn: AsyncConnection, how: Otherwise, ended: str) -> None:
+@pytest.mark.parametrize(("how", "ended"), [(TimeoutAction.FAIL, "failed"), (TimeoutAction.SKIP, "skipped")])
+async def test_who_rejects_ends_the_task(conn: AsyncConnection, how: TimeoutAction, ended: str) -> None:
     run, _, _ = await world(conn, waiting(WaitSpec(kind=WaitKind.APPROVAL, name="Release?", on_reject=how)))
     await decide_approval(conn, run_id=run, task="wait", decision=says(None, is_approved=False, note="no"))
     assert ((await states(conn, run))["wait"], await reason(conn, run)) == (ended, "rejected by ann: no")
@@ -421,9 +417,9 @@ async def test_who_rejects_ends_the_task(conn: AsyncConnection, how: Otherwise, 
 async def test_of_two_who_decide_at_once_one_is_too_late(conn: AsyncConnection) -> None:
     """Both have read the question before either wrote."""
     run, _, _ = await world(conn, waiting(ASK))
-    (asked,) = await approvals.list_approvals(conn)
+    (asked,) = await waits_queries.list_approvals(conn)
     taken = [
-        await approvals.decide(conn, asked, is_approved=is_approved, actor=who, note=None, fields={})
+        await waits_queries.decide(conn, asked, is_approved=is_approved, actor=who, note=None, fields={})
         for who, is_approved in (("ann", True), ("bob", False))
     ]
     assert taken == [True, False]
@@ -439,7 +435,7 @@ async def test_a_dag_may_say_who_decides(conn: AsyncConnection) -> None:
 
 
 async def test_nobody_decides_in_time(conn: AsyncConnection) -> None:
-    wait = WaitSpec(kind=WaitKind.APPROVAL, name="Release?", timeout_seconds=60, on_timeout=Otherwise.SKIP)
+    wait = WaitSpec(kind=WaitKind.APPROVAL, name="Release?", timeout_seconds=60, on_timeout=TimeoutAction.SKIP)
     assert await fails(conn, wait, 60) == ("skipped", "approval_timeout: nobody decided within 60 s")
     with pytest.raises(Conflict, match="timed out"):
         await decide_approval(conn, run_id=1, task="wait", decision=says(None))
@@ -544,7 +540,7 @@ async def test_the_look_of_the_leader_says_when_the_next_wait_is_over(conn: Asyn
     _, _, epoch = await world(conn, waiting(WaitSpec(kind=WaitKind.TIME, seconds=30)))
 
     async def next_wake() -> datetime | None:
-        return (await shards.look(conn, shard=0, epoch=epoch, lost_after=90)).next_wake
+        return (await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90)).next_wake
 
     assert await next_wake() == later(30)
     await send_event(conn, name="x", payload=None, actor="me")
@@ -571,7 +567,7 @@ async def test_one_wait_that_the_database_refuses_keeps_no_other(conn: AsyncConn
 
 
 def test_the_clock_is_read_as_schedules_read_it() -> None:
-    from evertick.domain.waiting import clock_instant, read_clock
+    from evertick.domain.dags.waits import clock_instant, read_clock
 
     gap = datetime(2026, 3, 29, 0, 0, tzinfo=UTC)
     assert clock_instant("02:30:00", "Europe/Berlin", gap) == datetime(2026, 3, 29, 1, 0, tzinfo=UTC)
@@ -589,7 +585,7 @@ async def test_old_events_go_with_the_runs_of_their_time(conn: AsyncConnection) 
     for at in (0, 1, 100):
         await set_clock(conn, later(at))
         await send_event(conn, name="file", payload=at, actor="me")
-    mandate = Mandate(shard=0, epoch=epoch, before=later(50), actor="me")
+    mandate = PruneGrant(shard=0, epoch=epoch, before=later(50), actor="me")
     assert (await prune_kind(conn, mandate, Kind.EVENTS, pace=Pace())).pruned == 0, "nobody was told of them"
     await wake(conn, shard=0, epoch=epoch, batch=10)
     assert (await prune_kind(conn, mandate, Kind.EVENTS, pace=Pace())).pruned == 2

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import TaskKind
-from evertick.domain.waiting import WaitKind, WaitSpec
-from evertick.engine.send_event import send_event
-from evertick.engine.wake import wake
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
+from evertick.domain.dags.spec import TaskKind
+from evertick.domain.dags.waits import WaitKind, WaitSpec
+from evertick.engine.waits import send_event, wake
 from tests.engine.world import Runner, end, lead, make_dag, put, start, states, value
 
 EVENT = {"kind": TaskKind.WAIT, "wait": WaitSpec(kind=WaitKind.EVENT, name="file")}

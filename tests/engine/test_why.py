@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import gates
+from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.attempt import TaskKey
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.explain import Explained, Reason, describe
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.why import Explained, Reason, tell
-from evertick.engine.gates import set_pool, unadmit
-from evertick.engine.pause import pause, unpause
-from evertick.engine.promote import promote
-from evertick.engine.why import explain
-from evertick.store import gates
-from evertick.store.tasks import StepRow
+from evertick.engine.dags import pause, unpause
+from evertick.engine.gates import release_admissions, set_pool
+from evertick.engine.maintenance import promote
+from evertick.engine.tasks import explain
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
 POOL = GateSpec(kind=GateKind.POOL, name="db")
@@ -39,7 +39,7 @@ async def db(conn: AsyncConnection) -> AsyncConnection:
 
 async def reasons(conn: AsyncConnection, run: int, task: str = "t") -> list[Reason]:
     found = await explain(conn, run_id=run, task=task)
-    assert all(tell(each) for each in found.reasons)
+    assert all(describe(each) for each in found.reasons)
     return list(found.reasons)
 
 
@@ -76,7 +76,7 @@ async def test_a_group_and_a_dag_limit_are_named(db: AsyncConnection) -> None:
     assert (await only(db, one, "g.y"))[1]["gate"] == "group"
     name, detail = await only(db, two, "y")
     assert (detail["gate"], detail["name"], detail["capacity"]) == ("dag", "b", 1)
-    assert "max_active_tasks of b is full" in tell(Reason(name, detail))
+    assert "max_active_tasks of b is full" in describe(Reason(name, detail))
 
 
 async def test_every_gate_that_is_full_is_told_the_binding_one_first(db: AsyncConnection) -> None:
@@ -100,7 +100,7 @@ async def test_a_pool_that_is_too_small_says_what_to_do(db: AsyncConnection) -> 
     await set_pool(db, name="db", slots=0, actor="test")
     run = await start(db, "a")
     name, detail = await only(db, run)
-    assert "evertick pools set db 1" in tell(Reason(name, detail))
+    assert "evertick pools set db 1" in describe(Reason(name, detail))
     await set_pool(db, name="db", slots=1, actor="test")
     assert (await only(db, run))[0] != "gate"
 
@@ -151,7 +151,7 @@ async def test_what_was_taken_back_says_that_no_runner_serves_it(db: AsyncConnec
     await put(db, make_dag("a", {"t": []}, task_gates=(KEY,), task_queue="gpu"))
     run = await start(db, "a")
     await set_clock(db, later(100))
-    assert await unadmit(db, shard=0, epoch=leader, grace=10, batch=10) == 1
+    assert await release_admissions(db, shard=0, epoch=leader, grace=10, batch=10) == 1
     name, detail = await only(db, run)
     assert (name, detail["queue"], (await states(db, run))["t"]) == ("no_runner", "gpu", "pending")
     (blocked,) = await gates.blocked(db, limit=10)
@@ -197,7 +197,7 @@ async def test_what_why_names_is_what_lets_the_task_in(db: AsyncConnection, seed
     for name in "abcdef":
         await put(db, make_dag(name, {"t": []}, task_gates=tuple(dice.sample(choices, dice.randint(1, 3)))))
     runner = await Runner.join(db)
-    held: dict[int, StepRow] = {}
+    held: dict[int, ExchangeRow] = {}
     checked = 0
     for _ in range(120):
         if dice.random() < 0.5:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.queries import gates
 from evertick.domain.attempt import TaskKey
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.domain.params import declare_params
+from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.dags.params import declare_params
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.drain import drain
-from evertick.engine.trigger import trigger
-from evertick.store import gates
+from evertick.engine.runners import drain
+from evertick.engine.runs import trigger
 from tests.engine.world import Runner, later, make_dag, put, set_clock, start, value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
 from tests.engine.year import Mismatch, Year, run_year
 
 

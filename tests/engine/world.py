@@ -9,16 +9,16 @@ from datetime import UTC, datetime, timedelta
 
 from psycopg import AsyncConnection
 
+from evertick.db.function_sets import lock_key, own_set
+from evertick.db.queries import dags, runners, runs, shards, tasks
+from evertick.db.queries.runners import NewRunner
+from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
-from evertick.domain.dag import DagSpec, NamedSchedule, TaskSpec
+from evertick.domain.dags.spec import DagSpec, NamedSchedule, TaskSpec
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.schedule import parse_schedule
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine.finish_and_claim import encode_report, finish_and_claim
 from evertick.engine.publish import publish
-from evertick.engine.step import report, step
-from evertick.store import dags, runners, runs, shards, tasks
-from evertick.store.function_sets import lock_key, own_set
-from evertick.store.runners import NewRunner
-from evertick.store.tasks import StepRow
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 # The server shows those of all its databases, and other tests are at work in theirs. Each connection also shares the lock of its
@@ -73,7 +73,7 @@ async def set_clock(conn: AsyncConnection, instant: datetime) -> None:
 async def lead(conn: AsyncConnection) -> int:
     """Become the leader of shard 0, whoever leads it."""
     await conn.execute("update shard set lease_until = null")
-    epoch = await shards.take(conn, shard=0, owner="test", seconds=1e6)
+    epoch = await shards.acquire_shard(conn, shard=0, owner="test", seconds=1e6)
     assert epoch is not None
     return epoch
 
@@ -111,21 +111,23 @@ class Runner:
         await runners.register(conn, new)
         return cls(conn, session)
 
-    async def claim(self, free: int = 100, queues: tuple[str, ...] = ("default",)) -> list[StepRow]:
-        done = await step(self.conn, session=self.session, reports=[], queues=list(queues), free=free, infra_retries=3)
+    async def claim(self, free: int = 100, queues: tuple[str, ...] = ("default",)) -> list[ExchangeRow]:
+        done = await finish_and_claim(
+            self.conn, session=self.session, reports=[], queues=list(queues), free=free, infra_retries=3
+        )
         return done.claims
 
     async def finish(
-        self, claim: StepRow, kind: str = "success", *, free: int = 0, again: bool = False, **fields: object
+        self, claim: ExchangeRow, kind: str = "success", *, free: int = 0, again: bool = False, **fields: object
     ) -> list[tuple[TaskKey, int]]:
         """Report one attempt's end; returns what was refused."""
         return (await self.step([(claim, kind, fields)], free=free))[1]
 
     async def step(
-        self, ends: list[tuple[StepRow, str, dict[str, object]]], *, free: int = 0
-    ) -> tuple[list[StepRow], list[tuple[TaskKey, int]]]:
+        self, ends: list[tuple[ExchangeRow, str, dict[str, object]]], *, free: int = 0
+    ) -> tuple[list[ExchangeRow], list[tuple[TaskKey, int]]]:
         reports = [end(claim, kind, **fields) for claim, kind, fields in ends]
-        done = await step(
+        done = await finish_and_claim(
             self.conn, session=self.session, reports=reports, queues=["default"], free=free, infra_retries=3
         )
         return done.claims, done.refused
@@ -144,20 +146,20 @@ class Runner:
         return ran
 
 
-def key_of(claim: StepRow) -> TaskKey:
+def key_of(claim: ExchangeRow) -> TaskKey:
     return TaskKey(claim.run_id, claim.idx, claim.map_index)
 
 
-def end(claim: StepRow, kind: str, **fields: object) -> str:
+def end(claim: ExchangeRow, kind: str, **fields: object) -> str:
     """A report as a runner sends it. `retry_in` and the like go in as they are."""
     outcome = Outcome(
         key=key_of(claim), epoch=claim.epoch, kind=OutcomeKind(kind) if kind != "lost" else OutcomeKind.KILLED
     )
-    plain = json.loads(report(outcome, policy=RetryPolicy(delay_seconds=0), attempt=claim.attempt))
+    plain = json.loads(encode_report(outcome, policy=RetryPolicy(delay_seconds=0), attempt=claim.attempt))
     return json.dumps({**plain, "kind": kind, **fields})
 
 
-async def names_of(conn: AsyncConnection, claims: Iterable[StepRow]) -> list[str]:
+async def names_of(conn: AsyncConnection, claims: Iterable[ExchangeRow]) -> list[str]:
     found = []
     for claim in claims:
         cursor = await conn.execute(

@@ -22,18 +22,21 @@ from pathlib import Path
 
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import NamedSchedule
+from evertick.db.connect import Purpose, connect
+from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import NotLeader
-from evertick.domain.jitter import delay_of
-from evertick.domain.misfire import MisfirePolicy
-from evertick.domain.overlap import OverlapPolicy
-from evertick.domain.schedule import ScheduleKind, parse_schedule
-from evertick.engine.catch_up import CatchUp
-from evertick.engine.change_schedule import delete_schedule, pause_schedule, reset_schedule, unpause_schedule
-from evertick.engine.fire import fire
-from evertick.engine.pause import pause, unpause
-from evertick.engine.put_schedule import put_schedule
-from evertick.store.db import Purpose, connect
+from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy, delay_of
+from evertick.domain.schedules.spec import ScheduleKind, parse_schedule
+from evertick.engine.dags import pause, unpause
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.schedules import (
+    CatchUp,
+    delete_schedule,
+    pause_schedule,
+    put_schedule,
+    reset_schedule,
+    unpause_schedule,
+)
 from tests.databases import own_cluster
 from tests.engine.world import lead, make_dag, put, set_clock, value
 from tests.engine.year_oracle import Life, Record
@@ -122,9 +125,9 @@ class Year:
         """Before the commit of a batch, after the commit of another, and the other scheduler goes on."""
         conn = self.conns[self.leader]
         async with conn.transaction(force_rollback=True):
-            await fire(conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 7, 1000]))
+            await fire_schedules(conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 7, 1000]))
         # A smaller batch would also fire fewer of one schedule at once, and give what overlaps more records than one.
-        await fire(conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([100, 150]))
+        await fire_schedules(conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([100, 150]))
         await self.take_over()
         await self.fire()
 
@@ -133,7 +136,7 @@ class Year:
         self.epochs.append(await lead(self.conns[self.leader]))
         old = self.conns[1 - self.leader]
         try:
-            await fire(old, shard=0, epoch=self.epochs[-2], batch=1000)
+            await fire_schedules(old, shard=0, epoch=self.epochs[-2], batch=1000)
         except NotLeader:
             return
         if await value(old, "select count(*) from schedule_state where next_due <= clock() and not paused"):
@@ -224,7 +227,7 @@ class Year:
                 life.set(wanted, delay_of(wanted.spec, dag=dag, name=name), self.now)
 
     async def _drain(self, conn: AsyncConnection) -> None:
-        while (await fire(conn, shard=0, epoch=self.epochs[-1], batch=1000)).was_due:
+        while (await fire_schedules(conn, shard=0, epoch=self.epochs[-1], batch=1000)).was_due:
             pass
 
     def _fired(self) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-from evertick.domain.dag import NamedSchedule
-from evertick.domain.schedule import ScheduleKind, ScheduleSpec
+from evertick.domain.dags.spec import NamedSchedule
+from evertick.domain.schedules.spec import ScheduleKind, ScheduleSpec
 from tests.domain import cron_oracle
 
 # How often the clock is looked at: the minutes of every expression and every change of offset of these years are multiples.

@@ -17,18 +17,17 @@ import structlog
 from psycopg import AsyncConnection
 
 from evertick.api.app import make_app
-from evertick.api.serving import serve
+from evertick.api.server import serve
 from evertick.config import Settings
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import tasks
+from evertick.db.queries.runners import QueuedRow
 from evertick.domain.attempt import TaskKey
-from evertick.engine.dispatch import claim_for_dispatch
-from evertick.engine.trigger import trigger
-from evertick.execution.kill import kill_tree
-from evertick.execution.strays import find_strays
-from evertick.services.agent_tokens import AgentTokens
-from evertick.services.listening import bound
-from evertick.store import tasks
-from evertick.store.db import Purpose, connect
-from evertick.store.dispatch import QueuedRow
+from evertick.engine.remote_attempts import claim_for_dispatch
+from evertick.engine.runs import trigger
+from evertick.processes.tree import find_orphans, kill_tree
+from evertick.runtime.listen_socket import bound
+from evertick.secrets.agent_tokens import AgentTokens
 from tests.engine.world import Runner
 from tests.ports import own_port
 from tests.system.work import Published, publish_work
@@ -129,7 +128,7 @@ class AgentProcess:
         async with asyncio.timeout(within_seconds):
             await self._reading
         assert self.process.returncode is not None
-        await eventually(lambda: not find_strays(self.row.session))
+        await eventually(lambda: not find_orphans(self.row.session))
         return self.process.returncode
 
     def said(self) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
 from tests.databases import Cluster, run
 from tests.engine import invariants
 from tests.system import two_servers

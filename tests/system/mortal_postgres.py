@@ -44,7 +44,7 @@ class MortalPostgres:
 
 @contextmanager
 def mortal_postgres(home: Path) -> Iterator[MortalPostgres]:
-    command = [sys.executable, "-m", "tests.services.postgres_owner", str(home)]
+    command = [sys.executable, "-m", "tests.supervisor.postgres_owner", str(home)]
     with subprocess.Popen(
         command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as owner:

@@ -16,11 +16,11 @@ from typing import Any, Self
 from psycopg import AsyncConnection
 
 from evertick.config import Settings, environment_for
+from evertick.db.connect import Purpose, connect
+from evertick.db.notify import Channel, notify
 from evertick.domain.errors import PostgresUnavailable
-from evertick.execution.kill import find_by_token, kill_tree
-from evertick.services.neighbours import certify_deaths
-from evertick.store.db import Purpose, connect
-from evertick.store.wake import Channel, notify
+from evertick.processes.tree import find_by_token, kill_tree
+from evertick.runner.peer_check import declare_dead_peers
 from tests.system.service import FREEZE_VARIABLE, RECORD_VARIABLE, serve
 from tests.system.work import Effect, effects
 from tests.waiting import eventually
@@ -218,7 +218,7 @@ class Installation:
 
     async def certify_deaths(self) -> list[int]:
         """What `evertick up` does when a runner died: its processes must be gone; then it is buried."""
-        buried = await certify_deaths(self.conn, infra_retries=3)
+        buried = await declare_dead_peers(self.conn, infra_retries=3)
         await notify(self.conn, Channel.READY)
         return [each.runner.session for each in buried]
 

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from evertick.execution.kill import kill_tree
-from evertick.services.http_get import Got, get
+from evertick.observability.health_endpoint import Got, get
+from evertick.processes.tree import kill_tree
 
 SERVICES = ("scheduler", "runner", "publisher")
 

@@ -17,13 +17,13 @@ from typing import Any, Self
 from psycopg import AsyncCursor
 
 from evertick.config import Settings, read_settings, user_environment
-from evertick.execution.linux import die_with_parent
-from evertick.services import events
-from evertick.services.loop import come_back_within
-from evertick.services.runner import Runner
-from evertick.services.scheduler import Scheduler
-from evertick.store import failpoints
-from evertick.store.statements import nouns, statements
+from evertick.db import failpoints
+from evertick.db.statements import nouns, statements
+from evertick.observability import logging
+from evertick.processes.linux import die_with_parent
+from evertick.runner.runner import Runner
+from evertick.runtime.loop import limit_backoff
+from evertick.scheduler.scheduler import Scheduler
 
 RECORD_VARIABLE = "EVERTICK_TEST_RECORD"
 FREEZE_VARIABLE = "EVERTICK_TEST_FREEZE"
@@ -43,7 +43,7 @@ def serve(kind: str, environment: Mapping[str, str], log_path: str) -> None:
     sys.stderr = sys.stdout
     settings = read_settings()
     failpoints.arm(settings.failpoint)
-    come_back_within(settings.heartbeat_seconds)
+    limit_backoff(settings.heartbeat_seconds)
     if record := os.environ.get(RECORD_VARIABLE):
         failpoints.install(recording(Path(record)))
     if statement := os.environ.get(FREEZE_VARIABLE):
@@ -52,7 +52,7 @@ def serve(kind: str, environment: Mapping[str, str], log_path: str) -> None:
 
 
 async def _serve(kind: str, settings: Settings) -> None:
-    log = events.configure(service=kind, as_json=True)
+    log = logging.configure(service=kind, as_json=True)
     url = settings.database_url
     assert url is not None
     service: Scheduler | Runner
@@ -75,7 +75,7 @@ async def _serve(kind: str, settings: Settings) -> None:
 
 
 def recording(path: Path) -> type[AsyncCursor[Any]]:
-    """Cursors that note the name of every statement of `store/sql` that they execute."""
+    """Cursors that note the name of every statement of `db/queries` that they execute."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     class RecordingCursor(AsyncCursor[Any]):

@@ -11,27 +11,25 @@ from pathlib import Path
 import pytest
 
 from evertick.config import Settings, user_environment
-from evertick.domain.agent_outcome import parse_refusal
+from evertick.db.queries import logs, runners
+from evertick.domain.agent_protocol import parse_refusal
 from evertick.domain.attempt import TaskKey
-from evertick.domain.sealing import new_key
+from evertick.domain.encryption import new_key
 from evertick.domain.stored_values import ValueKind
-from evertick.engine.cancel import cancel
-from evertick.engine.extend import Request
-from evertick.engine.reap import bury
+from evertick.engine.runners import RunnerRequest, mark_runner_dead
+from evertick.engine.runs import cancel, trigger
 from evertick.engine.secrets import put_value
-from evertick.engine.trigger import trigger
-from evertick.execution.local_agents import LocalAgents
-from evertick.services import runner as service_runner
-from evertick.services.agent_tokens import AgentTokens
-from evertick.services.dispatch_session import DispatchSession
-from evertick.services.keyring import load_keyring
-from evertick.services.neighbours import certify_deaths
-from evertick.store import logs, runners
+from evertick.executors.agent_process import AgentProcesses
+from evertick.runner import runner as service_runner
+from evertick.runner.peer_check import declare_dead_peers
+from evertick.runner.remote.session import RemoteSession
+from evertick.secrets.agent_tokens import AgentTokens
+from evertick.secrets.keyring import load_keyring
 from tests.chaos.proxy import Mode, Proxy
 from tests.engine import invariants
 from tests.engine.world import run_state, value
-from tests.services.hosting import Said, hosted
 from tests.system.agents import FAR, Farm
+from tests.system.hosting import Said, hosted
 from tests.system.work import Published, loaded, publish_work
 from tests.waiting import elapse, eventually
 
@@ -191,7 +189,7 @@ async def test_an_attempt_that_was_taken_away_is_killed_and_tells_nothing(farm: 
     row = await farm.dispatch(far, "lasting")
     agent = await farm.start(row)
     body = await farm.begun(agent)
-    await bury(farm.conn, session=row.session, reason="agent_lost: test", infra_retries=3)
+    await mark_runner_dead(farm.conn, session=row.session, reason="agent_lost: test", infra_retries=3)
     assert await agent.ended() == 5, agent.said()
     assert not is_alive(body) and agent.outcome() is None
     assert (await farm.task(row)).state == "available"
@@ -205,7 +203,7 @@ async def test_a_killed_agent_leaves_no_body_and_is_buried_by_who_sees_it(farm: 
     assert await agent.ended() == -signal.SIGKILL
     # Whoever looks after it would report what it left behind; here nobody does any more.
     await runners.leave(farm.conn, farm.runner.session)
-    await certify_deaths(farm.conn, infra_retries=3)
+    await declare_dead_peers(farm.conn, infra_retries=3)
     assert not is_alive(body) and (await farm.task(row)).state == "available"
 
 
@@ -219,7 +217,7 @@ async def test_a_frozen_agents_body_is_stopped_before_another_can_begin(
         body = await farm.begun(agent)
         agent.signal(signal.SIGSTOP)
         await eventually(lambda: not is_alive(body), 30)
-        await bury(farm.conn, session=row.session, reason="agent_lost: silent", infra_retries=3)
+        await mark_runner_dead(farm.conn, session=row.session, reason="agent_lost: silent", infra_retries=3)
         agent.signal(signal.SIGCONT)
         assert await agent.ended() == 5, agent.said()
         assert (await farm.task(row)).state == "available"
@@ -261,7 +259,7 @@ async def test_lost_answers_change_nothing(farm: Farm, far: Published, phase: st
 async def test_a_token_that_expired_while_nobody_answered_is_renewed(
     database: str, tmp_path: Path, far: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evertick.services.agent_tokens.CLOCK_LEEWAY_SECONDS", 0)
+    monkeypatch.setattr("evertick.secrets.agent_tokens.CLOCK_LEEWAY_SECONDS", 0)
     async with Farm(database, tmp_path, attempt_token_seconds=1.0) as farm:
         row = await farm.dispatch(far, "lasting")
         agent = await farm.start(row)
@@ -284,10 +282,10 @@ async def test_a_runner_hands_tasks_to_agents_on_its_machine_and_they_outlive_it
     environment = {**user_environment(), "FLAGS": str(farm.flags)}
 
     def dispatcher() -> service_runner.Runner:
-        def begin(request: Request | None) -> DispatchSession:
-            executor = LocalAgents(settings.home / "agents", environment=environment)
+        def begin(request: RunnerRequest | None) -> RemoteSession:
+            executor = AgentProcesses(settings.home / "agents", environment=environment)
             tokens = AgentTokens(settings)
-            return DispatchSession(
+            return RemoteSession(
                 settings, url=farm.url, log=Said().log, executor=executor, tokens=tokens, request=request
             )
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from evertick.domain.schedule import parse_schedule
-from evertick.engine.backfill import Wish, create
-from evertick.store import backfills, shards
+from evertick.db.queries import backfills, shards
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine.backfills import BackfillRequest, create
 from tests.system.processes import Installation
 from tests.waiting import eventually
 
@@ -20,7 +20,7 @@ async def make(there: Installation, *, count: int, **fields: Any) -> int:
     """Of the last so many seconds; the newest is a moment ago."""
     now = (await shards.read_clock(there.conn)).replace(microsecond=0)
     first, last = now - timedelta(seconds=count), now - timedelta(seconds=1)
-    wish = Wish(dag="single", first=first, last=last, spec=parse_schedule("@every 1s"), **fields)
+    wish = BackfillRequest(dag="single", first=first, last=last, spec=parse_schedule("@every 1s"), **fields)
     made, outlook = await create(there.conn, wish, request="r", actor="test")
     assert outlook.total == count
     return made.id

@@ -15,9 +15,9 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.migrate import migrate
 from evertick.domain.errors import PostgresUnavailable
-from evertick.store.db import Purpose, connect
-from evertick.store.migrate import migrate
 from tests.databases import quick_folder
 from tests.engine import invariants
 from tests.system.mortal_postgres import MortalPostgres, mortal_postgres

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from evertick.engine import drain as verb
-from evertick.store.wake import Channel, notify
+from evertick.db.notify import Channel, notify
+from evertick.engine import runners as verb
 from tests.system.processes import Installation, is_running
 from tests.system.work import let_go, start_run
 from tests.waiting import eventually

@@ -14,14 +14,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from evertick.domain.errors import PostgresUnavailable, WrongServer
-from evertick.services.lead import Lead
-from evertick.services.link import Link
-from evertick.services.watch import Watch
-from evertick.store.db import Purpose, connect
-from evertick.store.function_sets import own_set
+from evertick.db.connect import Purpose, connect
+from evertick.db.function_sets import own_set
+from evertick.domain.errors import PostgresUnavailable, StaleServer
+from evertick.runtime.connections import ReconnectingConnection
+from evertick.runtime.server_watch import ServerWatch
+from evertick.scheduler.leadership import Leadership
 from tests.engine import invariants
-from tests.services.hosting import Said, quick
+from tests.system.hosting import Said, quick
 from tests.system.processes import Installation, Service
 from tests.system.two_servers import Member, Pair, two_servers
 from tests.system.work import Effect, Published, executed_twice, let_go, publish_work, schedule_now, start_run
@@ -119,7 +119,7 @@ async def test_with_a_synchronous_standby_nothing_is_lost_and_the_old_primary_is
         # Now it is the only one.
         pair.second.stop()
         await eventually(lambda: all(map(refuses, services)))
-        with pytest.raises(WrongServer, match="it is on timeline 1, and this process has seen timeline 2"):
+        with pytest.raises(StaleServer, match="it is on timeline 1, and this process has seen timeline 2"):
             await connect(there.url, purpose=Purpose.PLANNING)
         assert traces(pair.first, database) == before, "something was written to the old primary"
         pair.second.start()
@@ -203,7 +203,7 @@ async def test_a_lead_that_was_lost_with_its_server_is_not_taken_for_that_of_its
     pair.add_standby()
     settings = quick(pair.url(database), tmp_path)
 
-    async def take(lead: Lead) -> int:
+    async def take(lead: Leadership) -> int:
         async def taken() -> int | None:
             await lead.stand_by(await lead.connection())
             return lead.epoch
@@ -213,7 +213,7 @@ async def test_a_lead_that_was_lost_with_its_server_is_not_taken_for_that_of_its
 
     url = pair.url(database)
     old, new = (
-        Lead(settings, url=each, owner=name, log=said.log)
+        Leadership(settings, url=each, owner=name, log=said.log)
         for each, name in ((url, "old"), (f"{url}&sslmode=disable", "new"))
     )
     await take(old)
@@ -232,7 +232,7 @@ async def test_a_lead_that_was_lost_with_its_server_is_not_taken_for_that_of_its
     await old.resign()
 
 
-async def answers(lead: Lead) -> bool:
+async def answers(lead: Leadership) -> bool:
     """That its connection broke with the old server is known once it is used."""
     try:
         await (await lead.connection()).execute("select 1")
@@ -266,15 +266,15 @@ async def test_a_commit_that_waits_on_the_old_primary_is_given_up_once_the_new_o
     database = pair.cluster.create(pair.cluster.template())
     pair.add_standby()
     url, said = pair.url(database), Said()
-    work, line = Link(url, Purpose.PLANNING), Link(url, Purpose.WATCH)
-    watch = Watch(url, line.get, said.log)
+    work, line = ReconnectingConnection(url, Purpose.PLANNING), ReconnectingConnection(url, Purpose.WATCH)
+    watch = ServerWatch(url, line.get, said.log)
     conn = await work.get()
     await watch.tick()
     pair.promote()
     writing = asyncio.create_task(conn.execute("insert into import_error values ('f', 1, 'm', '', now())"))
     waiting = "select 1 from pg_stat_activity where wait_event = 'SyncRep'"
     await eventually(lambda: pair.first.rows(waiting))
-    monkeypatch.setattr("evertick.services.watch.LOOK_AROUND_SECONDS", 0.0)
+    monkeypatch.setattr("evertick.runtime.server_watch.LOOK_AROUND_SECONDS", 0.0)
     await watch.tick()
     with pytest.raises(psycopg.OperationalError):
         await writing

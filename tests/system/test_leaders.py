@@ -9,11 +9,11 @@ from itertools import takewhile
 
 import pytest
 
-from evertick.domain.dag import NamedSchedule
-from evertick.domain.misfire import MisfirePolicy
-from evertick.domain.schedule import parse_schedule
+from evertick.db.queries import shards
+from evertick.domain.dags.spec import NamedSchedule
+from evertick.domain.schedules.misfire import MisfirePolicy
+from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine.publish import publish
-from evertick.store import shards
 from tests.system.processes import Installation, Service
 from tests.system.work import Published, schedule_now, start_with
 from tests.waiting import eventually

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
 from tests.system.processes import Installation, is_running
 from tests.system.work import let_go, start_run
 from tests.waiting import eventually

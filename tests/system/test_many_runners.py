@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evertick.store.wake import Channel, notify
+from evertick.db.notify import Channel, notify
 from tests.system.processes import Installation
 from tests.system.work import Published, most_at_once, publish_work, schedule_now, start_run
 from tests.waiting import eventually

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evertick.engine.trigger import trigger
-from tests.services.sinks import web_sink
+from evertick.engine.runs import trigger
+from tests.notifications.sinks import web_sink
 from tests.system.processes import Installation
 from tests.system.work import loaded, publish_work
 from tests.waiting import eventually

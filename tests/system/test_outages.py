@@ -8,10 +8,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from evertick.db import failpoints
+from evertick.db.connect import Purpose, connect
 from evertick.domain.errors import PostgresUnavailable
-from evertick.engine.trigger import trigger
-from evertick.store import failpoints
-from evertick.store.db import Purpose, connect
+from evertick.engine.runs import trigger
 from tests.engine import invariants
 from tests.system.boundaries import Rehearsed, Site, Stage, failures
 from tests.system.mortal_postgres import MortalPostgres, mortal_postgres

@@ -10,15 +10,15 @@ import pytest
 from psycopg import AsyncConnection, conninfo
 from psycopg.sql import SQL, Identifier
 
-from evertick.domain.errors import PostgresUnavailable, WrongServer
-from evertick.services.link import Link, keep_listening
-from evertick.services.watch import Watch
-from evertick.store.db import Purpose, connect
-from evertick.store.line import Line, keeps_session
-from evertick.store.wake import Channel
+from evertick.db.connect import Purpose, connect
+from evertick.db.connection import TimedConnection, has_own_session
+from evertick.db.notify import Channel
+from evertick.domain.errors import PostgresUnavailable, StaleServer
+from evertick.runtime.connections import ReconnectingConnection, listen_forever
+from evertick.runtime.server_watch import ServerWatch
 from tests.databases import Cluster
 from tests.engine import invariants
-from tests.services.hosting import Said
+from tests.system.hosting import Said
 from tests.system.pooler import pooler
 from tests.system.processes import Installation
 from tests.system.two_servers import two_servers
@@ -63,7 +63,7 @@ async def test_a_pooler_that_drops_session_settings_is_refused_before_anything_i
 async def test_nothing_is_kept_in_a_session_that_may_be_anybodys(cluster: Cluster, prepared: str, mode: str) -> None:
     with pooler(cluster.url, pool_mode=mode) as before:
         async with await connect(before.url(name_of(prepared)), purpose=Purpose.HOT) as conn:
-            assert not keeps_session(conn)
+            assert not has_own_session(conn)
             for _ in range(8):
                 await conn.execute("select 1 + %s::int", [1])
             assert conn.prepare_threshold is None
@@ -76,7 +76,7 @@ async def test_nobody_listens_through_a_pooler_nor_tries_to_again_and_again(clus
         known = before.logins()
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(
-                keep_listening(before.url(name_of(prepared)), [Channel.PLAN], lambda _: None, log=Said().log)
+                listen_forever(before.url(name_of(prepared)), [Channel.PLAN], lambda _: None, log=Said().log)
             )
             await eventually(lambda: before.logins() > known)
             await elapse(0.5)
@@ -134,11 +134,11 @@ async def test_a_server_that_changes_behind_an_open_connection_is_noticed_at_the
         pair.promote()
         with pooler(pair.second.url) as before:
             url = before.url("postgres")
-            link, other = Link(url, Purpose.WATCH), Link(url, Purpose.PLANNING)
+            link, other = ReconnectingConnection(url, Purpose.WATCH), ReconnectingConnection(url, Purpose.PLANNING)
             # It stands for a service at work; there is no schema here to mark in.
-            watch = Watch(url, link.get, Said().log)
+            watch = ServerWatch(url, link.get, Said().log)
             conn = await link.get()
-            assert isinstance(conn, Line) and conn.server is not None and conn.server.timeline == 2
+            assert isinstance(conn, TimedConnection) and conn.server is not None and conn.server.timeline == 2
             held = await other.get()
             await watch.look_again(conn)
             before.point_to(pair.first.url)
@@ -146,12 +146,12 @@ async def test_a_server_that_changes_behind_an_open_connection_is_noticed_at_the
             async def is_noticed() -> bool:
                 try:
                     await watch.look_again(conn)
-                except WrongServer as refusal:
+                except StaleServer as refusal:
                     return "has seen timeline 2" in str(refusal)
                 return False
 
             await eventually(is_noticed)
-            with pytest.raises(WrongServer):
+            with pytest.raises(StaleServer):
                 await other.get()
             assert held.closed
             await link.close()

@@ -9,16 +9,16 @@ import pytest
 import structlog
 from psycopg import AsyncConnection, conninfo
 
-from evertick.api.desk import Desk
+from evertick.api.context import ApiContext
 from evertick.config import Settings
+from evertick.db import roles
 from evertick.domain.access import Role
-from evertick.domain.sealing import new_key
+from evertick.domain.encryption import new_key
 from evertick.domain.stored_values import ValueKind
 from evertick.engine import accounts
 from evertick.engine.secrets import put_value
-from evertick.services.keyring import load_keyring
-from evertick.services.publisher import Publisher
-from evertick.store import roles
+from evertick.publisher.publisher import Publisher
+from evertick.secrets.keyring import load_keyring
 from evertick.ui.app import make_app
 from tests.api.conftest import Client
 from tests.databases import Cluster
@@ -81,7 +81,7 @@ async def test_a_run_from_its_file_to_its_log_with_a_role_for_each_service(
         token = await accounts.issue(
             conn, await accounts.find_user(conn, "ann"), kind="token", name="t", actor="t", seconds=600
         )
-        desk = Desk(settings, logins[roles.API], log)
+        desk = ApiContext(settings, logins[roles.API], log)
         async with Client(make_app(desk), token.secret) as ann:
             await ann.ok("PUT", "/api/v1/pools/few", json={"slots": 1})
             await publisher.tick()

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from evertick.execution.kill import children_of
-from evertick.execution.strays import find_strays
+from evertick.processes.tree import children_of, find_orphans
 from tests.system.processes import Installation, Service, is_running
 from tests.system.work import let_go, start_run
 from tests.waiting import eventually
@@ -85,7 +84,7 @@ async def test_no_death_is_certified_while_a_body_is_left_and_what_is_left_is_ki
     session = await there.value("select session from runner where runner_id = %s", first.runner)
     (keeper,) = children_of(dead.pid)
     (parent,) = children_of(keeper)
-    bodies = find_strays(session)
+    bodies = find_orphans(session)
     assert {keeper, parent, first.pid} < set(bodies)
     for pid in (keeper, parent):
         os.kill(pid, signal.SIGSTOP)

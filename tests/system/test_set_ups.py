@@ -18,13 +18,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from evertick.db.connect import Purpose, connect
+from evertick.db.function_sets import own_set
 from evertick.domain.attempt import TaskKey
-from evertick.engine.extend import extend
-from evertick.engine.step import step
-from evertick.execution.kill import find_by_token, kill_tree
-from evertick.services.postgres_home import holder_of
-from evertick.store.db import Purpose, connect
-from evertick.store.function_sets import own_set
+from evertick.engine.finish_and_claim import finish_and_claim
+from evertick.engine.runners import extend
+from evertick.processes.tree import find_by_token, kill_tree
+from evertick.supervisor.postgres_home import holder_of
 from tests.databases import Cluster
 from tests.engine import invariants
 from tests.external_postgres import external_cluster, system_programs
@@ -256,7 +256,7 @@ async def test_a_stale_report_changes_nothing(set_up: SetUp) -> None:
     async with await connect(set_up.url, purpose=Purpose.PLANNING) as conn:
         for who, old in ((session, epoch - 1), (session + 1, epoch)):
             report = f'{{"r": {run_id}, "i": 0, "m": -1, "e": {old}, "kind": "success", "result": "stale"}}'
-            done = await step(conn, session=who, reports=[report], queues=[], free=0, infra_retries=3)
+            done = await finish_and_claim(conn, session=who, reports=[report], queues=[], free=0, infra_retries=3)
             assert done.refused == [(key, old)]
         assert (await extend(conn, session=session + 1, held=[(key, epoch)])).is_gone
     assert set_up.rows("select * from task where run_id = %s order by idx", run_id) == before

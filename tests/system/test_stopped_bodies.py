@@ -6,11 +6,10 @@ import time
 
 import pytest
 
+from evertick.db.notify import Channel, notify
 from evertick.domain.attempt import TaskKey
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
-from evertick.engine.mark import mark
-from evertick.store.wake import Channel, notify
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.system.processes import Installation, is_running
 from tests.system.work import Effect, let_go, start_run
 from tests.waiting import eventually

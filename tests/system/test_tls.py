@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 import pytest
 from psycopg import conninfo
 
+from evertick.db import roles
+from evertick.db.connect import Purpose, connect
+from evertick.doctor.database import check_route, route_of
 from evertick.domain.errors import PostgresUnavailable
-from evertick.services.checkup import judge_way, way_of
-from evertick.store import roles
-from evertick.store.db import Purpose, connect
 from tests.certificates import Authority
 from tests.databases import Cluster
 from tests.external_postgres import external_cluster, system_programs
@@ -111,7 +111,7 @@ async def test_what_is_wrong_with_a_certificate_is_said_with_what_to_do(
     far: Cluster, url: Url, authority: Authority, tmp_path: Path
 ) -> None:
     async with await connect(url("berlin"), purpose=Purpose.READ) as conn:
-        assert list(judge_way(way_of(conn))) == []
+        assert list(check_route(route_of(conn))) == []
     stranger = Authority(tmp_path, "stranger")
     assert "is not signed by a CA in sslrootcert of EVERTICK_DATABASE_URL" in await why_not(
         url("berlin", sslrootcert=stranger.certificate)

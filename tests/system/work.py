@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import DagSpec, NamedSchedule
-from evertick.domain.misfire import MisfirePolicy
-from evertick.domain.schedule import parse_schedule
+from evertick.bundles.bundle import Bundle, pack
+from evertick.bundles.loader import load_file
+from evertick.db.queries import dags, shards
+from evertick.domain.dags.spec import DagSpec, NamedSchedule
+from evertick.domain.schedules.misfire import MisfirePolicy
+from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine.publish import publish
-from evertick.engine.trigger import trigger
-from evertick.execution.bundle import Bundle, pack
-from evertick.execution.loader import load_file
-from evertick.store import dags, shards
+from evertick.engine.runs import trigger
 
 _HEAD = """
 import fcntl, os, pathlib, time

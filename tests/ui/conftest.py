@@ -12,7 +12,7 @@ from copy import deepcopy
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize, expect, sync_playwright
 
-from evertick.api.guard import PLAIN_COOKIE
+from evertick.api.auth import PLAIN_COOKIE
 from tests.databases import Cluster
 from tests.ui.site import Site, history, people, served
 

@@ -10,20 +10,20 @@ from datetime import UTC, datetime, timedelta
 
 from psycopg import AsyncConnection
 
-from evertick.api.guard import GuardedRoute
+from evertick.api.auth import GuardedRoute
+from evertick.db.queries import runners
+from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
-from evertick.domain.dag import TaskKind
-from evertick.domain.gates import GateKind, GateSpec
-from evertick.domain.params import Param, declare_params
+from evertick.domain.dags.gates import GateKind, GateSpec
+from evertick.domain.dags.params import Param, declare_params
+from evertick.domain.dags.spec import TaskKind
+from evertick.domain.dags.waits import WaitKind, WaitSpec
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.waiting import WaitKind, WaitSpec
 from evertick.engine.gates import set_pool
-from evertick.engine.promote import promote
-from evertick.engine.wake import wake
-from evertick.engine.write_note import of_run, write_note
-from evertick.store import runners
-from evertick.store.tasks import StepRow
+from evertick.engine.maintenance import promote
+from evertick.engine.runs import of_run, write_note
+from evertick.engine.waits import wake
 from evertick.ui.app import PAGES as MODULES
 from tests.engine.world import Runner, lead, make_dag, put, set_clock, start, states
 from tests.ui.site import HttpVisitor, Site, pipeline
@@ -246,12 +246,12 @@ async def _wait_for_everything(conn: AsyncConnection) -> int:
     run_id = await start(conn, "nightly")
     runner = await Runner.join(conn, queues=("nightly",))
 
-    async def take(seconds: float) -> StepRow:
+    async def take(seconds: float) -> ExchangeRow:
         await after(seconds)
         (claim,) = await runner.claim(queues=("nightly",))
         return claim
 
-    async def end(seconds: float, claim: StepRow, kind: str = "success", **fields: object) -> None:
+    async def end(seconds: float, claim: ExchangeRow, kind: str = "success", **fields: object) -> None:
         await after(seconds)
         await runner.finish(claim, kind, **fields)
 

@@ -15,19 +15,19 @@ import httpx
 import structlog
 from psycopg import AsyncConnection
 
-from evertick.api.guard import PLAIN_COOKIE, csrf_of
-from evertick.api.serving import serve
+from evertick.api.auth import PLAIN_COOKIE, csrf_of
+from evertick.api.server import serve
 from evertick.config import Settings
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import runs, schedules
 from evertick.domain.access import Role
-from evertick.domain.dag import DagSpec, NamedSchedule
-from evertick.domain.params import Param, declare_params
-from evertick.domain.schedule import parse_schedule
-from evertick.domain.sealing import new_key
+from evertick.domain.dags.params import Param, declare_params
+from evertick.domain.dags.spec import DagSpec, NamedSchedule
+from evertick.domain.encryption import new_key
+from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine import accounts
-from evertick.engine.fire import fire
-from evertick.services.listening import address_of, listen
-from evertick.store import runs, schedules
-from evertick.store.db import Purpose, connect
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.runtime.listen_socket import address_of, listen
 from evertick.ui.app import make_app
 from tests.engine.world import Runner, lead, make_dag, names_of, put, set_clock, start
 
@@ -127,7 +127,7 @@ async def live_through(conn: AsyncConnection, runner: Runner, epoch: int, begin:
             return
         at = max(due, begin) + timedelta(milliseconds=4 + place % 3)
         await set_clock(conn, at)
-        await fire(conn, shard=0, epoch=epoch, batch=100)
+        await fire_schedules(conn, shard=0, epoch=epoch, batch=100)
         bad = "load" if place in (4, 9) else None
         await _finish_all(conn, runner, at, lasts=9 + 4 * (place % 5), bad=bad)
         place += 1

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 from playwright.sync_api import Page, Route, expect
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import NamedSchedule
-from evertick.domain.schedule import parse_schedule
+from evertick.db.queries import dags, runs, schedules
+from evertick.domain.dags.spec import NamedSchedule
+from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine import accounts
-from evertick.store import dags, runs, schedules
 from tests.engine.world import make_dag, put, start
 from tests.ui.conftest import Visitor
 from tests.ui.site import PASSWORD, Site

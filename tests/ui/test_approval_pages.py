@@ -9,13 +9,13 @@ import httpx
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.api.guard import CSRF_HEADER, PLAIN_COOKIE, csrf_of
+from evertick.api.auth import CSRF_HEADER, PLAIN_COOKIE, csrf_of
+from evertick.db.queries import waits
 from evertick.domain.access import Role
-from evertick.domain.dag import TaskKind
-from evertick.domain.params import Param, declare_params
-from evertick.domain.waiting import WaitKind, WaitSpec
-from evertick.engine.wake import wake
-from evertick.store import approvals
+from evertick.domain.dags.params import Param, declare_params
+from evertick.domain.dags.spec import TaskKind
+from evertick.domain.dags.waits import WaitKind, WaitSpec
+from evertick.engine.waits import wake
 from tests.engine.world import lead, make_dag, put, start
 from tests.ui.site import Site
 
@@ -68,7 +68,7 @@ def test_a_question_is_listed_filled_in_and_decided_once(site: Site, people: dic
     )
     done = operator.post(path, data={"verdict": "approve", "p.version": "2", "p.size": "3", "note": "tested"})
     assert (done.status_code, done.headers["HX-Redirect"]) == (204, f"/runs/{run_id}/tasks/wait")
-    (row,) = site.do(lambda conn: approvals.of_task(conn, run_id=run_id, task="wait"))
+    (row,) = site.do(lambda conn: waits.of_task(conn, run_id=run_id, task="wait"))
     assert (row.is_approved, row.decided_by, row.note) == (True, "user:operator", "tested")
     assert row.fields == {"version": "2", "size": 3}
     assert people["admin"].post(path, data={"verdict": "reject"}).status_code == 409
@@ -85,7 +85,7 @@ def test_who_rejects_need_not_fill_in_the_form(site: Site, people: dict[str, htt
     )
     assert people["operator"].post(path, data={"verdict": "reject"}).status_code == 403
     assert people["editor"].post(path, data={"verdict": "reject", "note": "no"}).status_code == 204
-    (row,) = site.do(lambda conn: approvals.of_task(conn, run_id=run_id, task="wait"))
+    (row,) = site.do(lambda conn: waits.of_task(conn, run_id=run_id, task="wait"))
     assert (row.is_approved, row.note) == (False, "no")
     assert people["limited"].get(path).status_code == 404
     assert people["editor"].get(f"/runs/{site.runs['orders'][2]}/tasks/load/approval").status_code == 404

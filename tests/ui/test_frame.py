@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from evertick.domain.access import MATRIX, Permission, Role
-from evertick.ui.assets import read_assets
-from evertick.ui.frame import HEADERS
+from evertick.ui.layout import HEADERS, read_assets
 from evertick.ui.pages.login import local
 from tests.source_tree import SOURCE
 

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import expect
 from psycopg import AsyncConnection
 
-from evertick.domain.params import Param, declare_params
-from evertick.store import dags
+from evertick.db.queries import dags
+from evertick.domain.dags.params import Param, declare_params
 from tests.engine.world import make_dag, put, start
 from tests.ui.conftest import Visitor
 from tests.ui.hostile import CORPUS

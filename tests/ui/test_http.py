@@ -10,8 +10,8 @@ import httpx
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.api.guard import csrf_of
-from evertick.store import dags
+from evertick.api.auth import csrf_of
+from evertick.db.queries import dags
 from tests.engine.world import make_dag, put
 from tests.ui.site import HttpVisitor, Site
 

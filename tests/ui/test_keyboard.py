@@ -8,11 +8,11 @@ import pytest
 from playwright.sync_api import Page, expect
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import TaskKind
-from evertick.domain.params import Param, declare_params
-from evertick.domain.waiting import WaitKind, WaitSpec
-from evertick.engine.wake import wake
-from evertick.store import approvals, dags, listing, runners, runs, schedules
+from evertick.db.queries import dags, listings, runners, runs, schedules, waits
+from evertick.domain.dags.params import Param, declare_params
+from evertick.domain.dags.spec import TaskKind
+from evertick.domain.dags.waits import WaitKind, WaitSpec
+from evertick.engine.waits import wake
 from tests.engine.world import Runner, lead, make_dag, put, start, states
 from tests.ui.conftest import Visitor
 from tests.ui.keyboard import tab_to
@@ -60,7 +60,7 @@ def test_a_run_is_noted_cleared_and_canceled(visit: Visitor, site: Site) -> None
     press("Enter")
     expect(page.locator(".note")).to_contain_text("asked them")
     focused(page, "Change note…")
-    note = site.do(lambda conn: listing.note(conn, run_id=run_id, idx=-1, map_index=-1))
+    note = site.do(lambda conn: listings.note(conn, run_id=run_id, idx=-1, map_index=-1))
     assert note is not None and note.content == "asked them"
     press("c")
     expect(page.locator("#clear-preview")).to_contain_text("1 task runs again")
@@ -130,7 +130,7 @@ def test_a_question_is_approved(visit: Visitor, site: Site) -> None:
     tab_to(page, "Approve", "button")
     page.keyboard.press("Enter")
     expect(page.locator("#task-head h1 .state")).to_contain_text("success")
-    (asked,) = site.do(lambda conn: approvals.of_task(conn, run_id=run_id, task="wait"))
+    (asked,) = site.do(lambda conn: waits.of_task(conn, run_id=run_id, task="wait"))
     assert asked.is_approved and asked.fields == {"version": "1.4.2"}
 
 

@@ -11,15 +11,15 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
+from evertick.db.queries import logs
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import UserError
-from evertick.domain.log_pack import object_name, pack
-from evertick.services import log_reading
-from evertick.services.log_reading import LogArchive, LogReader
-from evertick.services.object_store import open_store
-from evertick.store import log_windows
-from evertick.ui import log_window
-from evertick.ui.log_window import END, START, Place, Sift, plain, read_backward, read_onward, read_place
+from evertick.domain.log_archive import object_name, pack
+from evertick.logs import reader as logs_reader
+from evertick.logs.reader import LogArchive, LogReader
+from evertick.storage.object_store import open_store
+from evertick.ui import log_view
+from evertick.ui.log_view import END, START, LogFilter, LogPosition, plain, read_backward, read_onward, read_place
 from tests.s3_server import S3Server, s3_server
 
 KEY = TaskKey(1, 0, -1)
@@ -91,7 +91,7 @@ async def either(request: pytest.FixtureRequest, rollback_conn: AsyncConnection,
     return LogReader(LogArchive(settings), lambda: nullcontext(rollback_conn))
 
 
-async def walk(reader: LogReader, *, back: bool, sift: Sift) -> tuple[list[str], int]:
+async def walk(reader: LogReader, *, back: bool, sift: LogFilter) -> tuple[list[str], int]:
     """All lines, window by window, and how many windows."""
     place, count = END if back else START, 0
     found: list[str] = []
@@ -108,26 +108,26 @@ async def walk(reader: LogReader, *, back: bool, sift: Sift) -> tuple[list[str],
 
 @pytest.mark.parametrize("back", [False, True])
 async def test_every_line_comes_once_and_in_order(either: LogReader, lines: list[str], back: bool) -> None:
-    found, windows = await walk(either, back=back, sift=Sift())
+    found, windows = await walk(either, back=back, sift=LogFilter())
     assert found == lines
-    assert windows >= len(lines) // log_window.MOST_LINES
+    assert windows >= len(lines) // log_view.MOST_LINES
 
 
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize(
     ("sift", "expected"),
     [
-        (Sift(level="error"), ["e1 it broke", "e2 it broke"]),
-        (Sift(level="warning"), ["e1 it broke", "e1 100% odd_", "e2 it broke", "e2 100% odd_"]),
-        (Sift(find="C3 N7"), ["e1 c3 n7", "e2 c3 n7"]),
-        (Sift(find="100% odd_"), ["e1 100% odd_", "e2 100% odd_"]),
-        (Sift(find="odd_", level="error"), []),
-        (Sift(find="%"), ["e1 100% odd_", "e2 100% odd_"]),
-        (Sift(find="not there"), []),
+        (LogFilter(level="error"), ["e1 it broke", "e2 it broke"]),
+        (LogFilter(level="warning"), ["e1 it broke", "e1 100% odd_", "e2 it broke", "e2 100% odd_"]),
+        (LogFilter(find="C3 N7"), ["e1 c3 n7", "e2 c3 n7"]),
+        (LogFilter(find="100% odd_"), ["e1 100% odd_", "e2 100% odd_"]),
+        (LogFilter(find="odd_", level="error"), []),
+        (LogFilter(find="%"), ["e1 100% odd_", "e2 100% odd_"]),
+        (LogFilter(find="not there"), []),
     ],
 )
 async def test_a_search_finds_all_that_fits(
-    either: LogReader, lines: list[str], sift: Sift, expected: list[str], back: bool
+    either: LogReader, lines: list[str], sift: LogFilter, expected: list[str], back: bool
 ) -> None:
     found, _ = await walk(either, back=back, sift=sift)
     assert found == expected
@@ -137,48 +137,48 @@ async def test_a_search_finds_all_that_fits(
 async def test_a_search_in_the_storage_is_bounded_and_goes_on_where_it_stopped(
     rollback_conn: AsyncConnection, server: S3Server, back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_reading, "_ROUNDS", 2)
+    monkeypatch.setattr(logs_reader, "_ROUNDS", 2)
     chunks = [[f"INFO {number}"] for number in range(100)]
     chunks[5], chunks[95] = [["ERROR first"], ["ERROR last"]]
     await write(rollback_conn, 1, chunks)
     settings = Settings(**server.settings)
     await move(rollback_conn, settings, epoch=1)
     reader = LogReader(LogArchive(settings), lambda: nullcontext(rollback_conn))
-    found, windows = await walk(reader, back=back, sift=Sift(level="error"))
+    found, windows = await walk(reader, back=back, sift=LogFilter(level="error"))
     assert found == ["first", "last"] and windows == 2
 
 
 async def test_a_window_may_begin_anywhere(rollback_conn: AsyncConnection, either: LogReader, lines: list[str]) -> None:
-    sizes = await log_windows.sizes(rollback_conn, KEY)
+    sizes = await logs.sizes(rollback_conn, KEY)
     assert [size.epoch for size in sizes] == [1, 2]
-    window = await read_onward(either, KEY, Place(1, sizes[0].size // 2, 0), Sift())
+    window = await read_onward(either, KEY, LogPosition(1, sizes[0].size // 2, 0), LogFilter())
     assert window.lines[0][1].text.startswith("e1 c7 ")
-    again = await read_onward(either, KEY, window.lines[5][0], Sift())
+    again = await read_onward(either, KEY, window.lines[5][0], LogFilter())
     assert again.lines[0][1] == window.lines[5][1]
-    before = await read_backward(either, KEY, again.lines[0][0], Sift())
+    before = await read_backward(either, KEY, again.lines[0][0], LogFilter())
     assert before.lines[-1][1] == window.lines[4][1]
 
 
 async def test_a_log_that_grows_is_read_on_from_its_end(rollback_conn: AsyncConnection, reader: LogReader) -> None:
-    first = await read_backward(reader, KEY, END, Sift())
+    first = await read_backward(reader, KEY, END, LogFilter())
     assert (first.lines, first.is_start, first.is_end) == ([], True, True)
     await write(rollback_conn, 1, [["OUT one"]])
-    second = await read_onward(reader, KEY, first.next, Sift())
+    second = await read_onward(reader, KEY, first.next, LogFilter())
     assert [line.text for _, line in second.lines] == ["one"]
-    third = await read_onward(reader, KEY, second.next, Sift())
+    third = await read_onward(reader, KEY, second.next, LogFilter())
     assert third.lines == [] and third.is_end
     await rollback_conn.execute(
         "insert into log_chunk (run_id, idx, map_index, epoch, seq, until, content) values (1, 0, -1, 1, 999, 1010, 'two\n')"
     )
-    fourth = await read_onward(reader, KEY, third.next, Sift())
+    fourth = await read_onward(reader, KEY, third.next, LogFilter())
     assert [line.text for _, line in fourth.lines] == ["two"]
 
 
 async def test_lines_of_any_length_fit_into_bounded_windows(rollback_conn: AsyncConnection, reader: LogReader) -> None:
     await write(rollback_conn, 1, [["RAW " + "x" * 16_000] * 4] * 20)
-    window = await read_onward(reader, KEY, START, Sift())
-    assert sum(len(line.text) for _, line in window.lines) <= log_window.MOST_CHARACTERS + 16_000
-    found, _ = await walk(reader, back=False, sift=Sift())
+    window = await read_onward(reader, KEY, START, LogFilter())
+    assert sum(len(line.text) for _, line in window.lines) <= log_view.MOST_CHARACTERS + 16_000
+    found, _ = await walk(reader, back=False, sift=LogFilter())
     assert len(found) == 80
 
 

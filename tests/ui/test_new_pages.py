@@ -15,9 +15,9 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick import Asset, after
-from evertick.domain.dag import GroupSpec, NamedSchedule
-from evertick.domain.schedule import parse_schedule
-from evertick.store import dags, runners, schedules, sharing
+from evertick.db.queries import dags, runners, schedules, shards
+from evertick.domain.dags.spec import GroupSpec, NamedSchedule
+from evertick.domain.schedules.spec import parse_schedule
 from tests.engine.world import Runner, make_dag, put, run_state, start, value
 from tests.ui.page_table import write_log
 from tests.ui.site import HttpVisitor, Site
@@ -288,7 +288,7 @@ def test_a_shard_that_nobody_leads_is_told_at_once(site: Site, people: dict[str,
     assert "scheduler-1 leads" in viewer.get("/").text and "scheduler-1" in viewer.get("/schedulers").text
     assert people["limited"].get("/schedulers").status_code == 403
     try:
-        site.do(lambda conn: sharing.set_shards(conn, shards=3, actor="test", if_never_chosen=False))
+        site.do(lambda conn: shards.set_shards(conn, shards=3, actor="test", if_never_chosen=False))
         home = viewer.get("/").text
         assert "no scheduler leads shard 1, 2 of 3" in home and "Attention needed" in home
         assert viewer.get("/schedulers").text.count("no leader, so its schedules do not fire") == 2

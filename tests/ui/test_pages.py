@@ -12,7 +12,7 @@ from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Page, expect
 
 from evertick.domain.access import Permission, Principal, Role
-from evertick.ui.nav import ENTRIES
+from evertick.ui.layout import ENTRIES
 from tests.source_tree import ROOT
 from tests.ui.conftest import PHONE, WIDE, Visitor
 from tests.ui.keyboard import dialog_problems, problems

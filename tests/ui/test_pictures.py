@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
-from evertick.store.charts import OpenTask, RunAttempt, RunLength, RunsOfHour, StateOfTask
-from evertick.store.tasks import TaskRow
-from evertick.ui.calendar import durations_of, year_of
-from evertick.ui.gantt import Gantt, draw
-from evertick.ui.graph import node_states
+from evertick.db.queries.overview import OpenTask, RunAttempt, RunLength, RunsOfHour, StateOfTask
+from evertick.db.queries.tasks import TaskRow
+from evertick.ui.charts.calendar import durations_of, year_of
+from evertick.ui.charts.gantt import Gantt, draw
+from evertick.ui.charts.graph import node_states
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from playwright.sync_api import Page, expect
 from psycopg import AsyncConnection
 
-from evertick.store import runners
+from evertick.db.queries import runners
 from tests.engine.world import Runner, make_dag, put, start, states
 from tests.ui.conftest import Visitor
 from tests.ui.page_table import write_log

@@ -10,12 +10,12 @@ import httpx
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.api.guard import CSRF_HEADER, PLAIN_COOKIE, csrf_of
+from evertick.api.auth import CSRF_HEADER, PLAIN_COOKIE, csrf_of
+from evertick.db.queries import accounts, backfills, gates, logs, runners, tasks
+from evertick.db.queries.logs import NewChunk
 from evertick.domain.attempt import TaskKey
-from evertick.domain.gates import GateKind, GateSpec
+from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.engine.gates import set_pool
-from evertick.store import access, backfills, gates, logs, runners, tasks
-from evertick.store.logs import NewChunk
 from tests.engine.world import Runner, make_dag, put, run_state, start, states
 from tests.ui.site import Site
 
@@ -274,7 +274,7 @@ def test_users_are_added_changed_linked_and_disabled(site: Site, sign: Sign) -> 
     text = shown(client.get("/users"))
     assert "eve &lt;i&gt;" in text and "<i>" not in text
     assert said(client.post("/users/eve %3Ci%3E", data={"role": "operator", "tags": ""})).endswith("changed.")
-    row = site.do(lambda conn: access.find_account(conn, "eve <i>"))
+    row = site.do(lambda conn: accounts.find_account(conn, "eve <i>"))
     assert row is not None and (row.role, row.tags) == ("operator", None)
     link = shown(client.post("/users/eve %3Ci%3E/link"))
     found = re.search(r"http://[^<]+/auth/link/evl_[\w-]+", link)
@@ -325,7 +325,7 @@ def test_variables_and_connections_are_set_and_secrets_stay_hidden(site: Site, s
 def test_the_audit_log_is_searched(site: Site, sign: Sign) -> None:
     client = sign("admin")
     site.do(
-        lambda conn: access.note(
+        lambda conn: accounts.note(
             conn,
             verb="refuse",
             actor="user:<b>mallory</b>",

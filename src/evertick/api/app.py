@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 
 import psycopg
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
@@ -14,66 +15,93 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evertick.api import sessions
-from evertick.api.agent import attempts as agent_attempts
 from evertick.api.agent import files as agent_files
-from evertick.api.agent import logs as agent_logs
-from evertick.api.agent.door import PREFIX as AGENT_PREFIX
-from evertick.api.agent.door import AgentRoute
-from evertick.api.agent.surroundings import Agents
+from evertick.api.agent import routes as agent_attempts
+from evertick.api.agent import routes as agent_logs
+from evertick.api.agent.auth import PREFIX as AGENT_PREFIX
+from evertick.api.agent.auth import AgentRoute
 from evertick.api.airflow import (
-    asset_events,
+    approvals,
     assets,
     backfills,
-    connections,
-    dag_records,
+    dag_versions,
     dags,
-    event_logs,
-    instance_changes,
-    instances,
-    monitor,
-    nothing,
     outputs,
     pools,
-    questions,
-    run_changes,
+    run_actions,
     runs,
-    variables,
+    system,
+    task_instance_actions,
+    task_instances,
+    values,
 )
-from evertick.api.airflow.words import tell, tell_invalid
-from evertick.api.desk import Desk, Who
-from evertick.api.guard import GuardedRoute, needs
-from evertick.api.limits import Surroundings
+from evertick.api.airflow.labels import tell, tell_invalid
+from evertick.api.auth import ERROR, GuardedRoute, authenticate, requires
+from evertick.api.context import ApiContext, Who
+from evertick.api.middleware import AgentLimits, Middleware
 from evertick.api.native import native_routers
 from evertick.api.problems import invalid, problem, status_of
-from evertick.api.short_way import ShortWay
+from evertick.db.queries.shards import read_clock
 from evertick.domain.access import Permission
 from evertick.domain.errors import EvertickError
-from evertick.services.health import metrics_text
-from evertick.store.shards import read_clock
+from evertick.observability.health import metrics_text
+
+
+class FastReads:
+    """`parts` maps each prefix to its application and routers."""
+
+    def __init__(self, app: ASGIApp, *, parts: Mapping[str, tuple[FastAPI, Iterable[APIRouter]]]) -> None:
+        self._app = app
+        self.ways = {
+            prefix + route.path: (part, route.permission, route.answer_plainly)
+            for prefix, (part, routers) in parts.items()
+            for router in routers
+            for route in router.routes
+            if isinstance(route, GuardedRoute) and route.answer_plainly is not None and "{" not in route.path
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        way = self.ways.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "GET" else None
+        if way is not None:
+            part, permission, answer = way
+            request = Request({**scope, "app": part, "path_params": {}}, receive, send)
+            try:
+                request.state.caller = await authenticate(request, permission)
+                response = await answer(request)
+            except Exception as error:
+                scope[ERROR] = error
+            else:
+                if response is not None:
+                    await response(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
 
 # Outputs come before instances: the part after a task's name in their paths would match a map index.
 _AIRFLOW = (
     dags.router,
-    dag_records.router,
+    dag_versions.router,
     runs.router,
-    run_changes.router,
+    run_actions.router,
     outputs.router,
-    nothing.router,
-    questions.router,
-    instances.router,
-    instance_changes.router,
-    asset_events.router,
+    system.unsupported_router,
+    approvals.router,
+    task_instances.router,
+    task_instance_actions.router,
     assets.router,
-    event_logs.router,
+    assets.router,
+    system.event_logs_router,
     pools.router,
     backfills.router,
-    variables.router,
-    connections.router,
-    monitor.router,
+    values.variables_router,
+    values.connections_router,
+    system.monitor_router,
 )
 
 
 _GZIP_BYTES = 1000
+
+
 # Compression blocks the event loop. For a page of 600 KB, the default level 9 takes several times as long and saves a few percent.
 _GZIP_LEVEL = 4
 
@@ -102,7 +130,7 @@ class _Part(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def make_app(desk: Desk) -> FastAPI:
+def make_app(desk: ApiContext) -> FastAPI:
     """Build the outer application; each API is a mounted application with its own OpenAPI document."""
     app = _part(desk, title="Evertick", description="Sign-in, health and metrics.")
     app.include_router(sessions.router)
@@ -123,13 +151,13 @@ def make_app(desk: Desk) -> FastAPI:
     _add_document(airflow)
     app.mount("/api/v2", airflow)
     agent = _part(desk, title="Agent API", description="For the agent that runs an attempt. See docs/howto/remote.md.")
-    for router in (agent_attempts.router, agent_logs.router, agent_files.router):
+    for router in (agent_attempts.router, agent_logs.logs_router, agent_files.router):
         agent.include_router(router)
     agent.router.route_class = AgentRoute
     app.mount(AGENT_PREFIX, agent)
-    short = ShortWay(app.answer, parts={"/api/v1": (native, natives), "/api/v2": (airflow, airflows)})
+    short = FastReads(app.answer, parts={"/api/v1": (native, natives), "/api/v2": (airflow, airflows)})
     packed = _Packing(short, minimum_size=_GZIP_BYTES, compresslevel=_GZIP_LEVEL)
-    app.surroundings = Surroundings(packed, rate=desk.settings.api_rate, agents=Agents(desk))
+    app.surroundings = Middleware(packed, rate=desk.settings.api_rate, agents=AgentLimits(desk))
     return app
 
 
@@ -139,7 +167,7 @@ def parts_of(app: FastAPI) -> dict[str, FastAPI]:
     return {"": app, **mounted}
 
 
-def _part(desk: Desk, *, title: str, description: str) -> _Part:
+def _part(desk: ApiContext, *, title: str, description: str) -> _Part:
     """Create an application without FastAPI's documentation pages: they would bypass authentication."""
     app = _Part(
         title=title,
@@ -190,7 +218,7 @@ async def _tell_airflow(request: Request, error: Exception) -> JSONResponse:
 
 
 def log_fault(request: Request, error: Exception) -> None:
-    desk: Desk = request.app.state.desk
+    desk: ApiContext = request.app.state.desk
     route = request.scope.get("route")
     path = getattr(route, "path", "unknown")
     desk.log.error("request_failed", method=request.method, path=path, request_id=request.state.request_id, error=error)
@@ -200,14 +228,14 @@ def _add_front(app: FastAPI) -> None:
     # Some external monitors send HEAD.
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_class=PlainTextResponse)
-    @needs(Permission.OPEN)
+    @requires(Permission.OPEN)
     async def alive(caller: Who) -> str:
         """Liveness: this process responds."""
         return "alive\n"
 
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", responses={503: {"description": "The database is unreachable."}})
-    @needs(Permission.OPEN)
+    @requires(Permission.OPEN)
     async def ready(caller: Who) -> dict[str, bool]:
         """Readiness: the database responds."""
         async with caller.reading() as conn:
@@ -215,7 +243,7 @@ def _add_front(app: FastAPI) -> None:
         return {"ready": True}
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    @needs(Permission.READ_METRICS)
+    @requires(Permission.READ_METRICS)
     async def metrics(caller: Who) -> PlainTextResponse:
         """Metrics of this process, for Prometheus."""
         return PlainTextResponse(metrics_text())
@@ -223,6 +251,6 @@ def _add_front(app: FastAPI) -> None:
 
 def _add_document(app: FastAPI) -> None:
     @app.get("/openapi.json", include_in_schema=False)
-    @needs(Permission.OWN)
+    @requires(Permission.OWN)
     async def document(caller: Who) -> JSONResponse:
         return JSONResponse(app.openapi())

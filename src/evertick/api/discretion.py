@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from psycopg import AsyncConnection
 
-from evertick.api.desk import Caller
+from evertick.api.context import Caller
+from evertick.db.queries import dags
+from evertick.db.queries.dags import ListedVersion
 from evertick.domain.errors import Forbidden
-from evertick.domain.why import Explained, Reason, dags_named, told_to
-from evertick.execution.version_diff import code_changes
-from evertick.store import dags
-from evertick.store.dags import ListedVersion
+from evertick.domain.explain import Explained, Reason, dags_named, visible_to
+from evertick.operations.version_diff import code_changes
 
 WITHHELD = "This code is hidden because its files also define DAGs that you may not see. Put them into separate files."
 
@@ -25,16 +25,16 @@ async def known_dags(caller: Caller, conn: AsyncConnection, names: Collection[st
     return {row.name for row in rows if row is not None and caller.sees(row)}
 
 
-async def told_reasons(caller: Caller, conn: AsyncConnection, reasons: Sequence[Reason]) -> Sequence[Reason]:
+async def visible_reasons(caller: Caller, conn: AsyncConnection, reasons: Sequence[Reason]) -> Sequence[Reason]:
     """The reasons why a task waits, without holders in DAGs that the caller may not see."""
     known = await known_dags(caller, conn, dags_named(reasons))
-    return [told_to(each, known) for each in reasons]
+    return [visible_to(each, known) for each in reasons]
 
 
-async def discreetly(caller: Caller, conn: AsyncConnection, found: Explained) -> Explained:
+async def redact(caller: Caller, conn: AsyncConnection, found: Explained) -> Explained:
     """Apply `told_reasons` to a task and to the chain of tasks that it waits for."""
-    upstream = await discreetly(caller, conn, found.upstream) if found.upstream else None
-    return replace(found, reasons=await told_reasons(caller, conn, found.reasons), upstream=upstream)
+    upstream = await redact(caller, conn, found.upstream) if found.upstream else None
+    return replace(found, reasons=await visible_reasons(caller, conn, found.reasons), upstream=upstream)
 
 
 async def may_read_code(caller: Caller, conn: AsyncConnection, *hashes: str) -> bool:
@@ -50,7 +50,9 @@ async def refuse_unless_code_is_theirs(caller: Caller, conn: AsyncConnection, bu
         raise Forbidden(WITHHELD)
 
 
-async def told_code_changes(caller: Caller, conn: AsyncConnection, old: ListedVersion, new: ListedVersion) -> list[str]:
+async def visible_code_changes(
+    caller: Caller, conn: AsyncConnection, old: ListedVersion, new: ListedVersion
+) -> list[str]:
     """The code changes between two versions, or a note that the code is hidden."""
     if not await may_read_code(caller, conn, old.bundle_hash, new.bundle_hash):
         return [WITHHELD] if old.bundle_hash != new.bundle_hash else []

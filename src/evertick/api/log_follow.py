@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 
 from psycopg import AsyncConnection
 
-from evertick.api.desk import Caller
-from evertick.api.event_stream import HEARTBEAT_SECONDS, event, heartbeat
+from evertick.api.context import Caller
+from evertick.api.event_hub import HEARTBEAT_SECONDS, event, heartbeat
+from evertick.db.queries import logs, tasks
+from evertick.db.queries.logs import FoundChunk
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import StorageUnavailable, UserError
-from evertick.domain.log_lines import Line, lines_of
 from evertick.domain.states import TERMINAL_TASK_STATES
 from evertick.engine.accounts import still_valid
-from evertick.services.log_reading import Chunk
-from evertick.store import logs, tasks
-from evertick.store.logs import FoundChunk
+from evertick.logs.format import Line, lines_of
+from evertick.logs.reader import Chunk
 
 LOOK_SECONDS, CHECK_SECONDS = 0.3, 5.0
 # Seconds to wait for a missing chunk. Chunks still missing after that never arrive.

@@ -10,7 +10,7 @@ from typing import Annotated, Generic, TypeVar
 from fastapi import Header, Query, Response
 from pydantic import BaseModel
 
-from evertick.domain.errors import Stale, UserError
+from evertick.domain.errors import PreconditionFailed, UserError
 
 MOST_ITEMS, USUAL_ITEMS = 200, 50
 LARGEST = 2**63 - 1
@@ -77,7 +77,9 @@ def put_etag(response: Response, etag: str) -> None:
 
 def refuse_stale(if_match: str | None, etag: str) -> None:
     if if_match is not None and if_match not in (etag, "*"):
-        raise Stale(f"Conflict: the document has changed, its ETag is now {etag}. Read it again and repeat the change.")
+        raise PreconditionFailed(
+            f"Conflict: the document has changed, its ETag is now {etag}. Read it again and repeat the change."
+        )
 
 
 def like(text: str | None) -> str | None:

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from evertick.domain.errors import AnswerLost, EvertickError, TooMany
+from evertick.domain.errors import EvertickError, OutcomeUnknown, RateLimited
 
 PROBLEM = "application/problem+json"
 # The usual duration of a restart or a failover.
@@ -59,7 +59,7 @@ def status_of(error: Exception) -> tuple[HTTPStatus, str, str]:
         case EvertickError():
             status = STATUS[error.code]
             # Do not disclose the database's address to clients.
-            is_private = status is HTTPStatus.SERVICE_UNAVAILABLE and not isinstance(error, AnswerLost)
+            is_private = status is HTTPStatus.SERVICE_UNAVAILABLE and not isinstance(error, OutcomeUnknown)
             return status, error.code, "The database is unreachable. Retry later." if is_private else str(error)
         case psycopg.errors.QueryCanceled():
             detail = "The query took too long and was canceled. Use a filter or a smaller page."
@@ -85,7 +85,7 @@ def status_of(error: Exception) -> tuple[HTTPStatus, str, str]:
 
 def headers_of(error: Exception, status: HTTPStatus) -> dict[str, str]:
     headers = dict(getattr(error, "headers", None) or {})
-    if isinstance(error, TooMany):
+    if isinstance(error, RateLimited):
         headers["Retry-After"] = str(max(1, round(error.retry_after_seconds)))
     elif status is HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)

@@ -10,11 +10,11 @@ import gc
 from importlib import import_module
 
 from evertick.config import Settings
-from evertick.engine.open_door import refuse_open_door
-from evertick.services.events import Log
-from evertick.services.listening import address_of, inherited_socket, listen
-from evertick.services.loop import keep_trying, run_loop
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
+from evertick.engine.public_access import refuse_open_door
+from evertick.observability.logging import Log
+from evertick.runtime.listen_socket import address_of, inherited_socket, listen
+from evertick.runtime.loop import keep_trying, run_loop
 
 # Seconds that an idle HTTP connection stays open.
 IDLE_SECONDS = 30
@@ -66,7 +66,7 @@ class Api:
     async def _serve(self) -> None:
         if await self._first_knock():
             # Imported by name, to load the framework only now.
-            serving = import_module("evertick.api.serving")
+            serving = import_module("evertick.api.server")
             make_app = import_module(self._application).make_app
             sparing = asyncio.create_task(_spare_what_stays())
             await serving.serve(make_app, self._settings, self._url, self._log, self._socket, self.stop)

@@ -12,10 +12,10 @@ from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
-from evertick.api.desk import Caller, Who
-from evertick.api.guard import PLAIN_COOKIE, SECURE_COOKIE, GuardedRoute, csrf_of, needs, refuse_foreign
+from evertick.api.auth import PLAIN_COOKIE, SECURE_COOKIE, GuardedRoute, csrf_of, refuse_foreign, requires
+from evertick.api.context import Caller, Who
 from evertick.domain.access import LONGEST_NAME, LONGEST_PASSWORD, MATRIX, Permission
-from evertick.domain.errors import Refused
+from evertick.domain.errors import Unauthenticated
 from evertick.engine import accounts
 from evertick.engine.accounts import Issued, Proof
 
@@ -49,7 +49,7 @@ class NewPassword(BaseModel):
 
 
 @router.post("/token", status_code=201)
-@needs(Permission.OPEN)
+@requires(Permission.OPEN)
 async def make_token(request: Request, caller: Who) -> AccessToken:
     """Create a bearer token from a user name and password, sent as JSON or as a form. It expires after twelve hours."""
     login = await _login(request)
@@ -60,7 +60,7 @@ async def make_token(request: Request, caller: Who) -> AccessToken:
 
 
 @router.post("/login")
-@needs(Permission.OPEN)
+@requires(Permission.OPEN)
 async def sign_in(request: Request, response: Response, caller: Who) -> Session:
     """Sign in with a browser. Sets the session cookie."""
     refuse_foreign(request)
@@ -73,7 +73,7 @@ async def sign_in(request: Request, response: Response, caller: Who) -> Session:
 
 
 @router.post("/link/{secret}", status_code=303, response_class=RedirectResponse)
-@needs(Permission.OPEN)
+@requires(Permission.OPEN)
 async def take_link(secret: str, request: Request, caller: Who) -> RedirectResponse:
     """Sign in with a one-time link."""
     refuse_foreign(request)
@@ -85,14 +85,14 @@ async def take_link(secret: str, request: Request, caller: Who) -> RedirectRespo
 
 
 @router.get("/session")
-@needs(Permission.OWN)
+@requires(Permission.OWN)
 async def show_session(caller: Who) -> Session:
     """Return the signed-in user."""
     return _described(caller, caller.csrf)
 
 
 @router.post("/logout", status_code=204)
-@needs(Permission.OWN)
+@requires(Permission.OWN)
 async def sign_out(response: Response, caller: Who) -> None:
     """Sign out: end the session, or revoke the token of this request."""
     await end_session(caller, response)
@@ -107,12 +107,12 @@ async def end_session(caller: Caller, response: Response) -> None:
 
 
 @router.put("/password", status_code=204)
-@needs(Permission.OWN)
+@requires(Permission.OWN)
 async def change_password(wanted: NewPassword, caller: Who) -> None:
     """Change your own password. Ends all of your sessions and tokens, including this one."""
     # A token with fewer permissions than its user must not set the password, which grants all of them.
     if not caller.principal.is_session:
-        raise Refused("Changing a password needs a session. Sign in with your password first.")
+        raise Unauthenticated("Changing a password needs a session. Sign in with your password first.")
     proof = Proof(name=caller.principal.name, password=wanted.current_password or "", origin=caller.origin)
     await accounts.change_own_password(caller.changing, proof, password=wanted.password, actor=caller.actor)
 
@@ -150,9 +150,9 @@ def set_cookie(request: Request, response: Response, issued: Issued) -> None:
 
 async def _session(caller: Caller, secret: str, csrf: str) -> Session:
     async with caller.reading() as conn:
-        found = await accounts.who(conn, secret)
+        found = await accounts.authenticate(conn, secret)
     if found is None:
-        raise Refused("The session has already ended. Sign in again.")
+        raise Unauthenticated("The session has already ended. Sign in again.")
     caller.principal = found.principal
     return _described(caller, csrf)
 

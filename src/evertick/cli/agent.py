@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
+from evertick.agent.agent import Agent, leave_refusal, read_start_token
 from evertick.config import Settings, read_settings, user_environment
 from evertick.domain.errors import InvalidSettings
-from evertick.services.agent import Agent, read_start_token
-from evertick.services.agent_outcome_file import leave_refusal
-from evertick.services.events import configure
-from evertick.services.place import process_name
+from evertick.observability.logging import configure
+from evertick.processes.identity import process_name
 
 app = typer.Typer(add_completion=False)
 

@@ -13,10 +13,11 @@ from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit
 from evertick.cli.tables import Cell, hint, line, show, table
-from evertick.cli.times import clock, relative
-from evertick.engine.trigger import find_dag_row
-from evertick.store import alerts
-from evertick.store.alerts import Alert
+from evertick.cli.times import clock
+from evertick.db.queries import notifications
+from evertick.db.queries.notifications import Alert
+from evertick.domain.durations import relative
+from evertick.engine.runs import find_dag_row
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="What did not happen in time.")
 
@@ -45,7 +46,7 @@ def list_alerts(dag: DagFilter = None, everything: All = False, limit: Limit = 1
     async def read(conn: AsyncConnection) -> list[Alert]:
         if dag is not None:
             await find_dag_row(conn, dag)
-        return await alerts.list_all(conn, alerts.Wanted(dag=dag, ended=everything), limit=limit)
+        return await notifications.list_alerts(conn, notifications.AlertFilter(dag=dag, ended=everything), limit=limit)
 
     found, now = ask(read, far=lambda server: far_troubles.list_alerts(server, dag, limit, everything=everything))
     if as_json:

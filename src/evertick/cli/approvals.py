@@ -12,14 +12,14 @@ from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit, Run, Task, run_number
 from evertick.cli.tables import Cell, hint, line, show, table
-from evertick.cli.times import relative
-from evertick.domain.dag import read_form
+from evertick.db.notify import Channel
+from evertick.db.queries import waits
+from evertick.db.queries.waits import ApprovalRow
+from evertick.domain.dags.params import ParamSpec, parse_param
+from evertick.domain.dags.spec import read_form
+from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
-from evertick.domain.params import ParamSpec, parse_param
-from evertick.engine.decide_approval import Decision, decide_approval
-from evertick.store import approvals
-from evertick.store.approvals import ApprovalRow
-from evertick.store.wake import Channel
+from evertick.engine.waits import Decision, decide_approval
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -39,7 +39,7 @@ def about() -> None:
 def list_approvals(limit: Limit = 100, as_json: Json = False) -> None:
     """List what is asked now, the oldest first."""
     found, now = ask(
-        lambda conn: approvals.list_approvals(conn, limit=limit),
+        lambda conn: waits.list_approvals(conn, limit=limit),
         far=lambda server: far_waiting.list_approvals(server, limit),
     )
     if as_json:

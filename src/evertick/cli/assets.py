@@ -13,11 +13,11 @@ from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json
 from evertick.cli.tables import Cell, hint, line, show, table
+from evertick.db.notify import Channel
+from evertick.db.queries import assets
+from evertick.db.queries.assets import AssetEvent
 from evertick.domain.errors import UserError
-from evertick.engine.update_asset import find_asset, update_asset
-from evertick.store import assets
-from evertick.store.assets import Told
-from evertick.store.wake import Channel
+from evertick.engine.waits import find_asset, update_asset
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -63,7 +63,7 @@ def update(name: Name, extra: Extra = "{}", as_json: Json = False) -> None:
     if not isinstance(said, dict):
         raise UserError("""--extra must be an object, as in --extra '{"rows": 7}'.""")
 
-    async def write(conn: AsyncConnection) -> Told:
+    async def write(conn: AsyncConnection) -> AssetEvent:
         await find_asset(conn, name)
         return await update_asset(conn, asset=name, extra=said, actor=actor())
 

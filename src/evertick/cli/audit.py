@@ -13,8 +13,8 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit, run_number
 from evertick.cli.tables import Cell, hint, show, table
 from evertick.cli.times import clock
-from evertick.store import access
-from evertick.store.access import AuditFilter
+from evertick.db.queries import accounts
+from evertick.db.queries.accounts import AuditFilter
 
 app = typer.Typer(add_completion=False)
 
@@ -36,7 +36,7 @@ def audit(
     """Show the audit log, newest first: who did what, when, from where, and what was refused."""
     wanted = AuditFilter(verb=verb, actor=by, dag=dag, run_id=None if run is None else run_number(run))
     found, _ = ask(
-        lambda conn: access.audit(conn, wanted, limit=limit),
+        lambda conn: accounts.audit(conn, wanted, limit=limit),
         far=lambda server: far_access.list_audit(server, wanted, limit),
     )
     if as_json:

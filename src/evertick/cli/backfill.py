@@ -24,16 +24,16 @@ from evertick.cli.options import DagName, DryRun, Json, Limit, noun
 from evertick.cli.tables import hint, line, show
 from evertick.cli.travel import CronOption, EveryOption, ZoneOption
 from evertick.cli.trigger import KeyOption, ParamsOption, read_object
-from evertick.domain.backfill import Reprocess
-from evertick.domain.errors import AnswerLost, NotFound, UserError
-from evertick.domain.schedule import ScheduleSpec, parse_schedule
-from evertick.engine import backfill as verb
-from evertick.engine.backfill import Wish, find_backfill
-from evertick.engine.plan import UNPLANNABLE, JsonObject, read_spec
-from evertick.engine.trigger import find_dag_row
-from evertick.store import backfills, schedules
-from evertick.store.backfills import BackfillRow, FailedRun
-from evertick.store.wake import Channel
+from evertick.db.notify import Channel
+from evertick.db.queries import backfills, schedules
+from evertick.db.queries.backfills import BackfillRow, FailedRun
+from evertick.domain.errors import NotFound, OutcomeUnknown, UserError
+from evertick.domain.schedules.preview import Reprocess
+from evertick.domain.schedules.spec import ScheduleSpec, parse_schedule
+from evertick.engine import backfills as verb
+from evertick.engine.backfills import BackfillRequest, find_backfill
+from evertick.engine.fire_schedules import UNPLANNABLE, JsonObject, read_spec
+from evertick.engine.runs import find_dag_row
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server
@@ -83,7 +83,7 @@ def create(
     """Make runs for the instants of a range that have none, a few at a time and behind the DAG's own schedule."""
     spec = _expression(schedule, cron, every, tz)
     zone = spec.timezone if spec is not None else _zone_of(dag, schedule)
-    wish = Wish(
+    wish = BackfillRequest(
         dag=dag,
         first=read_moment("--from", since, zone),
         last=None if until is None else read_moment("--to", until, zone, is_end=True),
@@ -95,7 +95,7 @@ def create(
         params=None if params is None else read_object(params),
     )
     if dry_run:
-        outlook, _ = ask(lambda conn: verb.foresee(conn, wish), far=lambda server: far_backfills.foresee(server, wish))
+        outlook, _ = ask(lambda conn: verb.preview(conn, wish), far=lambda server: far_backfills.foresee(server, wish))
         if as_json:
             print_json(outlook_document(outlook, wish))
         else:
@@ -109,8 +109,8 @@ def create(
             is_keyed=True,
             far=lambda server: far_backfills.create(server, wish, own_key),
         )
-    except AnswerLost as error:
-        raise AnswerLost(f"{error} To repeat it is safe with: --key {own_key}") from None
+    except OutcomeUnknown as error:
+        raise OutcomeUnknown(f"{error} To repeat it is safe with: --key {own_key}") from None
     if as_json:
         print_json({"backfill": made.id, "is_new": made.is_new or key is None, **outlook_document(outlook, wish)})
         return

@@ -16,15 +16,16 @@ from evertick.cli.far import far_server, look_until_over
 from evertick.cli.options import noun
 from evertick.cli.poll import poll
 from evertick.cli.tables import Cell, console, facts, heading, hint, line, show, state, table
-from evertick.cli.times import clock, length, relative, took
+from evertick.cli.times import clock
 from evertick.config import read_settings
-from evertick.domain.misfire import never_was
-from evertick.domain.schedule import ScheduleSpec, describe
-from evertick.domain.zones import find_zone
-from evertick.engine.backfill import Outlook, Wish, find_backfill
-from evertick.engine.plan import in_words
-from evertick.store.backfills import BackfillRow, FailedRun
-from evertick.store.shards import read_clock
+from evertick.db.queries.backfills import BackfillRow, FailedRun
+from evertick.db.queries.shards import read_clock
+from evertick.domain.durations import length, relative, took
+from evertick.domain.schedules.misfire import never_was
+from evertick.domain.schedules.spec import ScheduleSpec, describe
+from evertick.domain.schedules.time_zones import find_zone
+from evertick.engine.backfills import BackfillPreview, BackfillRequest, find_backfill
+from evertick.engine.fire_schedules import in_words
 
 _STYLES = {"running": "running", "paused": "paused", "done": "success", "canceled": "canceled", "failed": "failed"}
 _BAR_WIDTH = 20
@@ -39,7 +40,7 @@ def backfill_document(row: BackfillRow, now: datetime) -> dict[str, object]:
     }
 
 
-def outlook_document(outlook: Outlook, wish: Wish) -> dict[str, object]:
+def outlook_document(outlook: BackfillPreview, wish: BackfillRequest) -> dict[str, object]:
     return {
         "dag": wish.dag,
         "schedule": outlook.schedule,
@@ -54,7 +55,7 @@ def outlook_document(outlook: Outlook, wish: Wish) -> dict[str, object]:
     }
 
 
-def show_outlook(outlook: Outlook, wish: Wish) -> None:
+def show_outlook(outlook: BackfillPreview, wish: BackfillRequest) -> None:
     """What a backfill would do."""
     spec = outlook.spec
     runs = outlook.new_runs(wish.reprocess)

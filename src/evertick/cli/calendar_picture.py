@@ -8,7 +8,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from evertick.domain.preview import DayCount
+from evertick.domain.schedules.preview import DayCount
 
 _INDENT = 9
 LEGEND = "· none  1-9 fires  # more  > clock put forward  < clock put back  x a day that never was"

@@ -12,9 +12,9 @@ from evertick.cli.options import noun
 from evertick.cli.prompt import confirm
 from evertick.cli.run_page import task_table
 from evertick.cli.tables import hint, line, show
+from evertick.db.notify import Channel
 from evertick.domain.states import TERMINAL_TASK_STATES, TaskState
-from evertick.engine.clear import clear, newest_version, select_cleared
-from evertick.store.wake import Channel
+from evertick.engine.tasks import clear, newest_version, select_cleared
 
 _AFFECTED = TERMINAL_TASK_STATES | {TaskState.QUEUED, TaskState.RUNNING}
 _SHOWN = 50

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from evertick.cli.documents import iso
-from evertick.domain.preview import ChangeEffect, ChangeOutcome
-from evertick.domain.schedule import ScheduleSpec
-from evertick.domain.zones import find_zone
+from evertick.domain.schedules.preview import ChangeEffect, ChangeOutcome
+from evertick.domain.schedules.spec import ScheduleSpec
+from evertick.domain.schedules.time_zones import find_zone
 
 
 def effect_in_words(spec: ScheduleSpec, out: ChangeOutcome) -> str:

@@ -21,14 +21,14 @@ from psycopg import AsyncConnection
 from evertick.cli.far import far_server
 from evertick.cli.logins import chosen_server
 from evertick.config import Settings, read_settings
-from evertick.domain.errors import AnswerLost, PostgresUnavailable, UserError
-from evertick.services.postgres_home import own_database_url
-from evertick.store.access import say_origin
-from evertick.store.address import where
-from evertick.store.db import Purpose, connect, telling
-from evertick.store.migrate import refuse_pending, status
-from evertick.store.shards import read_clock
-from evertick.store.wake import Channel, notify
+from evertick.db.connect import Purpose, connect, with_advice
+from evertick.db.connection import where
+from evertick.db.migrate import refuse_pending, status
+from evertick.db.notify import Channel, notify
+from evertick.db.queries.accounts import set_origin
+from evertick.db.queries.shards import read_clock
+from evertick.domain.errors import OutcomeUnknown, PostgresUnavailable, UserError
+from evertick.supervisor.postgres_home import own_database_url
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server
@@ -72,7 +72,7 @@ def change(work: Work[T], *wake: Channel, is_keyed: bool = False, far: Far[T] | 
 
     async def write() -> T:
         async with opened(url, Purpose.PLANNING) as conn:
-            await say_origin(conn, origin=socket.gethostname(), request_id="")
+            await set_origin(conn, origin=socket.gethostname(), request_id="")
             with unsure(conn, url):
                 done = await work(conn)
             # A wake-up only shortens a wait: the change is done, whether it arrives or not.
@@ -94,12 +94,12 @@ def _way_of(far: Far[T] | None) -> Far[T]:
 
 
 async def _until_answered(write: Callable[[], Awaitable[T]]) -> T:
-    lost: AnswerLost | None = None
+    lost: OutcomeUnknown | None = None
     for pause_seconds in (*ASK_AGAIN_SECONDS, None):
         try:
             return await write()
         except PostgresUnavailable as error:
-            if isinstance(error, AnswerLost):
+            if isinstance(error, OutcomeUnknown):
                 lost = error
             # One that never got as far as asking is told as it is.
             if lost is None:
@@ -120,7 +120,7 @@ def unsure(conn: AsyncConnection, url: str) -> Iterator[None]:
         if not (conn.closed or conn.broken):
             raise
         why = str(error).splitlines()[0]
-        raise AnswerLost(
+        raise OutcomeUnknown(
             f"The answer of PostgreSQL at {where(url)} was lost ({why}), so it is not known whether this was done."
             " Look before you repeat it."
         ) from None
@@ -141,7 +141,7 @@ def refuse_server() -> None:
 @asynccontextmanager
 async def opened(url: str, purpose: Purpose) -> AsyncIterator[AsyncConnection]:
     """A connection to a database whose schema fits this program."""
-    with telling(url):
+    with with_advice(url):
         try:
             conn = await connect(url, purpose=purpose)
         except PostgresUnavailable as error:

@@ -14,15 +14,15 @@ from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import DagName, Json
 from evertick.cli.tables import Cell, facts, heading, hint, line, show, state, table
-from evertick.cli.times import clock, length, relative
-from evertick.domain.dag import DagSpec, TaskSpec
+from evertick.cli.times import clock
+from evertick.db.queries import dags, schedules
+from evertick.db.queries.dags import DagRow, ImportErrorRow
+from evertick.db.queries.schedules import ListedSchedule
+from evertick.domain.dags.spec import DagSpec, TaskSpec
+from evertick.domain.durations import length, relative
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.next_fires import fires_of
-from evertick.engine.plan import in_words
-from evertick.engine.trigger import find_dag
-from evertick.store import dags, schedules
-from evertick.store.dags import DagRow, ImportErrorRow
-from evertick.store.schedules import ListedSchedule
+from evertick.engine.fire_schedules import fires_of, in_words
+from evertick.engine.runs import find_dag
 
 _FIRES = 3
 

@@ -13,16 +13,16 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.options import DagName, Json, Limit, Yes
 from evertick.cli.prompt import confirm
 from evertick.cli.tables import Cell, heading, hint, line, show, state, table
-from evertick.cli.times import relative
 from evertick.config import read_settings
-from evertick.engine.roll_back import RolledBack, find_version, roll_back
-from evertick.engine.trigger import find_dag_row
-from evertick.execution.version_diff import code_changes, plan_changes
-from evertick.services.publisher import DEPLOYED
-from evertick.services.rules import load_routing
-from evertick.store import dags
-from evertick.store.dags import ListedVersion
-from evertick.store.wake import Channel
+from evertick.db.notify import Channel
+from evertick.db.queries import dags
+from evertick.db.queries.dags import ListedVersion
+from evertick.domain.durations import relative
+from evertick.engine.publish import RolledBack, find_version, roll_back
+from evertick.engine.runs import find_dag_row
+from evertick.operations.version_diff import code_changes, plan_changes
+from evertick.publisher.publisher import DEPLOYED
+from evertick.publisher.routing_file import load_routing
 
 _MOST_LINES = 2000
 

@@ -15,20 +15,20 @@ from evertick.cli.options import CatchUpOption, DagName, DryRun, Json, Limit, Wi
 from evertick.cli.prompt import confirm
 from evertick.cli.run_page import run_document
 from evertick.cli.tables import Cell, hint, line, show, state, table
-from evertick.cli.times import relative
 from evertick.config import read_settings
+from evertick.db.notify import Channel
+from evertick.db.queries import dags, runs, schedules
+from evertick.db.queries.dags import DagRow, ImportErrorRow
+from evertick.db.queries.runs import RunRow
+from evertick.db.queries.schedules import ListedSchedule
+from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
-from evertick.domain.misfire import MisfirePolicy
-from evertick.engine import pause as verbs
-from evertick.engine.catch_up import Missed, preview
-from evertick.engine.plan import in_words
-from evertick.engine.trigger import find_dag_row
-from evertick.services.postgres_home import shown
-from evertick.store import dags, runs, schedules
-from evertick.store.dags import DagRow, ImportErrorRow
-from evertick.store.runs import RunRow
-from evertick.store.schedules import ListedSchedule
-from evertick.store.wake import Channel
+from evertick.domain.schedules.misfire import MisfirePolicy
+from evertick.engine import dags as verbs
+from evertick.engine.fire_schedules import in_words
+from evertick.engine.runs import find_dag_row
+from evertick.engine.schedules import Missed, preview
+from evertick.supervisor.postgres_home import shown
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="What can run: your DAGs.")
 

@@ -15,16 +15,17 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
 from evertick.cli.prune import prune_database
 from evertick.cli.tables import Cell, facts, hint, line, show, state
-from evertick.cli.times import relative
 from evertick.config import read_settings
+from evertick.db import failover, roles
+from evertick.db.connect import Purpose, connect, with_advice
+from evertick.db.connection import where
+from evertick.db.failover import Timeline
+from evertick.db.migrate import SchemaStatus, migrate, status
+from evertick.db.queries import retention, runners, server, shards
+from evertick.db.queries.server import TableSize
+from evertick.domain.durations import relative
 from evertick.domain.errors import SchemaMismatch
 from evertick.domain.retention import Dated
-from evertick.store import cluster, prune, roles, runners, shards, upkeep
-from evertick.store.address import where
-from evertick.store.cluster import Timeline
-from evertick.store.db import Purpose, connect, telling
-from evertick.store.migrate import SchemaStatus, migrate, status
-from evertick.store.upkeep import TableSize
 
 SHARD = 0
 _LARGEST = 3
@@ -44,7 +45,7 @@ def migrate_database() -> None:
     url = database_url(read_settings())
 
     async def apply() -> list[str]:
-        with telling(url):
+        with with_advice(url):
             async with await connect(url, purpose=Purpose.PLANNING) as conn:
                 return await migrate(conn, tell=lambda text: typer.echo(text, err=True))
 
@@ -117,7 +118,7 @@ def show_status(as_json: Json = False) -> None:
     url = database_url(read_settings())
 
     async def look() -> Standing:
-        with telling(url):
+        with with_advice(url):
             async with await connect(url, purpose=Purpose.READ) as conn:
                 return await _look(conn, where(url))
 
@@ -140,9 +141,9 @@ async def _look(conn: AsyncConnection, place: str) -> Standing:
         schema=schema,
         leader=leader.owner if leader and leader.is_live else None,
         runners=len(await runners.live(conn)) if schema.is_current else 0,
-        timelines=await cluster.history(conn) if schema.is_current else [],
-        tables=await upkeep.sizes(conn) if schema.is_current else [],
-        oldest_run=await prune.run_at_or_above(conn, 0) if schema.is_current else None,
+        timelines=await failover.history(conn) if schema.is_current else [],
+        tables=await server.sizes(conn) if schema.is_current else [],
+        oldest_run=await retention.run_at_or_above(conn, 0) if schema.is_current else None,
         read_at=await shards.read_clock(conn) if schema.is_current else datetime.now(UTC),
     )
 

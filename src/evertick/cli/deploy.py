@@ -14,9 +14,9 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
 from evertick.cli.tables import Cell, hint, line, show, table
 from evertick.config import read_settings, user_environment
+from evertick.db.notify import Channel
 from evertick.domain.errors import UserError
-from evertick.services.deploying import deploy, load_folder, remove
-from evertick.store.wake import Channel
+from evertick.publisher.publisher import deploy, load_folder, remove
 
 app = typer.Typer(add_completion=False)
 

@@ -11,16 +11,13 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
 from evertick.cli.tables import hint, line, show
 from evertick.config import Settings, read_settings
+from evertick.db.connect import Purpose, connect, with_advice
+from evertick.db.connection import where
+from evertick.db.migrate import status
+from evertick.doctor.database import Finding, Severity, error, examine, examine_logs, examine_releases, examine_remote
+from evertick.doctor.machine import examine_machine
 from evertick.domain.errors import EvertickError, InvalidSettings, PostgresUnavailable
-from evertick.services.checkup import Finding, Grade, error, examine
-from evertick.services.checkup_far import examine_far
-from evertick.services.checkup_here import look_here
-from evertick.services.checkup_releases import examine_releases
-from evertick.services.checkup_storage import examine_logs
-from evertick.services.postgres_home import own_database_url
-from evertick.store.address import where
-from evertick.store.db import Purpose, connect, telling
-from evertick.store.migrate import status
+from evertick.supervisor.postgres_home import own_database_url
 
 app = typer.Typer(add_completion=False)
 
@@ -32,7 +29,7 @@ def doctor(as_json: Json = False) -> None:
     Each finding says why it matters and what to do. Changes nothing. Exit status 1 if there is an error, 0 for warnings.
     """
     found = _look()
-    errors = [each for each in found if each.grade is Grade.ERROR]
+    errors = [each for each in found if each.grade is Severity.ERROR]
     if as_json:
         print_json({"is_well": not errors, "findings": [document(each) for each in found]})
     else:
@@ -46,15 +43,15 @@ def _look() -> list[Finding]:
         settings = read_settings()
     except InvalidSettings as wrong:
         return [error("settings", str(wrong), "Nothing of Evertick starts so.", "Correct it where it is set.")]
-    found = [*look_here(settings), *asyncio.run(_look_at_database(settings))]
-    return sorted(found, key=lambda each: each.grade is not Grade.ERROR)
+    found = [*examine_machine(settings), *asyncio.run(_look_at_database(settings))]
+    return sorted(found, key=lambda each: each.grade is not Severity.ERROR)
 
 
 async def _look_at_database(settings: Settings) -> list[Finding]:
     try:
         # Of this machine, wherever commands go otherwise.
         url = own_database_url(settings)
-        with telling(url):
+        with with_advice(url):
             async with await connect(url, purpose=Purpose.READ) as conn:
                 try:
                     schema = await status(conn)
@@ -63,7 +60,7 @@ async def _look_at_database(settings: Settings) -> list[Finding]:
                 if schema.next_label:
                     return [_not_migrated(url, schema.next_label)]
                 return await examine(
-                    conn, settings, lambda its, _: examine_releases(its, schema), examine_far, examine_logs
+                    conn, settings, lambda its, _: examine_releases(its, schema), examine_remote, examine_logs
                 )
     except (PostgresUnavailable, EvertickError, psycopg.Error) as wrong:
         why = "Everything waits for the database: nothing is fired, run or shown."
@@ -91,9 +88,9 @@ def _not_migrated(url: str, first: str) -> Finding:
 
 def _show(found: list[Finding]) -> None:
     for each in found:
-        style = "bold red" if each.grade is Grade.ERROR else "yellow"
+        style = "bold red" if each.grade is Severity.ERROR else "yellow"
         show(line(f"{each.grade}: {each.what}", style), line(f"  {each.why}"), hint(f"  {each.next_step}"))
-    errors = sum(each.grade is Grade.ERROR for each in found)
+    errors = sum(each.grade is Severity.ERROR for each in found)
     if not found:
         show(line("All is well."))
     else:

@@ -12,11 +12,11 @@ from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit
 from evertick.cli.tables import Cell, hint, line, show, table
-from evertick.cli.times import relative
+from evertick.db.notify import Channel
+from evertick.db.queries import waits
+from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
-from evertick.engine.send_event import send_event
-from evertick.store import events
-from evertick.store.wake import Channel
+from evertick.engine.waits import send_event
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -60,7 +60,7 @@ def send(name: Name, payload: Payload = "null", key: Key = None, as_json: Json =
 def list_events(name: OfName = None, limit: Limit = 50, as_json: Json = False) -> None:
     """List what was sent, the newest first."""
     found, now = ask(
-        lambda conn: events.list_events(conn, name=name, limit=limit),
+        lambda conn: waits.list_events(conn, name=name, limit=limit),
         far=lambda server: far_waiting.list_events(server, name, limit),
     )
     if as_json:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from evertick.cli.logins import chosen_server, token_for
+from evertick.db.queries.notifications import QuarantinedRow
+from evertick.db.queries.runs import JournalEntry, RunRow
+from evertick.db.queries.schedules import RunTrigger
+from evertick.db.queries.tasks import AttemptRow, Cleared, TaskRow
 from evertick.domain.errors import EvertickError
-from evertick.domain.log_lines import Line
-from evertick.domain.why import Explained, Reason
-from evertick.store.quarantine import SetAside
-from evertick.store.runs import JournalEntry, RunRow
-from evertick.store.schedules import Cause
-from evertick.store.tasks import AttemptRow, Cleared, TaskRow
+from evertick.domain.explain import Explained, Reason
+from evertick.logs.format import Line
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server
@@ -79,14 +79,14 @@ def run_with_counts(server: Server, run_id: int) -> tuple[RunRow, dict[str, int]
 
 def run_page(
     server: Server, run_id: int, limit: int
-) -> tuple[RunRow, list[TaskRow], list[JournalEntry], SetAside | None, list[Cause]]:
+) -> tuple[RunRow, list[TaskRow], list[JournalEntry], QuarantinedRow | None, list[RunTrigger]]:
     page = server.get(path("runs", run_id))
     return (
         run_row(page),
         list_tasks(server, run_id, limit),
         [record(JournalEntry, each) for each in page["journal"]],
-        record(SetAside, page["quarantine"]) if page["quarantine"] else None,
-        [record(Cause, each) for each in page["causes"]],
+        record(QuarantinedRow, page["quarantine"]) if page["quarantine"] else None,
+        [record(RunTrigger, each) for each in page["causes"]],
     )
 
 

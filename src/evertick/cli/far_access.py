@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evertick.cli.far import path, record
+from evertick.db.queries.accounts import AccountRow, AuditFilter, AuditRow, CredentialRow
 from evertick.engine.accounts import Issued
-from evertick.store.access import AccountRow, AuditFilter, AuditRow, CredentialRow
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from evertick.cli.far import path, record
-from evertick.engine.backfill import Outlook, Wish
-from evertick.engine.plan import read_spec
-from evertick.store.backfills import BackfillRow, Canceled, Created, FailedRun
+from evertick.db.queries.backfills import BackfillRow, Canceled, Created, FailedRun
+from evertick.engine.backfills import BackfillPreview, BackfillRequest
+from evertick.engine.fire_schedules import read_spec
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server
@@ -24,11 +24,11 @@ def find_backfill(server: Server, backfill_id: int) -> tuple[BackfillRow, list[F
     return record(BackfillRow, page), [record(FailedRun, each) for each in page["failed_runs"]]
 
 
-def foresee(server: Server, wish: Wish) -> Outlook:
+def foresee(server: Server, wish: BackfillRequest) -> BackfillPreview:
     return _outlook(server.post(path("backfills"), {**_body(wish), "is_preview": True}), wish)
 
 
-def create(server: Server, wish: Wish, request: str) -> tuple[Created, Outlook]:
+def create(server: Server, wish: BackfillRequest, request: str) -> tuple[Created, BackfillPreview]:
     made = server.post(path("backfills"), _body(wish), **{"Idempotency-Key": request})
     return Created(id=made["backfill_id"], is_new=made["is_new"]), _outlook(made, wish)
 
@@ -43,7 +43,7 @@ def cancel(server: Server, backfill_id: int, *, leaves_runs: bool) -> Canceled:
     return Canceled(runs=done["canceled_runs"], asked=None)
 
 
-def _body(wish: Wish) -> dict[str, Any]:
+def _body(wish: BackfillRequest) -> dict[str, Any]:
     return {
         "dag": wish.dag,
         "first": wish.first.isoformat(),
@@ -57,8 +57,8 @@ def _body(wish: Wish) -> dict[str, Any]:
     }
 
 
-def _outlook(found: dict[str, Any], wish: Wish) -> Outlook:
-    return Outlook(
+def _outlook(found: dict[str, Any], wish: BackfillRequest) -> BackfillPreview:
+    return BackfillPreview(
         dag_id=0,
         schedule_id=None,
         schedule=found["schedule"],

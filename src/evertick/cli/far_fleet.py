@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evertick.cli.far import path, record
+from evertick.db.queries.gates import GateRow, GateTask
+from evertick.db.queries.runners import BusyRunner, QueueRow
+from evertick.db.queries.shards import ShardRow
 from evertick.domain.attempt import session_text
 from evertick.domain.errors import Forbidden
-from evertick.domain.why import Blocked
-from evertick.store.gates import GateRow, GateTask
-from evertick.store.queues import QueueRow
-from evertick.store.runners import BusyRunner
-from evertick.store.sharing import ShardRow
+from evertick.domain.explain import Blocked
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server

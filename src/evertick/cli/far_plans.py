@@ -9,13 +9,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from evertick.cli.far import find_run, path, record, run_row
-from evertick.domain.dag import DagSpec, from_json
+from evertick.db.queries.dags import DagRow, ImportErrorRow, ListedVersion
+from evertick.db.queries.runs import RunRow
+from evertick.db.queries.schedules import ListedSchedule
+from evertick.domain.dags.spec import DagSpec, from_json
 from evertick.domain.errors import Forbidden
-from evertick.engine.catch_up import CatchUp
-from evertick.engine.roll_back import RolledBack
-from evertick.store.dags import DagRow, ImportErrorRow, ListedVersion
-from evertick.store.runs import RunRow
-from evertick.store.schedules import ListedSchedule
+from evertick.engine.publish import RolledBack
+from evertick.engine.schedules import CatchUp
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server

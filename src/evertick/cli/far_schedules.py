@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from evertick.cli.far import path, record
 from evertick.cli.far_plans import if_match, schedule_row
-from evertick.domain.dag import NamedSchedule
-from evertick.store.schedules import ListedSchedule, ScheduleVersion, Skip
+from evertick.db.queries.schedules import ListedSchedule, ScheduleVersion, Skip
+from evertick.domain.dags.spec import NamedSchedule
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server

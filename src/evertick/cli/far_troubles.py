@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evertick.cli.far import path, record
-from evertick.store.alerts import Alert
-from evertick.store.outbox import Delivery, Wanted
-from evertick.store.quarantine import SetAside
+from evertick.db.queries.notifications import Alert, Delivery, DeliveryFilter, QuarantinedRow
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server
@@ -18,11 +16,11 @@ def list_alerts(server: Server, dag: str | None, limit: int, *, everything: bool
     return [record(Alert, each) for each in server.pages(path("alerts"), limit=limit, dag=dag, all=everything)]
 
 
-def list_set_aside(server: Server, limit: int) -> list[SetAside]:
-    return [record(SetAside, each) for each in server.pages(path("quarantine"), limit=limit)]
+def list_set_aside(server: Server, limit: int) -> list[QuarantinedRow]:
+    return [record(QuarantinedRow, each) for each in server.pages(path("quarantine"), limit=limit)]
 
 
-def list_notifications(server: Server, wanted: Wanted, limit: int) -> list[Delivery]:
+def list_notifications(server: Server, wanted: DeliveryFilter, limit: int) -> list[Delivery]:
     found = server.pages(
         path("notifications"),
         limit=limit,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evertick.cli.far import path, record
+from evertick.db.queries.secrets import ValueRow
 from evertick.domain.errors import UserError
 from evertick.domain.stored_values import ValueKind
-from evertick.store.secrets import ValueRow
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server

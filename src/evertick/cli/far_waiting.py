@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from evertick.cli.far import path, record
-from evertick.domain.dag import read_form
-from evertick.domain.params import ParamSpec
-from evertick.domain.waiting import WaitKind
-from evertick.store.approvals import ApprovalRow
-from evertick.store.assets import Asset, Consumer, Producer, Told
-from evertick.store.events import EventRow, Sent
+from evertick.db.queries.assets import Asset, AssetEvent, Consumer, Producer
+from evertick.db.queries.waits import ApprovalRow, EventRow, Sent
+from evertick.domain.dags.params import ParamSpec
+from evertick.domain.dags.spec import read_form
+from evertick.domain.dags.waits import WaitKind
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server
@@ -41,8 +40,8 @@ def list_assets(server: Server) -> list[Asset]:
     ]
 
 
-def update_asset(server: Server, name: str, extra: Mapping[str, object]) -> Told:
-    return record(Told, server.post(path("assets", name, "updates"), {"extra": dict(extra)}))
+def update_asset(server: Server, name: str, extra: Mapping[str, object]) -> AssetEvent:
+    return record(AssetEvent, server.post(path("assets", name, "updates"), {"extra": dict(extra)}))
 
 
 def list_approvals(server: Server, limit: int) -> list[ApprovalRow]:

@@ -13,11 +13,11 @@ from evertick.cli import far_fleet
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.tables import Cell, heading, hint, line, show, state, table
-from evertick.cli.times import length, relative
+from evertick.db.queries import gates
+from evertick.db.queries.gates import GateRow, GateTask
+from evertick.domain.dags.gates import EXCLUSIVE
+from evertick.domain.durations import length, relative
 from evertick.domain.errors import NotFound
-from evertick.domain.gates import EXCLUSIVE
-from evertick.store import gates
-from evertick.store.gates import GateRow, GateTask
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server

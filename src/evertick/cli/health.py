@@ -14,15 +14,14 @@ from evertick.cli.connection import opened
 from evertick.cli.documents import print_json
 from evertick.cli.options import Json
 from evertick.cli.tables import Cell, line, show, table
-from evertick.cli.times import length
 from evertick.config import Settings, read_settings
+from evertick.db.connect import Purpose
+from evertick.db.queries import notifications, runners, shards
+from evertick.domain.durations import length
 from evertick.domain.errors import EvertickError, PostgresUnavailable, UserError
-from evertick.services.health import HEALTHY, UNHEALTHY, Document
-from evertick.services.health_port import living_notes
-from evertick.services.http_get import get
-from evertick.services.postgres_home import holder_of
-from evertick.store import alerts, runners, shards
-from evertick.store.db import Purpose
+from evertick.observability.health import HEALTHY, UNHEALTHY, Document
+from evertick.observability.health_endpoint import get, living_notes
+from evertick.supervisor.postgres_home import holder_of
 
 app = typer.Typer(add_completion=False)
 
@@ -96,7 +95,7 @@ async def _ask_database(settings: Settings, *, has_processes: bool) -> Document:
         async with asyncio.timeout(DATABASE_SECONDS), opened(url, Purpose.READ) as conn:
             leader = await shards.leader(conn, shard=0)
             living = await runners.list_busy(conn, limit=MOST_RUNNERS)
-            late = await alerts.list_all(conn, alerts.Wanted(), limit=MOST_ALERTS)
+            late = await notifications.list_alerts(conn, notifications.AlertFilter(), limit=MOST_ALERTS)
     except TimeoutError:
         return _without_database(f"does not answer within {DATABASE_SECONDS:g} s")
     except (EvertickError, psycopg.Error, OSError) as error:

@@ -10,13 +10,13 @@ from psycopg import AsyncConnection
 
 from evertick.cli import far_plans
 from evertick.cli.connection import ask
+from evertick.db.queries import schedules
+from evertick.db.queries.schedules import ListedSchedule
 from evertick.domain.errors import UserError
-from evertick.domain.schedule import ScheduleSpec, parse_schedule
-from evertick.domain.zones import first_instant
-from evertick.engine.plan import UNPLANNABLE, read_spec
-from evertick.engine.trigger import find_dag_row
-from evertick.store import schedules
-from evertick.store.schedules import ListedSchedule
+from evertick.domain.schedules.spec import ScheduleSpec, parse_schedule
+from evertick.domain.schedules.time_zones import first_instant
+from evertick.engine.fire_schedules import UNPLANNABLE, read_spec
+from evertick.engine.runs import find_dag_row
 
 LONGEST_RANGE = timedelta(days=36_525)
 _EXAMPLE = "write 2025-03-30, 2025-03-30T02:30 (in the schedule's zone) or 2025-03-30T01:00:00Z"

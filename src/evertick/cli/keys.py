@@ -12,7 +12,7 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.gate_page import gate_page, used_text
 from evertick.cli.options import Json, Limit
 from evertick.cli.tables import Cell, hint, show, table
-from evertick.store import gates
+from evertick.db.queries import gates
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

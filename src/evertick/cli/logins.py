@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from evertick.cli.server_option import SERVER_OPTION
 from evertick.config import login_file, read_settings
-from evertick.domain.errors import Refused, UserError
+from evertick.domain.errors import Unauthenticated, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def token_for(server: str) -> str:
         return given
     login = read_logins().get(server)
     if login is None:
-        raise Refused(f"You are not signed in at {server}. Sign in with: evertick login {server}")
+        raise Unauthenticated(f"You are not signed in at {server}. Sign in with: evertick login {server}")
     return login.token
 
 

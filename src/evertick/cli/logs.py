@@ -22,14 +22,14 @@ from evertick.cli.poll import poll
 from evertick.cli.tables import console, hint, show
 from evertick.cli.text import coloured, plain
 from evertick.config import read_settings
+from evertick.db.queries import tasks
+from evertick.db.queries.tasks import AttemptRow
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, UserError
-from evertick.domain.log_lines import Line, lines_of
 from evertick.domain.states import TERMINAL_TASK_STATES
-from evertick.engine.clear import select_tasks
-from evertick.services.log_reading import LogArchive, LogReader
-from evertick.store import tasks
-from evertick.store.tasks import AttemptRow
+from evertick.engine.tasks import select_tasks
+from evertick.logs.format import Line, lines_of
+from evertick.logs.reader import LogArchive, LogReader
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server

@@ -14,13 +14,14 @@ from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit, noun
 from evertick.cli.tables import Cell, facts, hint, line, show, table
-from evertick.cli.times import clock, relative
+from evertick.cli.times import clock
+from evertick.db.queries import notifications
+from evertick.db.queries.notifications import Delivery
+from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
-from evertick.domain.notices import headline
-from evertick.engine.notify import find_delivery, retry_failed, retry_one
-from evertick.engine.trigger import find_dag_row
-from evertick.store import outbox
-from evertick.store.outbox import Delivery
+from evertick.domain.notifications import headline
+from evertick.engine.notifications import find_delivery, retry_failed, retry_one
+from evertick.engine.runs import find_dag_row
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="What was told to whom.")
 
@@ -57,12 +58,12 @@ def list_notifications(
     as_json: Json = False,
 ) -> None:
     """List notifications, the latest first: of what, to whom, how often it was tried, and what the sink said."""
-    wanted = outbox.Wanted(state=state, sink=sink, dag=dag, run_id=run)
+    wanted = notifications.DeliveryFilter(state=state, sink=sink, dag=dag, run_id=run)
 
     async def read(conn: AsyncConnection) -> list[Delivery]:
         if dag is not None:
             await find_dag_row(conn, dag)
-        return await outbox.list_all(conn, wanted, limit=limit)
+        return await notifications.list_deliveries(conn, wanted, limit=limit)
 
     found, now = ask(read, far=lambda server: far_troubles.list_notifications(server, wanted, limit))
     if as_json:

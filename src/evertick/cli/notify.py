@@ -15,10 +15,10 @@ from evertick.cli.documents import print_json
 from evertick.cli.options import Json
 from evertick.cli.tables import line, show
 from evertick.config import read_settings
+from evertick.db.connect import Purpose
 from evertick.domain.errors import DeliveryFailed
-from evertick.domain.sinks import Sink, parse_sink
-from evertick.services.sending import Sending
-from evertick.store.db import Purpose
+from evertick.domain.notifications import Destination, parse_destination
+from evertick.notifications.delivery import Sending
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Try a sink.")
 
@@ -39,7 +39,7 @@ def send_test(sink: SinkText, as_json: Json = False) -> None:
 
     Nothing of it is kept. It is sent from here: what the scheduler's machine can reach may differ.
     """
-    chosen = parse_sink(sink)
+    chosen = parse_destination(sink)
     began = time.monotonic()
     try:
         said, is_sent = asyncio.run(_send(chosen)), True
@@ -55,7 +55,7 @@ def send_test(sink: SinkText, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-async def _send(sink: Sink) -> str:
+async def _send(sink: Destination) -> str:
     settings = read_settings()
     async with opened(database_url(settings), Purpose.READ) as conn:
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from evertick.domain.duration import parse_duration
+from evertick.domain.durations import parse_duration
 from evertick.domain.errors import NotFound, UserError
-from evertick.domain.misfire import MisfirePolicy
+from evertick.domain.schedules.misfire import MisfirePolicy
 
 _LARGEST_RUN = 2**63 - 1
 

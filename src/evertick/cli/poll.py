@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 import psycopg
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose
 from evertick.domain.errors import PostgresUnavailable
-from evertick.services.link import Link
-from evertick.services.loop import back_off
-from evertick.store.db import Purpose
+from evertick.runtime.connections import ReconnectingConnection
+from evertick.runtime.loop import back_off
 
 PAUSE_SECONDS = 0.2
 # A look at a run of ten thousand tasks costs the database some milliseconds: rest for longer than it worked.
@@ -29,14 +29,14 @@ async def poll(url: str, look: Look, *, within_seconds: float | None = None) -> 
     No look is cut short by that: however little time is given, there is one to tell of.
     """
     deadline = math.inf if within_seconds is None else time.monotonic() + within_seconds
-    link = Link(url, Purpose.READ)
+    link = ReconnectingConnection(url, Purpose.READ)
     try:
         return await _until_over(link, look, deadline)
     finally:
         await link.close()
 
 
-async def _until_over(link: Link, look: Look, deadline: float) -> bool:
+async def _until_over(link: ReconnectingConnection, look: Look, deadline: float) -> bool:
     failures = 0
     while True:
         began = time.monotonic()

@@ -14,9 +14,9 @@ from evertick.cli.gate_page import gate_page
 from evertick.cli.options import Json, Limit, Yes, noun
 from evertick.cli.prompt import confirm
 from evertick.cli.tables import Cell, hint, line, show, table
+from evertick.db.notify import Channel
+from evertick.db.queries import gates
 from evertick.engine import gates as verb
-from evertick.store import gates
-from evertick.store.wake import Channel
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

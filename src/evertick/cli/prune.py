@@ -18,15 +18,15 @@ from evertick.cli.documents import print_json
 from evertick.cli.options import DryRun, Json, Yes, noun
 from evertick.cli.prompt import confirm
 from evertick.cli.tables import console, hint, line, show
-from evertick.cli.times import clock, length
+from evertick.cli.times import clock
 from evertick.config import Settings, read_settings
-from evertick.domain.duration import parse_duration
+from evertick.db.connect import Purpose
+from evertick.db.queries import retention, server, shards
+from evertick.domain.durations import length, parse_duration
 from evertick.domain.errors import NotLeader, UserError
 from evertick.domain.retention import choose, rest_seconds
-from evertick.engine.prune import Kind
-from evertick.services.pruning import Limits, Round, limits_of, old_run_ids
-from evertick.store import prune, shards, upkeep
-from evertick.store.db import Purpose
+from evertick.engine.retention import Kind
+from evertick.scheduler.retention import Limits, PruneRound, limits_of, old_run_ids
 
 SHARD = 0
 _WALK = 1000
@@ -108,17 +108,17 @@ async def _old_runs(conn: AsyncConnection, kept: timedelta) -> range:
 async def _count(conn: AsyncConnection, before: datetime, now: datetime, advance: Advance) -> dict[Kind, int]:
     runs, after, is_end = 0, 0, False
     while not is_end:
-        seen = await prune.walk_runs(conn, after=after, batch=_WALK)
+        seen = await retention.walk_runs(conn, after=after, batch=_WALK)
         chosen = choose(seen, after=after, before=before, now=now)
         runs, after, is_end = runs + len(chosen.ids), chosen.last, chosen.is_end
         advance(after)
-    old = await prune.count_old(conn, before=before)
+    old = await retention.count_old(conn, before=before)
     return {Kind.RUNS: runs, Kind.JOURNAL: old.journal, Kind.SKIP_RECORDS: old.skip_records}
 
 
-async def _prune(url: str, limits: Limits, advance: Advance) -> Round:
+async def _prune(url: str, limits: Limits, advance: Advance) -> PruneRound:
     """In the leader's name: whoever leads when a step is made. A change of leader between two steps is no trouble."""
-    done = Round(limits, actor=actor())
+    done = PruneRound(limits, actor=actor())
     async with opened(url, Purpose.PLANNING) as conn:
         while not done.is_over:
             leader = await shards.leader(conn, shard=SHARD)
@@ -129,7 +129,7 @@ async def _prune(url: str, limits: Limits, advance: Advance) -> Round:
                 continue
             advance(done.last_run_id)
             took = time.monotonic() - started
-            await asyncio.sleep(rest_seconds(took, is_behind=await upkeep.is_behind(conn)))
+            await asyncio.sleep(rest_seconds(took, is_behind=await server.is_behind(conn)))
     return done
 
 

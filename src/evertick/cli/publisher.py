@@ -9,7 +9,7 @@ import typer
 
 from evertick.cli.serve import serve
 from evertick.config import read_settings, user_environment
-from evertick.services.publisher import Publisher
+from evertick.publisher.publisher import Publisher
 
 app = typer.Typer(add_completion=False)
 

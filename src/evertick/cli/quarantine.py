@@ -11,9 +11,9 @@ from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit
 from evertick.cli.tables import Cell, hint, show, table
-from evertick.cli.times import relative
-from evertick.store import quarantine
-from evertick.store.quarantine import SetAside
+from evertick.db.queries import notifications
+from evertick.db.queries.notifications import QuarantinedRow
+from evertick.domain.durations import relative
 
 app = typer.Typer(add_completion=False)
 
@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False)
 def list_set_aside(limit: Limit = 1000, as_json: Json = False) -> None:
     """List what was set aside because it fails every time: why, since when, and when it is tried again."""
     found, now = ask(
-        lambda conn: quarantine.list_all(conn, limit=limit),
+        lambda conn: notifications.list_quarantined(conn, limit=limit),
         far=lambda server: far_troubles.list_set_aside(server, limit),
     )
     if as_json:
@@ -34,7 +34,7 @@ def list_set_aside(limit: Limit = 1000, as_json: Json = False) -> None:
         show(hint("Nothing is set aside."))
 
 
-def _cells(each: SetAside, now: datetime) -> list[Cell]:
+def _cells(each: QuarantinedRow, now: datetime) -> list[Cell]:
     what = f"run {each.subject_id}" if each.kind == "run" else each.kind
     where = f"{each.dag}, schedule {each.schedule}" if each.schedule else each.dag
     return [
@@ -47,7 +47,7 @@ def _cells(each: SetAside, now: datetime) -> list[Cell]:
     ]
 
 
-def tried_again(each: SetAside, now: datetime) -> str:
+def tried_again(each: QuarantinedRow, now: datetime) -> str:
     if each.retry_at is None:
         return "when it is published anew"
     return relative(each.retry_at, now) if each.retry_at > now else "with the next round"

@@ -11,9 +11,9 @@ from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit
 from evertick.cli.tables import Cell, hint, show, state, table
-from evertick.cli.times import length
-from evertick.store import queues
-from evertick.store.queues import QueueRow
+from evertick.db.queries import runners
+from evertick.db.queries.runners import QueueRow
+from evertick.domain.durations import length
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -33,7 +33,7 @@ def list_queues(limit: Limit = 1000, as_json: Json = False) -> None:
     A queue is listed if something waits or runs there, a runner serves it, or a published task goes there.
     """
     found, now = ask(
-        lambda conn: queues.list_all(conn, cap=MOST_COUNTED, limit=limit),
+        lambda conn: runners.list_all(conn, cap=MOST_COUNTED, limit=limit),
         far=lambda server: far_fleet.list_queues(server)[:limit],
     )
     if as_json:

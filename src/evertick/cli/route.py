@@ -13,13 +13,12 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json
 from evertick.cli.tables import Cell, hint, line, show, state, table
 from evertick.config import read_settings
+from evertick.db.connect import Purpose
+from evertick.db.queries import dags
+from evertick.db.queries.dags import PublishedRoute
 from evertick.domain.errors import EvertickError
-from evertick.domain.patterns import Address, address_text, read_address
-from evertick.domain.routing import Routing, Tried, route, try_rules
-from evertick.services.rules import load_routing
-from evertick.store import dags
-from evertick.store.dags import PublishedRoute
-from evertick.store.db import Purpose
+from evertick.domain.routing import Address, Routing, Tried, address_text, read_address, route, try_rules
+from evertick.publisher.routing_file import load_routing
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -10,10 +10,11 @@ from rich.text import Text
 
 from evertick.cli.documents import document
 from evertick.cli.tables import Cell, facts, line, state, table
-from evertick.cli.times import clock, relative, took
-from evertick.engine.clear import full_name
-from evertick.store.runs import RunRow
-from evertick.store.tasks import TaskRow
+from evertick.cli.times import clock
+from evertick.db.queries.runs import RunRow
+from evertick.db.queries.tasks import TaskRow
+from evertick.domain.durations import relative, took
+from evertick.engine.tasks import full_name
 
 _RUN_INTERNALS = ("version_id", "failed_leaves")
 _RUN_COLUMNS = ("#RUN", "DAG", "STATE", "#TASKS", "STARTED", "TOOK", "BY")

@@ -9,7 +9,7 @@ import typer
 
 from evertick.cli.serve import serve
 from evertick.config import LOCAL, read_settings, user_environment
-from evertick.services.runner import Runner
+from evertick.runner.runner import Runner
 
 app = typer.Typer(add_completion=False)
 
@@ -60,5 +60,5 @@ def runner(
         serve("runner", settings, lambda url, log: Runner(settings, url=url, log=log, environment=user_environment()))
     else:
         # By name: most runners run their tasks themselves.
-        dispatcher = import_module("evertick.services.dispatcher")
+        dispatcher = import_module("evertick.runner.remote.session")
         serve("runner", settings, lambda url, log: dispatcher.make_dispatcher(settings, url=url, log=log))

@@ -15,14 +15,14 @@ from evertick.cli.errors import TIMED_OUT
 from evertick.cli.options import Json, Limit, Timeout, noun, seconds_of
 from evertick.cli.poll import poll
 from evertick.cli.tables import Cell, hint, line, show, state, table
-from evertick.cli.times import relative
 from evertick.config import read_settings
+from evertick.db.notify import Channel
+from evertick.db.queries import runners
+from evertick.db.queries.runners import BusyRunner
 from evertick.domain.attempt import session_text
+from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
-from evertick.engine import drain as verb
-from evertick.store import runners
-from evertick.store.runners import BusyRunner
-from evertick.store.wake import Channel
+from evertick.engine import runners as verb
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -14,20 +14,19 @@ from evertick.cli.options import Downstream, DryRun, Json, Limit, Run, Timeout, 
 from evertick.cli.quarantine import tried_again
 from evertick.cli.run_page import run_document, run_facts, run_table, task_table
 from evertick.cli.tables import Cell, heading, hint, line, show, table
-from evertick.cli.times import relative
 from evertick.cli.watch import wait_for_document, wait_for_end, watch_dag
-from evertick.domain.after import Source, in_words
+from evertick.db.notify import Channel
+from evertick.db.queries import dags, notifications, runs, schedules, tasks
+from evertick.db.queries.notifications import QuarantinedRow
+from evertick.db.queries.runs import JournalEntry, RunRow
+from evertick.db.queries.schedules import RunTrigger
+from evertick.db.queries.tasks import TaskRow
+from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
+from evertick.domain.schedules.dependencies import Source, in_words
 from evertick.domain.states import RunState
-from evertick.engine import cancel as verb
-from evertick.engine.cancel import find_run
-from evertick.engine.trigger import find_dag_row
-from evertick.store import dags, quarantine, runs, schedules, tasks
-from evertick.store.quarantine import SetAside
-from evertick.store.runs import JournalEntry, RunRow
-from evertick.store.schedules import Cause
-from evertick.store.tasks import TaskRow
-from evertick.store.wake import Channel
+from evertick.engine import runs as verb
+from evertick.engine.runs import find_dag_row, find_run
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server
@@ -80,10 +79,10 @@ def show_run(run: Run, as_json: Json = False) -> None:
 
     async def read(
         conn: AsyncConnection,
-    ) -> tuple[RunRow, list[TaskRow], list[JournalEntry], SetAside | None, list[Cause]]:
+    ) -> tuple[RunRow, list[TaskRow], list[JournalEntry], QuarantinedRow | None, list[RunTrigger]]:
         row = await find_run(conn, run_id)
         listed = await tasks.list_of_run(conn, run_id=run_id, limit=_MOST_TASKS)
-        aside = await quarantine.find(conn, kind="run", subject_id=run_id)
+        aside = await notifications.find_quarantined(conn, kind="run", subject_id=run_id)
         return row, listed, await runs.journal(conn, run_id=run_id), aside, await schedules.causes(conn, run_id)
 
     (row, listed, journal, aside, causes), now = ask(read, far=lambda server: far.run_page(server, run_id, _MOST_TASKS))

@@ -22,12 +22,12 @@ from evertick.cli.options import (
 from evertick.cli.prompt import confirm
 from evertick.cli.tables import hint, line, show, table
 from evertick.cli.times import clock
+from evertick.db.notify import Channel
+from evertick.db.queries import dags
 from evertick.domain.errors import UserError
-from evertick.domain.misfire import MisfirePolicy
-from evertick.engine import change_schedule as verbs
-from evertick.engine.catch_up import CatchUp, Missed, preview
-from evertick.store import dags
-from evertick.store.wake import Channel
+from evertick.domain.schedules.misfire import MisfirePolicy
+from evertick.engine import schedules as verbs
+from evertick.engine.schedules import CatchUp, Missed, preview
 
 _SHOWN = 10
 

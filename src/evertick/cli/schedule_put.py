@@ -17,19 +17,19 @@ from evertick.cli.connection import actor, change
 from evertick.cli.documents import print_json
 from evertick.cli.options import DagName, ExpectVersion, Json, ScheduleName, seconds_of
 from evertick.cli.tables import hint, line, show
-from evertick.cli.times import clock, relative
+from evertick.cli.times import clock
 from evertick.cli.trigger import ParamOption, read_pairs
-from evertick.domain.dag import DagSpec, NamedSchedule
-from evertick.domain.dag_rules import check_schedule
+from evertick.db.notify import Channel
+from evertick.db.queries import schedules, shards
+from evertick.db.queries.schedules import DagSchedule, ListedSchedule
+from evertick.domain.dags.spec import DagSpec, NamedSchedule
+from evertick.domain.dags.validation import check_schedule
+from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
-from evertick.domain.misfire import MisfirePolicy
-from evertick.domain.overlap import OverlapPolicy
-from evertick.domain.schedule import ScheduleSpec, describe, parse_schedule
-from evertick.engine.put_schedule import put_schedule
-from evertick.engine.trigger import find_dag
-from evertick.store import schedules, shards
-from evertick.store.schedules import DagSchedule, ListedSchedule
-from evertick.store.wake import Channel
+from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy
+from evertick.domain.schedules.spec import ScheduleSpec, describe, parse_schedule
+from evertick.engine.runs import find_dag
+from evertick.engine.schedules import put_schedule
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server

@@ -13,11 +13,11 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.options import DagName, Json, Limit, ScheduleName
 from evertick.cli.tables import Cell, hint, show, table
 from evertick.cli.times import clock
+from evertick.db.queries import schedules
+from evertick.db.queries.schedules import ScheduleVersion, Skip
 from evertick.domain.errors import NotFound
-from evertick.engine.plan import JsonObject, in_words
-from evertick.engine.trigger import find_dag_row
-from evertick.store import schedules
-from evertick.store.schedules import ScheduleVersion, Skip
+from evertick.engine.fire_schedules import JsonObject, in_words
+from evertick.engine.runs import find_dag_row
 
 _RULES = ("misfire", "window_seconds", "catchup_limit", "overlap", "start_within", "finish_within", "params")
 _REASONS = {

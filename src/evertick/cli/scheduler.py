@@ -6,11 +6,10 @@ import typer
 
 from evertick.cli.serve import serve
 from evertick.config import Settings, read_settings
-from evertick.services.events import Log
-from evertick.services.place import process_name
-from evertick.services.queue_depth import QueueDepth
-from evertick.services.scheduler import Scheduler
-from evertick.services.traces import Tracing, make_spans
+from evertick.observability.logging import Log
+from evertick.processes.identity import process_name
+from evertick.scheduler.scheduler import Scheduler
+from evertick.scheduler.telemetry import QueueDepth, Tracing, make_spans
 
 app = typer.Typer(add_completion=False)
 

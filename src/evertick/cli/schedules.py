@@ -14,12 +14,12 @@ from evertick.cli.dag_page import schedule_document
 from evertick.cli.documents import print_json
 from evertick.cli.options import Json, Limit
 from evertick.cli.tables import Cell, hint, show, state, table
-from evertick.cli.times import relative
 from evertick.cli.travel import explain, next_fires, simulate
-from evertick.engine.plan import in_words
-from evertick.engine.trigger import find_dag_row
-from evertick.store import schedules
-from evertick.store.schedules import ListedSchedule
+from evertick.db.queries import schedules
+from evertick.db.queries.schedules import ListedSchedule
+from evertick.domain.durations import relative
+from evertick.engine.fire_schedules import in_words
+from evertick.engine.runs import find_dag_row
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="When DAGs run.")
 

@@ -13,7 +13,7 @@ from evertick.cli.tables import hint, line, show
 from evertick.config import read_settings
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.secrets import reseal
-from evertick.services.keyring import add_key, keep_first_key, load_keyring, make_key
+from evertick.secrets.keyring import add_key, keep_first_key, load_keyring, make_key
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

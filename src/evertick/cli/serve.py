@@ -10,16 +10,16 @@ from typing import Protocol, runtime_checkable
 import typer
 
 from evertick.config import Settings
+from evertick.db import failpoints
+from evertick.db.connect import Purpose, connect, with_advice
+from evertick.db.migrate import refuse_pending, status
 from evertick.domain.errors import SchemaMismatch
-from evertick.services.events import Log, configure
-from evertick.services.health import Health, Phase
-from evertick.services.health_port import HealthPort
-from evertick.services.loop import come_back_within, run_loop
-from evertick.services.place import process_name
-from evertick.services.postgres_home import own_database_url
-from evertick.store import failpoints
-from evertick.store.db import Purpose, connect, telling
-from evertick.store.migrate import refuse_pending, status
+from evertick.observability.health import Health, Phase
+from evertick.observability.health_endpoint import HealthEndpoint
+from evertick.observability.logging import Log, configure
+from evertick.processes.identity import process_name
+from evertick.runtime.loop import limit_backoff, run_loop
+from evertick.supervisor.postgres_home import own_database_url
 
 
 class Service(Protocol):
@@ -48,10 +48,10 @@ def serve(name: str, settings: Settings, make: Make, *, beside: Sequence[Beside]
     owner = process_name()
     log = configure(service=name, owner=owner, as_json=settings.log == "json")
     failpoints.arm(settings.failpoint)
-    come_back_within(settings.heartbeat_seconds)
+    limit_backoff(settings.heartbeat_seconds)
     url = own_database_url(settings)
     health = Health(name, owner=owner)
-    port = HealthPort(name, health.routes(), settings=settings, log=log)
+    port = HealthEndpoint(name, health.routes(), settings=settings, log=log)
     port.start()
     port.leave_note()
     if port.url:
@@ -89,7 +89,7 @@ async def _serve(url: str, make: Make, beside: Sequence[Beside], health: Health,
         health.phase = Phase.RUNNING
         async with asyncio.TaskGroup() as group:
             going = [group.create_task(each(url, log)) for each in beside]
-            with telling(url):
+            with with_advice(url):
                 await service.run()
             for each in going:
                 each.cancel()

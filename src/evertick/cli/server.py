@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from evertick.domain import errors
-from evertick.domain.errors import AnswerLost, EvertickError, PostgresUnavailable, TooMany
+from evertick.domain.errors import EvertickError, OutcomeUnknown, PostgresUnavailable, RateLimited
 
 LONGEST_SECONDS = 75.0
 ASK_AGAIN_SECONDS = (0.5, 1.0, 2.0, 4.0)
@@ -122,7 +122,7 @@ class Server:
     def _lost(self, method: str, headers: Mapping[str, str], error: Exception) -> PostgresUnavailable:
         if method == "GET":
             return PostgresUnavailable(f"The server at {self.address} gave up: {_why(error)}. Try again.")
-        return AnswerLost(
+        return OutcomeUnknown(
             f"The answer of the server at {self.address} was lost ({_why(error)}), so it is not known whether this was"
             " done. Look before you repeat it."
         )
@@ -139,9 +139,9 @@ class Server:
         # What we do not find is told in a sentence; this is the framework's word for a place that it does not know.
         if (answer.status, detail) in ((404, "Not Found"), (405, "Method Not Allowed")):
             return other_version(f"The server at {self.address} does not know {method} {path}")
-        if code == TooMany.code:
-            return TooMany(detail, retry_after_seconds=float(answer.getheader("Retry-After") or 1))
-        if code == errors.Refused.code and self._token:
+        if code == RateLimited.code:
+            return RateLimited(detail, retry_after_seconds=float(answer.getheader("Retry-After") or 1))
+        if code == errors.Unauthenticated.code and self._token:
             detail = f"{detail} Use: evertick login {self.address}"
         return _KINDS.get(code, EvertickError)(detail)
 

@@ -12,11 +12,11 @@ from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
 from evertick.cli.tables import Cell, hint, line, show, state, table
-from evertick.cli.times import relative
-from evertick.engine import set_shards as verb
-from evertick.store import sharing
-from evertick.store.sharing import MOST_COUNTED, ShardRow
-from evertick.store.wake import Channel
+from evertick.db.notify import Channel
+from evertick.db.queries import shards
+from evertick.db.queries.shards import MOST_COUNTED, ShardRow
+from evertick.domain.durations import relative
+from evertick.engine import maintenance as verb
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -31,7 +31,7 @@ def about() -> None:
 @app.command("list", epilog="Example: evertick shards list")
 def list_shards(as_json: Json = False) -> None:
     """List the shards: who leads each of them, since when, how many DAGs it has, and how much is still to be moved."""
-    found, now = ask(sharing.page, far=far_fleet.list_shards)
+    found, now = ask(shards.page, far=far_fleet.list_shards)
     if as_json:
         print_json({"shards": [document(each) for each in found]})
         return

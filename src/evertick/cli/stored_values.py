@@ -17,15 +17,15 @@ from evertick.cli.logins import chosen_server
 from evertick.cli.options import Json, Limit, Yes
 from evertick.cli.prompt import confirm
 from evertick.cli.tables import Cell, hint, line, show, table
-from evertick.cli.times import relative
 from evertick.config import read_settings
+from evertick.db.queries import secrets as store
+from evertick.db.queries.secrets import ValueRow
+from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
 from evertick.domain.stored_values import ValueKind, check_name, read_connection
 from evertick.engine import secrets as verb
-from evertick.execution.masking import SHORTEST
-from evertick.services.keyring import load_keyring
-from evertick.store import secrets as store
-from evertick.store.secrets import ValueRow
+from evertick.secrets.keyring import load_keyring
+from evertick.secrets.masking import SHORTEST
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name, as tasks declare it.")]
 Description = Annotated[str | None, typer.Option("--description", help="What it is for; shown in lists.")]

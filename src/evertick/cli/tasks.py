@@ -16,16 +16,17 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.options import Downstream, DryRun, Json, Limit, Run, Task, Yes, run_number
 from evertick.cli.run_page import attempt_text, task_note, task_table
 from evertick.cli.tables import Cell, facts, heading, hint, line, show, state, table
-from evertick.cli.times import clock, relative, took
+from evertick.cli.times import clock
+from evertick.db.notify import Channel
+from evertick.db.queries import tasks
+from evertick.db.queries.runs import RunRow
+from evertick.db.queries.tasks import AttemptRow, TaskRow
 from evertick.domain.attempt import TaskKey
+from evertick.domain.durations import relative, took
 from evertick.domain.errors import Conflict
-from evertick.engine import mark as verb
-from evertick.engine.cancel import find_run
-from evertick.engine.clear import full_name, select_tasks
-from evertick.store import tasks
-from evertick.store.runs import RunRow
-from evertick.store.tasks import AttemptRow, TaskRow
-from evertick.store.wake import Channel
+from evertick.engine import tasks as verb
+from evertick.engine.runs import find_run
+from evertick.engine.tasks import full_name, select_tasks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The tasks of one run.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from evertick.domain.time_words import NEVER, length, relative, took
+from evertick.domain.durations import NEVER, length, relative, took
 
 __all__ = ["NEVER", "clock", "length", "relative", "took"]
 

@@ -13,11 +13,11 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit, Yes
 from evertick.cli.prompt import confirm
 from evertick.cli.tables import Cell, hint, line, show, table
-from evertick.cli.times import relative
+from evertick.db.queries import accounts as accounts_queries
 from evertick.domain.access import Role
+from evertick.domain.durations import relative
 from evertick.engine import accounts
 from evertick.engine.accounts import Issued
-from evertick.store import access
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -41,10 +41,10 @@ def about() -> None:
 def list_tokens(user: UserFilter = None, limit: Limit = 1000, as_json: Json = False) -> None:
     """List tokens and sessions that are valid: whose, what for, when last used and from where."""
 
-    async def read(conn: AsyncConnection) -> list[access.CredentialRow]:
+    async def read(conn: AsyncConnection) -> list[accounts_queries.CredentialRow]:
         if user is not None:
             await accounts.find_user(conn, user)
-        return await access.list_credentials(conn, account=user, limit=limit)
+        return await accounts_queries.list_credentials(conn, account=user, limit=limit)
 
     found, now = ask(read, far=lambda server: far_access.list_tokens(server, user, limit))
     if as_json:

@@ -18,9 +18,9 @@ from evertick.cli.documents import print_json
 from evertick.cli.journey import Asked, Party, Traveller, find_party, read_moment, read_range
 from evertick.cli.options import Json, noun
 from evertick.cli.tables import heading, hint, line, show, state, table
-from evertick.cli.times import relative
-from evertick.domain.cron_words import cron_in_words, rule_in_words
-from evertick.domain.preview import (
+from evertick.domain.durations import relative
+from evertick.domain.schedules.cron_text import cron_in_words, rule_in_words
+from evertick.domain.schedules.preview import (
     ChangeOutcome,
     DayCount,
     clock_changes,
@@ -29,9 +29,9 @@ from evertick.domain.preview import (
     fires_between,
     outcome_of,
 )
-from evertick.domain.schedule import ScheduleKind, ScheduleSpec, describe
-from evertick.domain.zones import find_zone
-from evertick.engine.next_fires import fires_of
+from evertick.domain.schedules.spec import ScheduleKind, ScheduleSpec, describe
+from evertick.domain.schedules.time_zones import find_zone
+from evertick.engine.fire_schedules import fires_of
 
 DagFilter = Annotated[str | None, typer.Argument(metavar="[DAG]", help="Look at this DAG's schedules.")]
 NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Only this one of the DAG's schedules.")]

@@ -17,14 +17,13 @@ from evertick.cli.options import DagName, Json, Timeout, seconds_of
 from evertick.cli.run_page import run_document
 from evertick.cli.tables import hint, line, show
 from evertick.cli.watch import wait_for_document, wait_for_end
-from evertick.domain.dag import DagSpec
-from evertick.domain.errors import AnswerLost, InvalidParams, UserError
-from evertick.domain.params import parse_param
-from evertick.engine.cancel import find_run
-from evertick.engine.trigger import find_dag, trigger
-from evertick.store import runners
-from evertick.store.runs import RunRow
-from evertick.store.wake import Channel
+from evertick.db.notify import Channel
+from evertick.db.queries import runners
+from evertick.db.queries.runs import RunRow
+from evertick.domain.dags.params import parse_param
+from evertick.domain.dags.spec import DagSpec
+from evertick.domain.errors import InvalidParams, OutcomeUnknown, UserError
+from evertick.engine.runs import find_dag, find_run, trigger
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server
@@ -75,8 +74,8 @@ def trigger_dag(
 
     try:
         run, is_new, is_paused, has_runner = change(start, Channel.READY, Channel.PLAN, is_keyed=True, far=start_far)
-    except AnswerLost as error:
-        raise AnswerLost(f"{error} To repeat it is safe with: --key {own_key}") from None
+    except OutcomeUnknown as error:
+        raise OutcomeUnknown(f"{error} To repeat it is safe with: --key {own_key}") from None
     if as_json and wait:
         wait_for_document(run.run_id, within_seconds=within_seconds, is_new=is_new)
     if as_json:

@@ -17,15 +17,15 @@ import typer
 
 from evertick.cli.options import noun
 from evertick.config import Settings, environment_for, read_settings
+from evertick.db.connect import with_advice
+from evertick.db.connection import where
 from evertick.domain.errors import InvalidSettings
-from evertick.services.events import configure
-from evertick.services.nursery_link import Nursery
-from evertick.services.place import process_name
-from evertick.services.postgres_home import Home, holder_of, shown
-from evertick.services.rules import load_routing
-from evertick.services.supervisor import SERVICES, Supervisor
-from evertick.store.address import where
-from evertick.store.db import telling
+from evertick.observability.logging import configure
+from evertick.processes.identity import process_name
+from evertick.publisher.routing_file import load_routing
+from evertick.supervisor.fork_server import ForkServer
+from evertick.supervisor.postgres_home import Home, holder_of, shown
+from evertick.supervisor.supervisor import SERVICES, Supervisor
 
 app = typer.Typer(add_completion=False)
 
@@ -65,7 +65,7 @@ def up(
     )
     load_routing(settings.routing_file)
     log = configure(service="evertick", owner=process_name(), as_json=settings.log == "json")
-    nursery = Nursery(_services())
+    nursery = ForkServer(_services())
     supervisor = Supervisor(settings, environment=environment_for(settings), nursery=nursery, say=_say, log=log)
     # Where another one runs already there is nothing to announce; the supervisor says who holds the home.
     if settings.database_url or holder_of(settings.home) is None:
@@ -92,7 +92,7 @@ def _services() -> Callable[[list[str]], int]:
 
 def make_first_key(settings: Settings) -> None:
     """For secrets. Imported late: the library would be mapped by every service."""
-    from evertick.services.keyring import make_key
+    from evertick.secrets.keyring import make_key
 
     make_key(settings)
 
@@ -147,7 +147,7 @@ async def _supervise(supervisor: Supervisor, settings: Settings) -> None:
         # Under nohup the terminal may go and the work goes on.
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, _stop, supervisor)
-    with telling(settings.database_url or Home(settings.home).url):
+    with with_advice(settings.database_url or Home(settings.home).url):
         await supervisor.run()
     # Everything has ended but this process. If it waits for something of its own all the same, it says for what, and ends.
     faulthandler.dump_traceback_later(LONGEST_END_SECONDS, exit=True)

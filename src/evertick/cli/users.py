@@ -13,14 +13,14 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.logins import chosen_server
 from evertick.cli.options import Json, Limit
 from evertick.cli.tables import Cell, hint, line, show, state, table
-from evertick.cli.times import relative
 from evertick.config import read_settings
+from evertick.db.queries import accounts as accounts_queries
 from evertick.domain.access import Role
+from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
 from evertick.engine import accounts
-from evertick.engine.open_door import is_loopback
-from evertick.services.listening import DEFAULT_PORT
-from evertick.store import access
+from evertick.engine.public_access import is_loopback
+from evertick.runtime.listen_socket import DEFAULT_PORT
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -47,7 +47,8 @@ def about() -> None:
 def list_users(limit: Limit = 1000, as_json: Json = False) -> None:
     """List the users: role, tags, and whether each has a password."""
     found, now = ask(
-        lambda conn: access.list_accounts(conn, limit=limit), far=lambda server: far_access.list_users(server, limit)
+        lambda conn: accounts_queries.list_accounts(conn, limit=limit),
+        far=lambda server: far_access.list_users(server, limit),
     )
     if as_json:
         rows = [

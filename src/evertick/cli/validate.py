@@ -14,15 +14,15 @@ from typing import Annotated
 
 import typer
 
+from evertick.bundles.loader import ImportProblem, LoadedDag, LoadedFile, find_duplicates, load_file
 from evertick.cli.dag_page import upstream_of
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
 from evertick.cli.tables import hint, line, show
 from evertick.config import read_settings, user_environment
 from evertick.domain.errors import UserError
-from evertick.domain.schedule import describe
-from evertick.execution.loader import ImportProblem, LoadedDag, LoadedFile, find_duplicates, load_file
-from evertick.services.publisher import LOADS_AT_ONCE, find_dag_files
+from evertick.domain.schedules.spec import describe
+from evertick.publisher.publisher import LOADS_AT_ONCE, find_dag_files
 
 PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A DAG file, or a folder of them.")]
 

@@ -27,15 +27,15 @@ from evertick.cli.poll import poll
 from evertick.cli.run_page import run_document, run_state, run_table, task_note, task_table
 from evertick.cli.tables import console, hint, line, show, state
 from evertick.cli.text import one_line, plain
-from evertick.cli.times import length, took
 from evertick.config import read_settings
+from evertick.db.queries import runs, shards, tasks
+from evertick.db.queries.dags import DagRow
+from evertick.db.queries.runs import RunRow
+from evertick.db.queries.tasks import TaskRow
+from evertick.domain.durations import length, took
 from evertick.domain.states import FAILED_TASK_STATES, TERMINAL_RUN_STATES
-from evertick.engine.cancel import find_run
-from evertick.engine.clear import full_name
-from evertick.store import runs, shards, tasks
-from evertick.store.dags import DagRow
-from evertick.store.runs import RunRow
-from evertick.store.tasks import TaskRow
+from evertick.engine.runs import find_run
+from evertick.engine.tasks import full_name
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server

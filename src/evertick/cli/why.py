@@ -12,11 +12,10 @@ from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit, Run, Task, run_number
 from evertick.cli.tables import Cell, hint, line, show, state, table
-from evertick.cli.times import relative
-from evertick.domain.blocked import kind_of, tell_blocked
-from evertick.domain.why import Explained, tell
-from evertick.engine.why import explain
-from evertick.store import gates
+from evertick.db.queries import gates
+from evertick.domain.durations import relative
+from evertick.domain.explain import Explained, describe, describe_blocked, kind_of
+from evertick.engine.tasks import explain
 
 app = typer.Typer(add_completion=False)
 
@@ -35,7 +34,7 @@ def why_task(run: Run, task: Task, as_json: Json = False) -> None:
     while each is not None:
         show(line(f"{each.task} of run {run_id} is {each.state}", "bold"))
         for number, reason in enumerate(each.reasons):
-            show(line(f"{'  because' if number == 0 else '  and'} {tell(reason, when)}"))
+            show(line(f"{'  because' if number == 0 else '  and'} {describe(reason, when)}"))
         if not each.reasons:
             show(hint("  nothing holds it: it moves this very moment, look again"))
         each = each.upstream
@@ -57,7 +56,7 @@ def list_blocked(limit: Limit = 50, as_json: Json = False) -> None:
     for each in found:
         since = relative(each.since, now) if each.since else None
         rows.append(
-            [each.waiting, state("pending", kind_of(each)), each.name, since, tell_blocked(each, _seen_from(now))]
+            [each.waiting, state("pending", kind_of(each)), each.name, since, describe_blocked(each, _seen_from(now))]
         )
     show(table(("#WAITING", "WHY", "WHAT", "OLDEST", "DETAIL"), rows))
     show(hint("\nAsk about one task with: evertick tasks why RUN TASK"))
@@ -73,6 +72,6 @@ def _document(found: Explained) -> dict[str, object]:
         "run_id": found.run_id,
         "task": found.task,
         "state": found.state,
-        "reasons": [{"kind": each.kind, "text": tell(each), **each.detail} for each in found.reasons],
+        "reasons": [{"kind": each.kind, "text": describe(each), **each.detail} for each in found.reasons],
         "upstream": _document(found.upstream) if found.upstream else None,
     }

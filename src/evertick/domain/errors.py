@@ -66,11 +66,11 @@ class InvalidDag(UserError):
         return f"{self.message} ({self.file}, line {self.line})" if self.file else self.message
 
 
-class LacksPool(InvalidDag):
+class MissingPool(InvalidDag):
     """The DAG needs a pool that does not exist, or more slots than the pool has."""
 
 
-class EndlessLoop(InvalidDag):
+class CyclicDependency(InvalidDag):
     """Each run of the DAG would cause its next one, endlessly."""
 
 
@@ -105,7 +105,7 @@ class NotDeclared(UserError, KeyError):
         return str(self.args[0])  # a KeyError would quote it
 
 
-class SecretLocked(UserError):
+class DecryptionFailed(UserError):
     """No configured key can decrypt the stored value."""
 
     code = "secret_locked"
@@ -147,7 +147,7 @@ class StorageUnavailable(EvertickError):
     code = "storage_unavailable"
 
 
-class Refused(UserError):
+class Unauthenticated(UserError):
     """Authentication failed: the caller is unknown or gave a wrong password."""
 
     code = "refused"
@@ -159,7 +159,7 @@ class Forbidden(UserError):
     code = "forbidden"
 
 
-class TooMany(UserError):
+class RateLimited(UserError):
     """Rate limit exceeded: wait, then repeat the request."""
 
     code = "too_many"
@@ -175,7 +175,7 @@ class TooLarge(UserError):
     code = "too_large"
 
 
-class Stale(UserError):
+class PreconditionFailed(UserError):
     """The object changed since it was read."""
 
     code = "stale"
@@ -219,7 +219,7 @@ class LeaseLost(EvertickError):
     code = "lease_lost"
 
 
-class Unanswered(EvertickError):
+class ApiUnreachable(EvertickError):
     """The API did not answer, or cannot serve the request now: send it again."""
 
     code = "unanswered"
@@ -249,13 +249,13 @@ class PostgresUnavailable(EvertickError):
     code = "postgres_unavailable"
 
 
-class WrongServer(PostgresUnavailable):
+class StaleServer(PostgresUnavailable):
     """The server was replaced by another; nothing may be written to it."""
 
     code = "wrong_server"
 
 
-class AnswerLost(PostgresUnavailable):
+class OutcomeUnknown(PostgresUnavailable):
     """A write was sent and no reply came: it may have been applied or not."""
 
     code = "answer_lost"

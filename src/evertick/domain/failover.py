@@ -21,7 +21,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class WalMark:
     """The position of a server's log when it acknowledged a commit. `lsn` is a byte position."""
 
     server: Server
@@ -29,7 +29,7 @@ class Mark:
     is_synchronous: bool
 
 
-class Verdict(StrEnum):
+class FailoverResult(StrEnum):
     """Whether acknowledged writes may be lost, judged after a reconnect."""
 
     SAME = "same"
@@ -57,14 +57,14 @@ def refusal(seen: Server | None, found: Server) -> str | None:
     return None
 
 
-def judge(remembered: Mark, stored_lsn: int | None, found: Server) -> Verdict:
+def judge(remembered: WalMark, stored_lsn: int | None, found: Server) -> FailoverResult:
     """`stored_lsn` is the newest mark of the remembered server in the current database."""
     if stored_lsn is None or stored_lsn < remembered.lsn:
-        return Verdict.LOST
+        return FailoverResult.LOST
     if found == remembered.server:
-        return Verdict.SAME
+        return FailoverResult.SAME
     # The newest mark is there. Everything acknowledged after it is there too if each commit waited for the standby.
-    return Verdict.SAFE if remembered.is_synchronous else Verdict.UNPROVEN
+    return FailoverResult.SAFE if remembered.is_synchronous else FailoverResult.UNPROVEN
 
 
 def lsn_text(lsn: int) -> str:

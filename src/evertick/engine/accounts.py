@@ -5,30 +5,82 @@ Secrets are random and shown once; the database stores only their hashes, and no
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
+import threading
 from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 
+from argon2 import PasswordHasher
+from argon2.exceptions import Argon2Error, InvalidHashError
 from psycopg import AsyncConnection
 
+from evertick.db.connect import retry_on_deadlock
+from evertick.db.queries import accounts
+from evertick.db.queries.accounts import AccountChange, AccountRow, Credential, LoginAttempt, NewCredential
 from evertick.domain.access import Principal, Role, check_name, check_password, check_tags, narrowed
-from evertick.domain.errors import Conflict, NotFound, Refused, TooMany, UserError
-from evertick.engine.passwords import hashed, is_right
-from evertick.store import access
-from evertick.store.access import AccountChange, AccountRow, Known, NewCredential, Tried
-from evertick.store.db import retry_on_deadlock
+from evertick.domain.errors import Conflict, NotFound, RateLimited, Unauthenticated, UserError
+
+# 64 MiB, three passes: well above the recommended minimum (19 MiB, two), about a tenth of a second.
+_HASHER = PasswordHasher(time_cost=3, memory_cost=64 * 1024, parallelism=1)
+
+
+# A flood of sign-ins must not exhaust the machine's memory.
+_AT_ONCE = threading.BoundedSemaphore(2)
+
+
+async def hashed(password: str) -> str:
+    return await asyncio.to_thread(_hash, password)
+
+
+async def is_right(password_hash: str | None, password: str) -> bool:
+    """False without a hash, after the same time: the response time must not reveal which users exist."""
+    return await asyncio.to_thread(_verify, password_hash, password)
+
+
+def _hash(password: str) -> str:
+    with _AT_ONCE:
+        return _HASHER.hash(password)
+
+
+def _verify(password_hash: str | None, password: str) -> bool:
+    with _AT_ONCE:
+        try:
+            return _HASHER.verify(password_hash or _nobodys(), password) and password_hash is not None
+        except (Argon2Error, InvalidHashError):
+            return False
+
+
+@cache
+def _nobodys() -> str:
+    return _HASHER.hash("no account has this password")
+
 
 SESSION_SECONDS = 12 * 3600.0
+
+
 LINK_SECONDS = 3600.0
+
+
 TOKEN_DAYS, MOST_TOKEN_DAYS = 90.0, 3650.0
+
+
 # The number of wrong passwords in a row without a delay; more for an address, because many users may share it.
 FREE_FAILURES, FREE_FAILURES_OF_ADDRESS = 5, 50
+
+
 FIRST_ADMIN = "admin"
+
+
 _PREFIXES = {"token": "evt_", "session": "evs_", "link": "evl_"}
+
+
 _LONGEST_SECRET = 200
+
 
 # Lends a connection for a short time.
 Lend = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
@@ -44,7 +96,7 @@ class Issued:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visitor:
+class Authenticated:
     """A caller with a valid secret, whether to record its use, and how long it is valid; None means no expiry."""
 
     principal: Principal
@@ -73,7 +125,7 @@ async def add_user(
     """Without a password the user can sign in only with a token or a one-time link."""
     plain = check_name(name)
     password_hash = None if password is None else await hashed(check_password(password))
-    made = await access.add_account(
+    made = await accounts.add_account(
         conn, name=plain, role=role, tags=check_tags(tags), password_hash=password_hash, actor=actor
     )
     if made is None:
@@ -102,7 +154,7 @@ async def set_password(conn: AsyncConnection, *, name: str, password: str, actor
 
 
 async def find_user(conn: AsyncConnection, name: str) -> AccountRow:
-    row = await access.find_account(conn, name)
+    row = await accounts.find_account(conn, name)
     if row is None:
         raise NotFound(f"There is no user {name[:40]!r}. List users with `evertick users list`.")
     return row
@@ -131,29 +183,29 @@ async def _proved(lend: Lend, proof: Proof, refusal: str) -> AccountRow:
     """The user with that password. No connection is held during the hashing, which is slow on purpose."""
     name = proof.name.strip()
     tried = [
-        Tried(f"user {name.lower()[:100]}", FREE_FAILURES),
-        Tried(f"from {proof.origin}", FREE_FAILURES_OF_ADDRESS, is_fading=True),
+        LoginAttempt(f"user {name.lower()[:100]}", FREE_FAILURES),
+        LoginAttempt(f"from {proof.origin}", FREE_FAILURES_OF_ADDRESS, is_fading=True),
     ]
     async with lend() as conn:
-        wait_seconds = await access.try_login(conn, tried)
+        wait_seconds = await accounts.record_login_attempt(conn, tried)
         if wait_seconds > 0:
-            raise TooMany(f"Too many failed sign-ins: wait {wait_seconds:.0f} s.", retry_after_seconds=wait_seconds)
-        row = await access.find_account(conn, name)
+            raise RateLimited(f"Too many failed sign-ins: wait {wait_seconds:.0f} s.", retry_after_seconds=wait_seconds)
+        row = await accounts.find_account(conn, name)
     usable = row if row is not None and not row.is_disabled else None
     is_known = await is_right(usable.password_hash if usable else None, proof.password)
     async with lend() as conn:
         if not is_known or usable is None:
             detail: dict[str, object] = {"login": "wrong name or password"}
-            await access.note(conn, verb="refuse", actor=f"user:{proof.name[:100]}", detail=detail)
-            raise Refused(refusal)
-        await access.forgive(conn, tried)
+            await accounts.note(conn, verb="refuse", actor=f"user:{proof.name[:100]}", detail=detail)
+            raise Unauthenticated(refusal)
+        await accounts.forgive(conn, tried)
     return usable
 
 
 async def sign_in_by_link(conn: AsyncConnection, *, secret: str, origin: str) -> Issued:
-    row = await access.take_link(conn, secret_hash=hash_of(secret), origin=origin)
+    row = await accounts.take_link(conn, secret_hash=hash_of(secret), origin=origin)
     if row is None:
-        raise Refused(
+        raise Unauthenticated(
             "This sign-in link was already used or has expired. Create another with: evertick users link NAME"
         )
     return await issue(conn, row, kind="session", name="link", actor=f"user:{row.name}", seconds=SESSION_SECONDS)
@@ -182,7 +234,7 @@ async def issue(
         role=role,
         tags=check_tags(tags),
     )
-    made = await access.add_credential(conn, new)
+    made = await accounts.add_credential(conn, new)
     return Issued(credential_id=made.credential_id, secret=secret, expires_at=made.expires_at)
 
 
@@ -194,31 +246,31 @@ def token_seconds(days: float | None) -> float | None:
 
 
 async def revoke(conn: AsyncConnection, *, credential_id: int, actor: str, account: str | None = None) -> None:
-    if await access.revoke(conn, credential_id=credential_id, actor=actor, account=account) is None:
+    if await accounts.revoke(conn, credential_id=credential_id, actor=actor, account=account) is None:
         raise NotFound(f"There is no token {credential_id}. List tokens with `evertick tokens list`.")
 
 
-async def who(conn: AsyncConnection, secret: str) -> Visitor | None:
+async def authenticate(conn: AsyncConnection, secret: str) -> Authenticated | None:
     """The owner of a secret; None if it is wrong, revoked or expired."""
     if len(secret) > _LONGEST_SECRET or not secret.startswith(("evt_", "evs_")):
         return None
-    known = await access.authenticate(conn, hash_of(secret))
+    known = await accounts.authenticate(conn, hash_of(secret))
     if known is None:
         return None
-    return Visitor(principal=_principal(known), is_use_old=known.is_use_old, seconds_left=known.seconds_left)
+    return Authenticated(principal=_principal(known), is_use_old=known.is_use_old, seconds_left=known.seconds_left)
 
 
 async def still_valid(conn: AsyncConnection, credential_ids: list[int]) -> list[Principal]:
     """The principals of these credentials that are still valid, with their current rights."""
-    return [_principal(known) for known in await access.still_valid(conn, credential_ids)]
+    return [_principal(known) for known in await accounts.still_valid(conn, credential_ids)]
 
 
 async def first_admin(conn: AsyncConnection, *, actor: str, password: str | None) -> str | None:
     """Create the first admin if there is no account yet. Returns a one-time sign-in secret as long as the admin has no password."""
-    known = await access.count_accounts(conn)
+    known = await accounts.count_accounts(conn)
     if known.accounts == 0:
-        await access.add_account(conn, name=FIRST_ADMIN, role=Role.ADMIN, tags=None, password_hash=None, actor=actor)
-    row = await access.find_account(conn, FIRST_ADMIN)
+        await accounts.add_account(conn, name=FIRST_ADMIN, role=Role.ADMIN, tags=None, password_hash=None, actor=actor)
+    row = await accounts.find_account(conn, FIRST_ADMIN)
     if row is None or row.password_hash is not None or row.is_disabled:
         return None
     if password is not None:
@@ -228,7 +280,7 @@ async def first_admin(conn: AsyncConnection, *, actor: str, password: str | None
     return link.secret
 
 
-def _principal(known: Known) -> Principal:
+def _principal(known: Credential) -> Principal:
     cap = None if known.role_cap is None else Role(known.role_cap)
     role, tags = narrowed(Role(known.role), known.tags, cap, known.tag_cap)
     return Principal(
@@ -245,7 +297,7 @@ def hash_of(secret: str) -> bytes:
 
 
 async def _change(conn: AsyncConnection, name: str, wanted: AccountChange, actor: str) -> None:
-    done = await retry_on_deadlock(lambda: access.change_account(conn, name=name, wanted=wanted, actor=actor))
+    done = await retry_on_deadlock(lambda: accounts.change_account(conn, name=name, wanted=wanted, actor=actor))
     if done == "unknown":
         raise NotFound(f"There is no user {name[:40]!r}. List users with `evertick users list`.")
     if done == "last_admin":

@@ -8,12 +8,12 @@ import difflib
 
 from psycopg import AsyncConnection
 
+from evertick.db.connect import retry_on_deadlock
+from evertick.db.queries import gates
+from evertick.db.queries.gates import GatesReconciled, GateWork, PoolSet
+from evertick.domain.dags.gates import MOST_SLOTS, check_pool_name
 from evertick.domain.errors import Conflict, NotFound, UserError
-from evertick.domain.gates import MOST_SLOTS, check_pool_name
-from evertick.engine.fenced import as_leader
-from evertick.store import gates
-from evertick.store.db import retry_on_deadlock
-from evertick.store.gates import GatesReconciled, PoolSet, Tended
+from evertick.engine.verbs import as_leader
 
 
 async def set_pool(conn: AsyncConnection, *, name: str, slots: int, actor: str) -> PoolSet:
@@ -41,19 +41,21 @@ async def delete_pool(conn: AsyncConnection, *, name: str, actor: str) -> None:
     raise Conflict(f"DAG {why!r} needs pool {name!r}. Change the DAG first, or close the pool with 0 slots.")
 
 
-async def tend(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Tended:
+async def admit_gated_tasks(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> GateWork:
     """For the leader: the admissions that other transactions could not finish, and slots that became free with time."""
     return await as_leader(
-        lambda: gates.tend(conn, shard=shard, epoch=epoch, batch=batch),
+        lambda: gates.admit_gated_tasks(conn, shard=shard, epoch=epoch, batch=batch),
         shard=shard,
         epoch=epoch,
     )
 
 
-async def unadmit(conn: AsyncConnection, *, shard: int, epoch: int, grace: float, batch: int) -> int:
+async def release_admissions(conn: AsyncConnection, *, shard: int, epoch: int, grace: float, batch: int) -> int:
     """For the leader: available tasks that no live runner can claim release their slots. Returns their number."""
     return await as_leader(
-        lambda: gates.unadmit(conn, shard=shard, epoch=epoch, grace=grace, batch=batch), shard=shard, epoch=epoch
+        lambda: gates.release_admissions(conn, shard=shard, epoch=epoch, grace=grace, batch=batch),
+        shard=shard,
+        epoch=epoch,
     )
 
 

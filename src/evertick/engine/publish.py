@@ -9,28 +9,26 @@ import difflib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import ChildSpec, DagSpec, TaskSpec, structural_hash, to_json
-from evertick.domain.errors import LacksPool
-from evertick.domain.gates import KEYED, GateKind, GateSpec, awaits_past, key_parts, version_path
-from evertick.domain.groups import group_leaves, groups_of
-from evertick.domain.notices import callback_dag
+from evertick.db.queries import dags, gates, secrets
+from evertick.db.queries.dags import ListedVersion, Published
+from evertick.db.queries.schedules import DagSchedule
+from evertick.domain.dags.gates import KEYED, GateKind, GateSpec, awaits_past, key_parts, version_path
+from evertick.domain.dags.graph import group_leaves, groups_of, leaves
+from evertick.domain.dags.spec import ChildSpec, DagSpec, TaskSpec, from_json, structural_hash, to_json
+from evertick.domain.dags.waits import TimeoutAction, WaitKind, WaitSpec
+from evertick.domain.errors import Conflict, MissingPool, NotFound
+from evertick.domain.notifications import DestinationKind, callback_dag, read_destination
 from evertick.domain.routing import Routing, queues_of
-from evertick.domain.setups import leaves
-from evertick.domain.sinks import SinkKind, read_sink
 from evertick.domain.states import TriggerRule
-from evertick.domain.waiting import Otherwise, WaitKind, WaitSpec
-from evertick.engine.plan import JsonObject, is_same_spec, plan_end
-from evertick.engine.put_schedule import schedule_row
-from evertick.engine.refuse_loops import refuse_loops
-from evertick.engine.settle import read_before, until_unmoved
-from evertick.store import dags, gates
-from evertick.store.dags import Published
-from evertick.store.schedules import DagSchedule
+from evertick.domain.stored_values import ValueKind
+from evertick.engine.fire_schedules import JsonObject, is_same_spec, plan_end
+from evertick.engine.runs import find_dag_row
+from evertick.engine.schedules import read_snapshot, refuse_loops, retry_if_changed, schedule_row
 
 NO_RULES = Routing()
 
@@ -60,13 +58,13 @@ async def publish(
         return None if is_kept else plan_end(old, now)
 
     async def once() -> Published:
-        before = await read_before(conn, dag=spec.name, plan=plan)
+        before = await read_snapshot(conn, dag=spec.name, plan=plan)
         known = {old.name: old for old in before.rows}
         wanted = [schedule_row(spec, each, before.now, old=known.get(each.name)) for each in spec.schedules]
         dag = {**row, "schedules": wanted}
         return await dags.publish(conn, dag=dag, seen=before.seen, settle=before.plans, actor=actor)
 
-    return await until_unmoved(once)
+    return await retry_if_changed(once)
 
 
 def differs(old: DagSchedule, new: JsonObject) -> bool:
@@ -162,7 +160,7 @@ def child_row(task: TaskSpec, index: int, child: ChildSpec) -> JsonObject:
     }
 
 
-_ENDS = {Otherwise.FAIL: "failed", Otherwise.SKIP: "skipped"}
+_ENDS = {TimeoutAction.FAIL: "failed", TimeoutAction.SKIP: "skipped"}
 
 
 def wait_row(spec: DagSpec, index: int, wait: WaitSpec) -> JsonObject:
@@ -191,9 +189,11 @@ def notice_rows(spec: DagSpec) -> list[JsonObject]:
     told += [(index, notice) for index, task in enumerate(spec.tasks) for notice in task.notices]
     rows: list[JsonObject] = []
     for index, notice in told:
-        sink = read_sink(notice.sink)
+        sink = read_destination(notice.sink)
         text = (
-            replace(sink, target=callback_dag(spec.name, sink.target)).text if sink.kind is SinkKind.CALL else sink.text
+            replace(sink, target=callback_dag(spec.name, sink.target)).text
+            if sink.kind is DestinationKind.CALL
+            else sink.text
         )
         rows.append({"idx": index, "event": notice.event, "sink": text, "every_time": notice.every_time})
     return rows
@@ -253,12 +253,71 @@ async def check_pools(conn: AsyncConnection, spec: DagSpec) -> None:
         if gate.name not in slots:
             near = difflib.get_close_matches(gate.name, slots, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "no pool has that name."
-            raise LacksPool(
+            raise MissingPool(
                 f"DAG {spec.name!r}: task {task!r} needs pool {gate.name!r}; {hint}"
                 f" Create it with `evertick pools set {gate.name} SLOTS`."
             )
         if gate.weight > slots[gate.name]:
-            raise LacksPool(
+            raise MissingPool(
                 f"DAG {spec.name!r}: task {task!r} needs {gate.weight} slots of pool {gate.name!r}, which has"
                 f" {slots[gate.name]}; it could never start. Raise it with `evertick pools set {gate.name} {gate.weight}`."
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack:
+    before: int
+    now: int
+    file: str
+
+
+async def find_version(conn: AsyncConnection, dag: str, number: int | None) -> ListedVersion:
+    """A version by its number; without one, the version before the current."""
+    row = await find_dag_row(conn, dag)
+    listed = await dags.versions(conn, dag_id=row.dag_id)
+    if number is None:
+        earlier = [each for each in listed if each.number < (row.number or 0)]
+        if not earlier:
+            raise NotFound(f"DAG {dag!r} has no version before {row.number}.")
+        return earlier[0]
+    for each in listed:
+        if each.number == number:
+            return each
+    known = ", ".join(str(each.number) for each in listed[:10])
+    raise NotFound(f"DAG {dag!r} has no version {number}; it has: {known}. Old versions are pruned.")
+
+
+async def roll_back(conn: AsyncConnection, *, dag: str, number: int | None, actor: str, routing: Routing) -> RolledBack:
+    row = await find_dag_row(conn, dag)
+    wanted = await find_version(conn, dag, number)
+    if wanted.is_current:
+        raise Conflict(f"DAG {dag!r} is already at version {wanted.number}.")
+    found = await dags.version(conn, wanted.version_id)
+    if found is None:
+        raise NotFound(f"Version {wanted.number} of DAG {dag!r} was pruned just now.")
+    spec = from_json(json.dumps(found.spec))
+    await publish(conn, spec=spec, file=row.file, bundle_hash=found.bundle_hash, actor=actor, routing=routing)
+    return RolledBack(before=row.number or 0, now=wanted.number, file=row.file)
+
+
+async def not_stored(conn: AsyncConnection, spec: DagSpec) -> list[str]:
+    """Each missing value once, with the object that names it and the command that sets it."""
+    named: dict[tuple[str, str], str] = {}
+    for notice in [*spec.notices, *(notice for task in spec.tasks for notice in task.notices)]:
+        sink = read_destination(notice.sink)
+        named |= {(ValueKind.SECRET, name): f"sink {sink.text}" for name in (sink.secret, sink.sign_with) if name}
+    for task in spec.tasks:
+        kinds = {
+            ValueKind.SECRET: task.secrets,
+            ValueKind.CONNECTION: task.connections,
+            ValueKind.VARIABLE: task.variables,
+        }
+        named |= {(kind, name): f"task {task.name}" for kind, names in kinds.items() for name in names}
+    if not named:
+        return []
+    stored = {(row.kind, row.name) for row in await secrets.find(conn, list(named))}
+    return [
+        f"{who} of {spec.name} needs {kind} {name!r}, which is not set: evertick {kind}s set {name}"
+        for (kind, name), who in named.items()
+        if (kind, name) not in stored
+    ]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from psycopg import AsyncConnection
 
+from evertick.db.queries import secrets
+from evertick.db.queries.secrets import Holder, NewValue, ValueRow
+from evertick.domain.encryption import Keyring
 from evertick.domain.errors import Conflict, NotFound
-from evertick.domain.sealing import Keyring
 from evertick.domain.stored_values import Connection, ValueKind, check_connection, check_name, check_value
-from evertick.store import secrets
-from evertick.store.secrets import Holder, NewValue, ValueRow
 
 MOST_VALUES = 100_000
 

@@ -7,42 +7,33 @@ from starlette.exceptions import HTTPException
 from starlette.types import ExceptionHandler
 
 from evertick.api.app import make_app as make_api
-from evertick.api.desk import Desk
-from evertick.ui.frame import HEADERS, Frame, refusal
+from evertick.api.context import ApiContext
+from evertick.ui.layout import HEADERS, Frame, refusal
 from evertick.ui.pages import (
-    approvals,
-    audit,
+    admin,
     backfills,
     dag,
-    dag_pictures,
     dag_schedules,
     dags,
-    data_assets,
-    fleet,
     gates,
     home,
     login,
-    notes,
-    rollback,
-    run,
-    run_actions,
+    runners,
     runs,
     static,
     task,
-    tokens,
     trigger,
-    users,
-    values,
+    waits,
 )
 
 # Each module has a `router`. Routes match in this order.
-DAG_PAGES = (dags, dag, dag_schedules, dag_pictures, rollback, trigger)
-RUN_PAGES = (runs, run, task, run_actions, notes, approvals, backfills, data_assets)
-OTHER_PAGES = (gates, fleet, values, users, tokens, audit)
+DAG_PAGES = (dags, dag, dag_schedules, dag, dag, trigger)
+RUN_PAGES = (runs, runs, task, runs, runs, waits, backfills, waits)
+OTHER_PAGES = (gates, runners, admin, admin, admin, admin)
 PAGES = (static, login, home, *DAG_PAGES, *RUN_PAGES, *OTHER_PAGES)
 
 
-def make_app(desk: Desk) -> FastAPI:
+def make_app(desk: ApiContext) -> FastAPI:
     app = make_api(desk)
     app.state.frame = Frame()
     for module in PAGES:

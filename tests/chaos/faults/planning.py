@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import psycopg
 
+from evertick.db.connect import Purpose, connect
 from evertick.domain.errors import EvertickError
-from evertick.engine.fire import fire
-from evertick.engine.promote import promote
-from evertick.engine.reconcile import reconcile
-from evertick.engine.trigger import trigger
-from evertick.store.db import Purpose, connect
+from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.maintenance import promote, reconcile
+from evertick.engine.runs import trigger
 from tests.chaos.dags import publish_specs
 from tests.chaos.nemesis import Condition, Nemesis
 from tests.chaos.record import Answer, Fault
@@ -51,7 +50,7 @@ async def overlap(nemesis: Nemesis, seconds: float = 0.5) -> float | None:
                 struck.is_void = False
                 deadline = time.monotonic() + seconds
                 while time.monotonic() < deadline:
-                    await fire(conn, shard=shard, epoch=epoch, batch=50)
+                    await fire_schedules(conn, shard=shard, epoch=epoch, batch=50)
                     await promote(conn, shard=shard, epoch=epoch, batch=50)
                     await reconcile(conn, shard=shard, epoch=epoch, after=(0, 0), batch=50)
                     await elapse(0.05)

@@ -14,19 +14,18 @@ from dataclasses import dataclass
 
 import structlog
 
+from evertick.agent.api_client import PREFIX, AgentClient, AgentEndpoint, Request
 from evertick.config import Settings
 from evertick.domain.attempt import TaskKey
-from evertick.domain.errors import Conflict, LeaseLost, Refused
-from evertick.services.agent_http import Address, Request
-from evertick.services.agent_line import PREFIX, AgentLine
-from evertick.services.agent_tokens import AgentTokens
+from evertick.domain.errors import Conflict, LeaseLost, Unauthenticated
+from evertick.secrets.agent_tokens import AgentTokens
 from tests.chaos.members import Member
 from tests.chaos.nemesis import Nemesis, Struck
 from tests.chaos.pods import AGENT_KEY, AGENTS, API, KUBERNETES, Pods
 from tests.chaos.proxy import Mode
 from tests.chaos.record import Answer, Fault
 from tests.chaos.stage import Stage
-from tests.kube.server import Fault as KubeFault
+from tests.executors.kubernetes.server import Fault as KubeFault
 from tests.waiting import elapse, eventually
 
 MET_SECONDS = 30.0
@@ -145,15 +144,15 @@ class FalseAgent:
     taken, and all of it is noted."""
 
     def __init__(self, stage: Stage, pods: Pods) -> None:
-        self._stage, self._pods, self._address = stage, pods, Address(pods.api_url)
+        self._stage, self._pods, self._address = stage, pods, AgentEndpoint(pods.api_url)
         self._tokens = AgentTokens(Settings(agent_key=(AGENT_KEY,)))
 
     async def start(self, name: str) -> None:
         """With the true token of a pod whose own agent has begun."""
-        line = AgentLine(self._pods.api_url, self._pods.token_of(name), log=structlog.get_logger())
+        line = AgentClient(self._pods.api_url, self._pods.token_of(name), log=structlog.get_logger())
         try:
             await line.start()
-        except (Conflict, LeaseLost, Refused):
+        except (Conflict, LeaseLost, Unauthenticated):
             self._note("stale_start", name, was_taken=False)
         else:
             self._note("stale_start", name, was_taken=True)

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from evertick.store.statements import statements
+from evertick.db.statements import statements
 from tests.chaos.cluster import Shape
 from tests.chaos.members import FAILPOINT, Life, Member
 from tests.chaos.record import Fault

@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from evertick.domain.dag import DagSpec, NamedSchedule
-from evertick.domain.misfire import MisfirePolicy
-from evertick.domain.schedule import parse_schedule
-from evertick.store import shards
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import shards
+from evertick.domain.dags.spec import DagSpec, NamedSchedule
+from evertick.domain.schedules.misfire import MisfirePolicy
+from evertick.domain.schedules.spec import parse_schedule
 from tests.chaos.claimers import Claimer
 from tests.chaos.cluster import Shape
 from tests.chaos.dags import publish_specs

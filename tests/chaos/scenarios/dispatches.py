@@ -28,7 +28,7 @@ from tests.chaos.scenarios.in_pods import (
     prepare_pods,
 )
 from tests.chaos.stage import Stage
-from tests.kube.server import Fault as KubeFault
+from tests.executors.kubernetes.server import Fault as KubeFault
 from tests.waiting import eventually
 
 SECOND = "runner-pods-2"

@@ -7,13 +7,13 @@ import random
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from evertick.domain.dag import NamedSchedule
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import schedules
+from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import Conflict
-from evertick.domain.schedule import parse_schedule
-from evertick.engine.pause import pause, unpause
-from evertick.engine.put_schedule import put_schedule
-from evertick.store import schedules
-from evertick.store.db import Purpose, connect
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine.dags import pause, unpause
+from evertick.engine.schedules import put_schedule
 from tests.chaos.cluster import Shape
 from tests.chaos.faults import network, planning, processes
 from tests.chaos.record import Answer, Fault

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import psycopg
 
+from evertick.db.connect import Purpose, connect
 from evertick.domain.errors import EvertickError
 from evertick.engine.gates import set_pool
-from evertick.store.db import Purpose, connect
 from tests.chaos.cluster import Shape
 from tests.chaos.faults import database, network, planning, processes
 from tests.chaos.record import Fault

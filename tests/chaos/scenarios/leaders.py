@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from evertick.engine.set_shards import set_shards
-from evertick.store.db import Purpose, connect
-from evertick.store.wake import Channel, notify
+from evertick.db.connect import Purpose, connect
+from evertick.db.notify import Channel, notify
+from evertick.engine.maintenance import set_shards
 from tests.chaos.cluster import Shape
 from tests.chaos.faults import database, network, processes
 from tests.chaos.record import Fault

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import timedelta
 
-from evertick.domain.backfill import Reprocess
-from evertick.domain.schedule import parse_schedule
-from evertick.engine import backfill
-from evertick.engine.backfill import Wish
-from evertick.store import shards
-from evertick.store.db import Purpose, connect
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import shards
+from evertick.domain.schedules.preview import Reprocess
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine import backfills as engine_backfills
+from evertick.engine.backfills import BackfillRequest
 from tests.chaos.cluster import Shape
 from tests.chaos.faults import database, network, planning, processes
 from tests.chaos.scenario import Scenario
@@ -27,11 +27,11 @@ async def backfills(stage: Stage) -> None:
     async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
         last = await shards.read_clock(conn)
         for number in range(2):
-            wish = Wish(
+            wish = BackfillRequest(
                 dag=f"spike_{number}", first=last - timedelta(minutes=count), last=last - timedelta(seconds=1),
                 spec=parse_schedule("@every 1m"), reprocess=Reprocess.ALL, newest_first=bool(number), parallel=PARALLEL,
             )  # fmt: skip
-            await backfill.create(conn, wish, request=f"backfill-{number}", actor="chaos")
+            await engine_backfills.create(conn, wish, request=f"backfill-{number}", actor="chaos")
     deeds = (processes.kill_leader, planning.overlap, database.terminate_leader, network.drop_reply)
     for deed in deeds * int(stage.scaled(4, 1)):
         await deed(stage.nemesis)

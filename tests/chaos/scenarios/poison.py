@@ -9,11 +9,11 @@ from pathlib import Path
 
 from psycopg import AsyncConnection
 
-from evertick.engine.step import step
-from evertick.execution.loader import load_file
-from evertick.store import runners
-from evertick.store.db import Purpose, connect
-from evertick.store.runners import NewRunner
+from evertick.bundles.loader import load_file
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import runners
+from evertick.db.queries.runners import NewRunner
+from evertick.engine.finish_and_claim import finish_and_claim
 from tests.chaos.cluster import Shape
 from tests.chaos.dags import publish_specs
 from tests.chaos.faults import planning
@@ -109,7 +109,7 @@ async def _dead_runner(stage: Stage, conn: AsyncConnection, number: int) -> int:
         slots=1,
     )
     await runners.register(conn, runner)
-    done = await step(conn, session=session, reports=[], queues=[NOBODY], free=1, infra_retries=3)
+    done = await finish_and_claim(conn, session=session, reports=[], queues=[NOBODY], free=1, infra_retries=3)
     assert len(done.claims) == 1
     stage.cluster.record.exited(name, pid, -9)
     return session

@@ -24,8 +24,8 @@ from tests.chaos.scenarios.in_pods import (
     shape,
 )
 from tests.chaos.stage import Size, Stage
-from tests.kube.server import Fault as KubeFault
-from tests.kube.server import internal, quota_conflict, too_many
+from tests.executors.kubernetes.server import Fault as KubeFault
+from tests.executors.kubernetes.server import internal, quota_conflict, too_many
 from tests.waiting import elapse, eventually
 
 # A fifth of a second over the tick: what planning may take with whatever is wrong elsewhere.

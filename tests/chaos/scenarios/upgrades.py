@@ -10,9 +10,9 @@ from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
 
-from evertick.engine import drain as verb
-from evertick.store.db import Purpose, connect
-from evertick.store.wake import Channel, notify
+from evertick.db.connect import Purpose, connect
+from evertick.db.notify import Channel, notify
+from evertick.engine import runners as verb
 from tests.chaos.audit import wrap_functions
 from tests.chaos.cluster import Shape
 from tests.chaos.downtime import CLAIMS, LEADING, longest_pause

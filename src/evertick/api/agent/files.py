@@ -21,13 +21,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, StreamingResponse
 
-from evertick.api.agent.door import Agent, AgentRoute, Who, shows
-from evertick.domain.agent_token import TokenUse
+from evertick.api.agent.auth import Agent, AgentRoute, Who, shows
+from evertick.db.queries import runners
+from evertick.domain.agent_protocol import TokenUse
 from evertick.domain.errors import NotFound, ResultLost, TooLarge, UserError
-from evertick.execution.result_files import files_in
-from evertick.services.object_store import PIECE_BYTES, ObjectStore, open_store
-from evertick.services.storing import stored_name
-from evertick.store import agents
+from evertick.storage.object_store import PIECE_BYTES, ObjectStore, open_store
+from evertick.storage.result_files import files_in
+from evertick.storage.results import stored_name
 
 OCTETS = "application/octet-stream"
 Hash = Annotated[str, PathParameter(pattern=r"^[0-9a-f]{64}$")]
@@ -44,7 +44,7 @@ async def bundle(agent: Who, bundle_hash: Hash) -> Response:
     """The packed code of the attempt's DAG version."""
     async with agent.lent() as lent:
         row = await agent.held(lent.conn)
-        archive = await agents.bundle(lent.conn, version_id=row.version_id, bundle_hash=bundle_hash)
+        archive = await runners.bundle(lent.conn, version_id=row.version_id, bundle_hash=bundle_hash)
     if archive is None:
         raise NotFound("This hash is not the code of this attempt.")
     return Response(archive, media_type=OCTETS)
@@ -57,7 +57,7 @@ async def read_result(agent: Who, sha256: Hash) -> Response:
     key = agent.bearer.key
     async with agent.lent() as lent:
         row = await agent.held(lent.conn)
-        inputs = await agents.inputs(lent.conn, key, version_id=row.version_id)
+        inputs = await runners.inputs(lent.conn, key, version_id=row.version_id)
     if sha256 not in await asyncio.to_thread(lambda: files_in(json.loads(inputs or "{}"))):
         raise NotFound("This hash is not an input of this attempt.")
     path, store = _folder(agent) / sha256, open_store(agent.desk.settings)

@@ -10,23 +10,23 @@ from fastapi import APIRouter, Path, Query
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
-from evertick.api.airflow.asking import USUAL_ITEMS, Body, Limit, Offset, OrderBy, ordered, page_size
 from evertick.api.airflow.models import (
     BackfillCollectionResponse,
     BackfillResponse,
     DryRunBackfillCollectionResponse,
 )
-from evertick.api.desk import Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.airflow.query import USUAL_ITEMS, Body, Limit, Offset, OrderBy, ordered, page_size
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Who
 from evertick.api.native.backfills import find_backfill
+from evertick.db.notify import Channel
+from evertick.db.queries import backfills
+from evertick.db.queries.backfills import BackfillRow
 from evertick.domain.access import Permission
-from evertick.domain.backfill import MOST_PARALLEL, Reprocess
 from evertick.domain.errors import Conflict
-from evertick.engine import backfill as verbs
-from evertick.engine.backfill import Wish
-from evertick.store import backfills
-from evertick.store.backfills import BackfillRow
-from evertick.store.wake import Channel
+from evertick.domain.schedules.preview import MOST_PARALLEL, Reprocess
+from evertick.engine import backfills as verbs
+from evertick.engine.backfills import BackfillRequest
 
 router = APIRouter(route_class=GuardedRoute, tags=["Backfill"])
 
@@ -59,7 +59,7 @@ class BackfillBody(Body):
 
 
 @router.get("/backfills", response_model=BackfillCollectionResponse)
-@needs(Permission.READ_BACKFILLS)
+@requires(Permission.READ_BACKFILLS)
 async def list_backfills(
     caller: Who,
     dag_id: Annotated[str | None, Query(max_length=250)] = None,
@@ -76,7 +76,7 @@ async def list_backfills(
 
 
 @router.post("/backfills", response_model=BackfillResponse)
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def create_backfill(body: BackfillBody, caller: Who) -> dict[str, Any]:
     async with caller.changing(Channel.PLAN) as conn:
         await caller.dag(conn, body.dag_id)
@@ -89,7 +89,7 @@ async def create_backfill(body: BackfillBody, caller: Who) -> dict[str, Any]:
 
 
 @router.post("/backfills/dry_run", response_model=DryRunBackfillCollectionResponse)
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def create_backfill_dry_run(body: BackfillBody, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
         await caller.dag(conn, body.dag_id)
@@ -99,14 +99,14 @@ async def create_backfill_dry_run(body: BackfillBody, caller: Who) -> dict[str, 
 
 
 @router.get("/backfills/{backfill_id}", response_model=BackfillResponse)
-@needs(Permission.READ_BACKFILLS)
+@requires(Permission.READ_BACKFILLS)
 async def get_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
         return _document(await find_backfill(caller, conn, backfill_id))
 
 
 @router.put("/backfills/{backfill_id}/pause", response_model=BackfillResponse)
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def pause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
     async with caller.changing() as conn:
         await find_backfill(caller, conn, backfill_id)
@@ -114,7 +114,7 @@ async def pause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]
 
 
 @router.put("/backfills/{backfill_id}/unpause", response_model=BackfillResponse)
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def unpause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
     async with caller.changing(Channel.PLAN) as conn:
         await find_backfill(caller, conn, backfill_id)
@@ -122,7 +122,7 @@ async def unpause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, An
 
 
 @router.put("/backfills/{backfill_id}/cancel", response_model=BackfillResponse)
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def cancel_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
     async with caller.changing(Channel.STOP, Channel.READY) as conn:
         await find_backfill(caller, conn, backfill_id)
@@ -130,11 +130,11 @@ async def cancel_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any
         return _document(await verbs.find_backfill(conn, backfill_id))
 
 
-def _wish(body: BackfillBody) -> Wish:
+def _wish(body: BackfillBody) -> BackfillRequest:
     if _aware(body.to_date) < _aware(body.from_date):
         # The same status as in Airflow.
         raise HTTPException(422, f"to_date {body.to_date} is before from_date {body.from_date}: swap them.")
-    return Wish(
+    return BackfillRequest(
         dag=body.dag_id,
         first=_aware(body.from_date),
         last=_aware(body.to_date),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field
 
-from evertick.api.airflow.asking import Body
+from evertick.api.airflow.query import Body
 from evertick.api.problems import status_of
 from evertick.domain.errors import Conflict, NotFound, UserError
 

@@ -9,7 +9,15 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from psycopg import AsyncConnection
 
-from evertick.api.airflow.asking import (
+from evertick.api.airflow.labels import BUNDLE, NO_POOL, OWNER, operator_of, ours, version_of
+from evertick.api.airflow.models import (
+    DAGCollectionResponse,
+    DAGDetailsResponse,
+    DAGResponse,
+    TaskCollectionResponse,
+    TaskResponse,
+)
+from evertick.api.airflow.query import (
     Body,
     DagQuery,
     Limit,
@@ -25,30 +33,22 @@ from evertick.api.airflow.asking import (
     plainly_contains,
     span,
 )
-from evertick.api.airflow.models import (
-    DAGCollectionResponse,
-    DAGDetailsResponse,
-    DAGResponse,
-    TaskCollectionResponse,
-    TaskResponse,
-)
-from evertick.api.airflow.words import BUNDLE, NO_POOL, OWNER, operator_of, ours, version_of
-from evertick.api.desk import Caller, Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Caller, Who
 from evertick.api.native.dags import spec_of
+from evertick.db.notify import Channel
+from evertick.db.queries import dags, listings, schedules
+from evertick.db.queries.dags import DagRow
+from evertick.db.queries.listings import ListedDagFilter
+from evertick.db.queries.run_lists import PageRequest
+from evertick.db.queries.schedules import ListedSchedule
 from evertick.domain.access import Permission
-from evertick.domain.dag import DagSpec, TaskSpec
+from evertick.domain.dags.gates import GateKind, awaits_past
+from evertick.domain.dags.spec import DagSpec, TaskSpec
 from evertick.domain.errors import NotFound, UserError
-from evertick.domain.gates import GateKind, awaits_past
 from evertick.domain.retry import Backoff
-from evertick.engine import pause as verbs
-from evertick.engine.plan import in_words
-from evertick.store import dags, listing, schedules
-from evertick.store.dags import DagRow
-from evertick.store.listing import ListedDagFilter
-from evertick.store.pages import Asked
-from evertick.store.schedules import ListedSchedule
-from evertick.store.wake import Channel
+from evertick.engine import dags as verbs
+from evertick.engine.fire_schedules import in_words
 
 router = APIRouter(route_class=GuardedRoute, tags=["DAG"])
 
@@ -86,7 +86,7 @@ class DagPatch(Body):
 
 
 @router.get("/dags", response_model=DAGCollectionResponse)
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def get_dags(caller: Who, asked: Annotated[DagQuery, Query()]) -> dict[str, Any]:
     """List DAGs, by default ordered by id. Filters on runs apply to the latest run of each DAG."""
     order = columns(asked.order_by, ORDER)
@@ -110,12 +110,12 @@ async def get_dags(caller: Who, asked: Annotated[DagQuery, Query()]) -> dict[str
     if _asks_for_what_is_not_here(asked):
         return {"dags": [], "total_entries": 0}
     async with caller.reading() as conn:
-        names, total = await listing.list_dags(conn, wanted, paged(asked, order))
+        names, total = await listings.list_dags(conn, wanted, paged(asked, order))
         return {"dags": await _documents(conn, await dags.named(conn, names)), "total_entries": total}
 
 
 @router.patch("/dags", response_model=DAGCollectionResponse)
-@needs(Permission.PAUSE_DAGS)
+@requires(Permission.PAUSE_DAGS)
 async def patch_dags(
     body: DagPatch,
     caller: Who,
@@ -142,7 +142,7 @@ async def patch_dags(
     if owners and OWNER not in owners:
         return {"dags": [], "total_entries": 0}
     async with caller.reading() as conn:
-        names, total = await listing.list_dags(conn, wanted, Asked(limit=page_size(limit), offset=offset))
+        names, total = await listings.list_dags(conn, wanted, PageRequest(limit=page_size(limit), offset=offset))
     async with caller.changing(Channel.PLAN, Channel.READY) as conn:
         for name in names:
             await _pause(caller, conn, name, body, update_mask)
@@ -150,14 +150,14 @@ async def patch_dags(
 
 
 @router.get("/dags/{dag_id}", response_model=DAGResponse)
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def get_dag(dag_id: str, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
         return (await _documents(conn, [await caller.dag(conn, dag_id)]))[0]
 
 
 @router.patch("/dags/{dag_id}", response_model=DAGResponse)
-@needs(Permission.PAUSE_DAGS)
+@requires(Permission.PAUSE_DAGS)
 async def patch_dag(dag_id: str, body: DagPatch, caller: Who, update_mask: Texts = None) -> dict[str, Any]:
     async with caller.changing(Channel.PLAN, Channel.READY) as conn:
         await caller.dag(conn, dag_id)
@@ -166,7 +166,7 @@ async def patch_dag(dag_id: str, body: DagPatch, caller: Who, update_mask: Texts
 
 
 @router.delete("/dags/{dag_id}", status_code=204)
-@needs(Permission.DELETE_DAGS)
+@requires(Permission.DELETE_DAGS)
 async def delete_dag(dag_id: str, caller: Who) -> None:
     """Delete the DAG and keep its history. If its file still exists, a change of the file publishes the DAG again."""
     async with caller.changing(Channel.PLAN) as conn:
@@ -175,12 +175,12 @@ async def delete_dag(dag_id: str, caller: Who) -> None:
 
 
 @router.get("/dags/{dag_id}/details", response_model=DAGDetailsResponse)
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def get_dag_details(dag_id: str, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
         row = await caller.dag(conn, dag_id)
         (document,) = await _documents(conn, [row])
-        active = await listing.active_runs(conn, row.dag_id)
+        active = await listings.active_runs(conn, row.dag_id)
     spec = spec_of(row)
     assert row.version_id is not None and row.number is not None and row.created_at is not None
     return {
@@ -200,7 +200,7 @@ async def get_dag_details(dag_id: str, caller: Who) -> dict[str, Any]:
 
 
 @router.get("/dags/{dag_id}/tasks", response_model=TaskCollectionResponse)
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def get_tasks(dag_id: str, caller: Who, order_by: str = "task_id") -> dict[str, Any]:
     async with caller.reading() as conn:
         row = await caller.dag(conn, dag_id)
@@ -211,7 +211,7 @@ async def get_tasks(dag_id: str, caller: Who, order_by: str = "task_id") -> dict
 
 
 @router.get("/dags/{dag_id}/tasks/{task_id}", response_model=TaskResponse)
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def get_task(dag_id: str, task_id: str, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
         row = await caller.dag(conn, dag_id)

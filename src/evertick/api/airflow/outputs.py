@@ -13,8 +13,6 @@ from fastapi.responses import Response, StreamingResponse
 from psycopg import AsyncConnection
 from pydantic import Field
 
-from evertick.api.airflow.asking import EVERY, Body, Paged, Pattern, Small, begins, columns, contains, paged, span
-from evertick.api.airflow.instances import MapIndexAsked, T, TryNumber, find_instance, missing, where
 from evertick.api.airflow.models import (
     ExternalLogUrlResponse,
     ExtraLinkCollectionResponse,
@@ -23,19 +21,20 @@ from evertick.api.airflow.models import (
     XComResponseNative,
     XComResponseString,
 )
-from evertick.api.desk import Caller, Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.airflow.query import EVERY, Body, Paged, Pattern, Small, begins, columns, contains, paged, span
+from evertick.api.airflow.task_instances import MapIndexAsked, T, TryNumber, find_instance, missing, where
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Caller, Who
 from evertick.api.paging import cursor, read_cursor
+from evertick.attempts.body import encode_result
+from evertick.db.queries import listings as store
+from evertick.db.queries import tasks
+from evertick.db.queries.listings import ListedOutput, ListedTask, NewOutput, OutputFilter
 from evertick.domain.access import Permission
 from evertick.domain.attempt import RESULT_TAG, TaskKey
 from evertick.domain.errors import NotFound, StorageUnavailable, UserError
-from evertick.domain.log_lines import Line, lines_of
-from evertick.engine.put_output import put_output
-from evertick.execution.result import encode_result
-from evertick.store import outputs as store
-from evertick.store import tasks
-from evertick.store.listing import ListedTask
-from evertick.store.outputs import ListedOutput, NewOutput, OutputFilter
+from evertick.engine.runs import put_output
+from evertick.logs.format import Line, lines_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["Task Instance"])
 
@@ -92,7 +91,7 @@ class XComUpdate(Body):
     response_model=TaskInstancesLogResponse,
     responses={200: {"content": {_NDJSON: {"schema": {"type": "string"}}}}},
 )
-@needs(Permission.READ_LOGS)
+@requires(Permission.READ_LOGS)
 async def get_log(
     dag_id: str,
     dag_run_id: str,
@@ -151,7 +150,7 @@ async def _stream(caller: Caller, key: TaskKey, epoch: int) -> AsyncIterator[str
 
 
 @router.get(f"{T}/xcomEntries", response_model=XComCollectionResponse, tags=["XCom"])
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def get_xcom_entries(
     dag_id: str, dag_run_id: str, task_id: str, caller: Who, asked: Annotated[XComQuery, Query()]
 ) -> dict[str, Any]:
@@ -185,7 +184,7 @@ async def get_xcom_entries(
 
 
 @router.post(f"{T}/xcomEntries", response_model=XComResponseNative, status_code=201, tags=["XCom"])
-@needs(Permission.MARK_TASKS)
+@requires(Permission.MARK_TASKS)
 async def create_xcom_entry(
     dag_id: str, dag_run_id: str, task_id: str, body: XComCreate, caller: Who
 ) -> dict[str, Any]:
@@ -195,7 +194,7 @@ async def create_xcom_entry(
 
 
 @router.get(f"{T}/xcomEntries/{{xcom_key:path}}", response_model=XComResponseNative | XComResponseString, tags=["XCom"])
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def get_xcom_entry(
     dag_id: str,
     dag_run_id: str,
@@ -212,7 +211,7 @@ async def get_xcom_entry(
 
 
 @router.patch(f"{T}/xcomEntries/{{xcom_key:path}}", response_model=XComResponseNative, tags=["XCom"])
-@needs(Permission.MARK_TASKS)
+@requires(Permission.MARK_TASKS)
 async def update_xcom_entry(
     dag_id: str, dag_run_id: str, task_id: str, xcom_key: str, body: XComUpdate, caller: Who
 ) -> dict[str, Any]:
@@ -221,7 +220,7 @@ async def update_xcom_entry(
 
 
 @router.delete(f"{T}/xcomEntries/{{xcom_key:path}}", status_code=204, tags=["XCom"])
-@needs(Permission.MARK_TASKS)
+@requires(Permission.MARK_TASKS)
 async def delete_xcom_entry(
     dag_id: str, dag_run_id: str, task_id: str, xcom_key: str, caller: Who, map_index: MapIndexAsked = -1
 ) -> None:
@@ -232,7 +231,7 @@ async def delete_xcom_entry(
 
 
 @router.get(f"{T}/externalLogUrl/{{try_number}}", response_model=ExternalLogUrlResponse)
-@needs(Permission.READ_LOGS)
+@requires(Permission.READ_LOGS)
 async def get_external_log_url(
     dag_id: str, dag_run_id: str, task_id: str, try_number: TryNumber, caller: Who, map_index: MapIndexAsked = -1
 ) -> dict[str, Any]:
@@ -243,7 +242,7 @@ async def get_external_log_url(
 
 
 @router.get(f"{T}/links", response_model=ExtraLinkCollectionResponse, tags=["Extra Links"])
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def get_extra_links(
     dag_id: str,
     dag_run_id: str,

@@ -9,7 +9,9 @@ from fastapi import APIRouter
 from psycopg import AsyncConnection
 from pydantic import Field
 
-from evertick.api.airflow.asking import (
+from evertick.api.airflow.bulk import BulkBody, Means, carry_out
+from evertick.api.airflow.models import BulkResponse, PoolCollectionResponse, PoolResponse
+from evertick.api.airflow.query import (
     USUAL_ITEMS,
     Body,
     Limit,
@@ -21,17 +23,15 @@ from evertick.api.airflow.asking import (
     ordered,
     page_size,
 )
-from evertick.api.airflow.bulk import BulkBody, Means, carry_out
-from evertick.api.airflow.models import BulkResponse, PoolCollectionResponse, PoolResponse
-from evertick.api.desk import Caller, Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Caller, Who
+from evertick.db.notify import Channel
+from evertick.db.queries import gates
+from evertick.db.queries.gates import GateRow
 from evertick.domain.access import Permission
+from evertick.domain.dags.gates import MOST_SLOTS
 from evertick.domain.errors import Conflict, NotFound, UserError
-from evertick.domain.gates import MOST_SLOTS
 from evertick.engine import gates as verbs
-from evertick.store import gates
-from evertick.store.gates import GateRow
-from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["Pool"])
 
@@ -64,7 +64,7 @@ class PoolPatch(Body):
 
 
 @router.get("/pools", response_model=PoolCollectionResponse)
-@needs(Permission.READ_GATES)
+@requires(Permission.READ_GATES)
 async def get_pools(
     caller: Who,
     limit: Limit = USUAL_ITEMS,
@@ -81,7 +81,7 @@ async def get_pools(
 
 
 @router.post("/pools", response_model=PoolResponse, status_code=201)
-@needs(Permission.EDIT_POOLS)
+@requires(Permission.EDIT_POOLS)
 async def post_pool(body: PoolBody, caller: Who) -> dict[str, Any]:
     async with caller.changing(Channel.READY) as conn:
         await _create(caller, conn, body, is_new=True)
@@ -89,7 +89,7 @@ async def post_pool(body: PoolBody, caller: Who) -> dict[str, Any]:
 
 
 @router.patch("/pools", response_model=BulkResponse)
-@needs(Permission.EDIT_POOLS)
+@requires(Permission.EDIT_POOLS)
 async def bulk_pools(body: BulkBody[PoolBody], caller: Who) -> dict[str, Any]:
     async with caller.changing(Channel.READY) as conn:
 
@@ -107,14 +107,14 @@ async def bulk_pools(body: BulkBody[PoolBody], caller: Who) -> dict[str, Any]:
 
 
 @router.get("/pools/{pool_name:path}", response_model=PoolResponse)
-@needs(Permission.READ_GATES)
+@requires(Permission.READ_GATES)
 async def get_pool(pool_name: str, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
         return await _one(conn, pool_name)
 
 
 @router.patch("/pools/{pool_name:path}", response_model=PoolResponse)
-@needs(Permission.EDIT_POOLS)
+@requires(Permission.EDIT_POOLS)
 async def patch_pool(pool_name: str, body: PoolPatch, caller: Who, update_mask: Texts = None) -> dict[str, Any]:
     async with caller.changing(Channel.READY) as conn:
         await _change(caller, conn, pool_name, body, update_mask)
@@ -122,7 +122,7 @@ async def patch_pool(pool_name: str, body: PoolPatch, caller: Who, update_mask: 
 
 
 @router.delete("/pools/{pool_name:path}", status_code=204)
-@needs(Permission.EDIT_POOLS)
+@requires(Permission.EDIT_POOLS)
 async def delete_pool(pool_name: str, caller: Who) -> None:
     async with caller.changing() as conn:
         await verbs.delete_pool(conn, name=pool_name, actor=caller.actor)

@@ -13,7 +13,9 @@ from fastapi.responses import StreamingResponse
 from psycopg import AsyncConnection
 from pydantic import Field
 
-from evertick.api.airflow.asking import (
+from evertick.api.airflow.labels import RUN_STATES, RUN_TYPES, ours, run_document
+from evertick.api.airflow.models import DAGRunCollectionResponse, DAGRunResponse, DagRunState, DagRunType
+from evertick.api.airflow.query import (
     EVERY,
     MOST_ITEMS,
     Body,
@@ -27,19 +29,16 @@ from evertick.api.airflow.asking import (
     plainly_contains,
     spans_of,
 )
-from evertick.api.airflow.models import DAGRunCollectionResponse, DAGRunResponse, DagRunState, DagRunType
-from evertick.api.airflow.words import RUN_STATES, RUN_TYPES, ours, run_document
-from evertick.api.desk import Caller, Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Caller, Who
 from evertick.api.log_follow import is_still_valid
 from evertick.api.paging import cursor, read_cursor
+from evertick.db.queries import listings, run_lists, tasks
+from evertick.db.queries.run_lists import MOST_COUNTED, ListedRun, PageRequest, RunFilter
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, UserError
 from evertick.domain.states import TERMINAL_RUN_STATES
-from evertick.store import listing, run_lists, tasks
-from evertick.store.pages import MOST_COUNTED, Asked
-from evertick.store.run_lists import ListedRun, RunFilter
 
 router = APIRouter(route_class=GuardedRoute, tags=["DagRun"])
 
@@ -75,7 +74,7 @@ class RunsBatch(Times, Body):
 
 
 @router.get("/dags/{dag_id}/dagRuns", response_model=DAGRunCollectionResponse)
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def get_dag_runs(dag_id: str, caller: Who, asked: Annotated[RunQuery, Query()]) -> dict[str, Any]:
     """List runs of one DAG, or of all with `~`, by default oldest first."""
     order = columns(asked.order_by, ORDER)
@@ -105,7 +104,7 @@ async def get_dag_runs(dag_id: str, caller: Who, asked: Annotated[RunQuery, Quer
 
 
 @router.post("/dags/{dag_id}/dagRuns/list", response_model=DAGRunCollectionResponse)
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def get_list_dag_runs_batch(dag_id: str, body: RunsBatch, caller: Who) -> dict[str, Any]:
     if dag_id != EVERY:
         raise UserError("The batch list needs ~ as dag_id in the path. Name DAGs in dag_ids.")
@@ -119,12 +118,12 @@ async def get_list_dag_runs_batch(dag_id: str, body: RunsBatch, caller: Who) -> 
             names=RUN_STATES,
             **spans_of(body),
         )
-        asked = Asked(limit=page_size(body.page_limit), offset=body.page_offset, order=order)
+        asked = PageRequest(limit=page_size(body.page_limit), offset=body.page_offset, order=order)
         return _collection(*await run_lists.list_runs(conn, wanted, asked))
 
 
 @router.get(R, response_model=DAGRunResponse)
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def get_dag_run(dag_id: str, dag_run_id: str, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
         return run_document(await find_run(caller, conn, dag_id, dag_run_id))
@@ -135,7 +134,7 @@ async def get_dag_run(dag_id: str, dag_run_id: str, caller: Who) -> dict[str, An
     response_class=StreamingResponse,
     responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
 )
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def wait_dag_run_until_finished(
     dag_id: str,
     dag_run_id: str,
@@ -180,7 +179,7 @@ async def _result(conn: AsyncConnection, run_id: int, task: str) -> object:
 
 async def find_run(caller: Caller, conn: AsyncConnection, dag_id: str, dag_run_id: str) -> ListedRun:
     row = await caller.dag(conn, dag_id)
-    run = await listing.find_run(conn, dag_id=row.dag_id, text_id=dag_run_id)
+    run = await listings.find_run(conn, dag_id=row.dag_id, text_id=dag_run_id)
     if run is None:
         raise NotFound(f"The DagRun with dag_id: `{dag_id}` and run_id: `{dag_run_id}` was not found")
     return run
@@ -204,7 +203,7 @@ async def _by_cursor(
         (at,) = read_cursor(asked.cursor, 0)
         wanted = replace(wanted, before=at) if is_down else replace(wanted, after=at)
     size = page_size(asked.limit)
-    found, _ = await run_lists.list_runs(conn, wanted, Asked(limit=size + 1, order=order, is_counted=False))
+    found, _ = await run_lists.list_runs(conn, wanted, PageRequest(limit=size + 1, order=order, is_counted=False))
     page = found[:size]
     more = cursor(page[-1].run_id) if len(found) > size else None
     return {"dag_runs": [run_document(row) for row in page], "next_cursor": more}

@@ -8,16 +8,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from evertick.api.desk import Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Who
 from evertick.api.native.runs import RunId, find_run
 from evertick.api.native.tasks import MapIndex, TaskName
 from evertick.api.paging import USUAL_ITEMS, Limit, Page
+from evertick.db.notify import Channel
+from evertick.db.queries import waits
+from evertick.db.queries.waits import ApprovalRow
 from evertick.domain.access import Permission
-from evertick.engine.decide_approval import LONGEST_NOTE, Decision, decide_approval, find_approval
-from evertick.store import approvals
-from evertick.store.approvals import ApprovalRow
-from evertick.store.wake import Channel
+from evertick.engine.waits import LONGEST_NOTE, Decision, decide_approval, find_approval
 
 router = APIRouter(route_class=GuardedRoute, tags=["approvals"])
 
@@ -52,16 +52,16 @@ class Verdict(BaseModel):
 
 
 @router.get("/approvals")
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def list_approvals(caller: Who, limit: Limit = USUAL_ITEMS) -> Page[Approval]:
     """What is asked now, the oldest first."""
     async with caller.reading() as conn:
-        found = await approvals.list_approvals(conn, dag_ids=await caller.visible(conn), limit=limit)
+        found = await waits.list_approvals(conn, dag_ids=await caller.visible(conn), limit=limit)
     return Page(items=[_approval(row) for row in found], next_cursor=None)
 
 
 @router.get("/runs/{run_id}/tasks/{task}/approval")
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def show_approval(run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1) -> Approval:
     """The newest question of a task, open or decided."""
     async with caller.reading() as conn:
@@ -70,7 +70,7 @@ async def show_approval(run_id: RunId, task: TaskName, caller: Who, map_index: M
 
 
 @router.post("/runs/{run_id}/tasks/{task}/approval")
-@needs(Permission.DECIDE_APPROVALS)
+@requires(Permission.DECIDE_APPROVALS)
 async def decide(run_id: RunId, task: TaskName, wanted: Verdict, caller: Who, map_index: MapIndex = -1) -> Approval:
     """Approve or reject. The first decision stands; a second one is answered with 409 and who decided."""
     decision = Decision(

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict
 
-from evertick.api.desk import Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Who
 from evertick.api.paging import Page
+from evertick.db.notify import Channel
+from evertick.db.queries import assets
+from evertick.db.queries.assets import Asset, AssetEvent
 from evertick.domain.access import Permission
-from evertick.engine.update_asset import find_asset, update_asset
-from evertick.store import assets
-from evertick.store.assets import Asset, Told
-from evertick.store.wake import Channel
+from evertick.engine.waits import find_asset, update_asset
 
 router = APIRouter(route_class=GuardedRoute, tags=["assets"])
 
@@ -29,7 +29,7 @@ class Update(BaseModel):
 
 
 @router.get("/assets")
-@needs(Permission.READ_GATES)
+@requires(Permission.READ_GATES)
 async def list_assets(caller: Who) -> Page[Asset]:
     """Each that a DAG updates or waits for, by name."""
     async with caller.reading() as conn:
@@ -37,8 +37,8 @@ async def list_assets(caller: Who) -> Page[Asset]:
 
 
 @router.post("/assets/{name}/updates", status_code=201)
-@needs(Permission.SEND_EVENTS)
-async def tell(name: Name, caller: Who, wanted: Update | None = None) -> Told:
+@requires(Permission.SEND_EVENTS)
+async def tell(name: Name, caller: Who, wanted: Update | None = None) -> AssetEvent:
     """It was updated, by something outside. DAGs that run after it start as after a task's update."""
     async with caller.changing(Channel.PLAN) as conn:
         await find_asset(conn, name)

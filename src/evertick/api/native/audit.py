@@ -7,12 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from evertick.api.desk import Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Who
 from evertick.api.paging import LARGEST, USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
+from evertick.db.queries import accounts
+from evertick.db.queries.accounts import AuditFilter, AuditRow
 from evertick.domain.access import Permission
-from evertick.store import access
-from evertick.store.access import AuditFilter, AuditRow
 
 router = APIRouter(route_class=GuardedRoute, tags=["audit"])
 
@@ -23,7 +23,7 @@ Text = Annotated[str | None, Query(max_length=300)]
 
 
 @router.get("/audit")
-@needs(Permission.READ_AUDIT)
+@requires(Permission.READ_AUDIT)
 async def list_entries(
     caller: Who,
     verb: Text = None,
@@ -39,5 +39,5 @@ async def list_entries(
     (before,) = read_cursor(cursor_text, LARGEST)
     wanted = AuditFilter(verb=verb, actor=actor, dag=dag, run_id=run_id, since=since)
     async with caller.reading() as conn:
-        found, end = await access.audit_page(conn, wanted, before=before, limit=limit, window=max(WINDOW, limit))
+        found, end = await accounts.audit_page(conn, wanted, before=before, limit=limit, window=max(WINDOW, limit))
     return Page(items=found, next_cursor=None if end is None else cursor(end))

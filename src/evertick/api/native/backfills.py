@@ -11,20 +11,20 @@ from fastapi import APIRouter, Path, Query, Response
 from psycopg import AsyncConnection
 from pydantic import BaseModel, ConfigDict, Field
 
-from evertick.api.desk import Caller, Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Caller, Who
 from evertick.api.native.schedules import parsed
 from evertick.api.paging import USUAL_ITEMS, Cursor, IdempotencyKey, Limit, Page, cursor, read_cursor
+from evertick.db.notify import Channel
+from evertick.db.queries import backfills, dags, shards
+from evertick.db.queries.backfills import BackfillRow, FailedRun
 from evertick.domain.access import Permission
-from evertick.domain.backfill import MOST_PARALLEL, Reprocess
 from evertick.domain.errors import NotFound, UserError
-from evertick.domain.schedule import describe
-from evertick.engine import backfill as verbs
-from evertick.engine.backfill import Outlook, Wish
-from evertick.engine.plan import in_words
-from evertick.store import backfills, dags, shards
-from evertick.store.backfills import BackfillRow, FailedRun
-from evertick.store.wake import Channel
+from evertick.domain.schedules.preview import MOST_PARALLEL, Reprocess
+from evertick.domain.schedules.spec import describe
+from evertick.engine import backfills as verbs
+from evertick.engine.backfills import BackfillPreview, BackfillRequest
+from evertick.engine.fire_schedules import in_words
 
 router = APIRouter(route_class=GuardedRoute, tags=["backfills"])
 
@@ -114,7 +114,7 @@ class CancelBackfill(BaseModel):
 
 
 @router.get("/backfills")
-@needs(Permission.READ_BACKFILLS)
+@requires(Permission.READ_BACKFILLS)
 async def list_backfills(
     caller: Who,
     dag: Annotated[str | None, Query(max_length=250)] = None,
@@ -132,7 +132,7 @@ async def list_backfills(
 
 
 @router.post("/backfills", status_code=201)
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def create_backfill(
     wanted: NewBackfill, response: Response, caller: Who, idempotency_key: IdempotencyKey = None
 ) -> Foreseen:
@@ -142,7 +142,7 @@ async def create_backfill(
         await caller.dag(conn, wanted.dag)
         if wanted.is_preview:
             response.status_code = 200
-            return _foreseen(None, False, await verbs.foresee(conn, wish), wish)
+            return _foreseen(None, False, await verbs.preview(conn, wish), wish)
         request = idempotency_key or f"api-{secrets.token_hex(8)}"
         made, outlook = await verbs.create(conn, wish, request=request, actor=caller.actor)
     response.status_code = 201 if made.is_new else 200
@@ -150,7 +150,7 @@ async def create_backfill(
 
 
 @router.get("/backfills/{backfill_id}")
-@needs(Permission.READ_BACKFILLS)
+@requires(Permission.READ_BACKFILLS)
 async def show_backfill(backfill_id: BackfillId, caller: Who) -> BackfillPage:
     async with caller.reading() as conn:
         row = await find_backfill(caller, conn, backfill_id)
@@ -160,7 +160,7 @@ async def show_backfill(backfill_id: BackfillId, caller: Who) -> BackfillPage:
 
 
 @router.post("/backfills/{backfill_id}/pause")
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def pause_backfill(backfill_id: BackfillId, caller: Who) -> Backfill:
     async with caller.changing() as conn:
         await find_backfill(caller, conn, backfill_id)
@@ -169,7 +169,7 @@ async def pause_backfill(backfill_id: BackfillId, caller: Who) -> Backfill:
 
 
 @router.post("/backfills/{backfill_id}/resume")
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def resume_backfill(backfill_id: BackfillId, caller: Who) -> Backfill:
     async with caller.changing(Channel.PLAN) as conn:
         await find_backfill(caller, conn, backfill_id)
@@ -178,7 +178,7 @@ async def resume_backfill(backfill_id: BackfillId, caller: Who) -> Backfill:
 
 
 @router.post("/backfills/{backfill_id}/cancel")
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def cancel_backfill(backfill_id: BackfillId, caller: Who, how: CancelBackfill | None = None) -> CanceledBackfill:
     """No more runs are made, and the open ones are canceled unless they are left."""
     async with caller.changing(Channel.STOP, Channel.READY) as conn:
@@ -207,12 +207,12 @@ def backfill_of(row: BackfillRow, now: datetime) -> Backfill:
     return Backfill(**same, when=in_words(row.spec), remaining_seconds=row.remaining_seconds(now))
 
 
-def _wish(wanted: NewBackfill) -> Wish:
+def _wish(wanted: NewBackfill) -> BackfillRequest:
     if any(each is not None and each.tzinfo is None for each in (wanted.first, wanted.last)):
         raise UserError("Give instants with an offset, as 2030-01-01T00:00:00Z.")
     if wanted.when is not None and wanted.schedule is not None:
         raise UserError("`schedule` and `when` each say which instants are meant: give one of them.")
-    return Wish(
+    return BackfillRequest(
         dag=wanted.dag,
         first=wanted.first,
         last=wanted.last,
@@ -225,7 +225,7 @@ def _wish(wanted: NewBackfill) -> Wish:
     )
 
 
-def _foreseen(backfill_id: int | None, is_new: bool, outlook: Outlook, wish: Wish) -> Foreseen:
+def _foreseen(backfill_id: int | None, is_new: bool, outlook: BackfillPreview, wish: BackfillRequest) -> Foreseen:
     return Foreseen(
         backfill_id=backfill_id,
         is_new=is_new,

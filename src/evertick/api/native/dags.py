@@ -10,8 +10,8 @@ from fastapi import APIRouter, Path, Query, Response
 from psycopg import AsyncConnection
 from pydantic import BaseModel, ConfigDict, Field
 
-from evertick.api.desk import Caller, Who, tags_of
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Caller, Who, tags_of
 from evertick.api.paging import (
     USUAL_ITEMS,
     Cursor,
@@ -24,15 +24,15 @@ from evertick.api.paging import (
     put_etag,
     read_cursor,
 )
+from evertick.db.notify import Channel
+from evertick.db.queries import dags
+from evertick.db.queries.dags import DagFilter, DagRow, ImportErrorRow
 from evertick.domain.access import Permission
-from evertick.domain.dag import DagSpec, from_json
-from evertick.domain.misfire import MisfirePolicy
-from evertick.engine import pause as verbs
-from evertick.engine.catch_up import CatchUp
-from evertick.engine.trigger import trigger
-from evertick.store import dags
-from evertick.store.dags import DagFilter, DagRow, ImportErrorRow
-from evertick.store.wake import Channel
+from evertick.domain.dags.spec import DagSpec, from_json
+from evertick.domain.schedules.misfire import MisfirePolicy
+from evertick.engine import dags as verbs
+from evertick.engine.runs import trigger
+from evertick.engine.schedules import CatchUp
 
 router = APIRouter(route_class=GuardedRoute, tags=["dags"])
 
@@ -96,7 +96,7 @@ class TriggeredRun(BaseModel):
 
 
 @router.get("/dags")
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def list_dags(
     caller: Who,
     contains: Annotated[str | None, Query(max_length=LONGEST_NAME, description="Text in the name.")] = None,
@@ -114,7 +114,7 @@ async def list_dags(
 
 
 @router.get("/dags/{dag}")
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def show_dag(dag: DagName, response: Response, caller: Who) -> DagPage:
     """One DAG with its parameters and tasks."""
     async with caller.reading() as conn:
@@ -132,7 +132,7 @@ async def show_dag(dag: DagName, response: Response, caller: Who) -> DagPage:
 
 
 @router.post("/dags/{dag}/pause")
-@needs(Permission.PAUSE_DAGS)
+@requires(Permission.PAUSE_DAGS)
 async def pause_dag(dag: DagName, caller: Who) -> Changed:
     """Its schedules skip, on record, and what has not started waits. Running tasks go on."""
     async with caller.changing(Channel.PLAN, Channel.READY) as conn:
@@ -141,7 +141,7 @@ async def pause_dag(dag: DagName, caller: Who) -> Changed:
 
 
 @router.post("/dags/{dag}/unpause")
-@needs(Permission.PAUSE_DAGS)
+@requires(Permission.PAUSE_DAGS)
 async def unpause_dag(dag: DagName, caller: Who, how: Unpause | None = None) -> Changed:
     asked = how or Unpause()
     catch_up = CatchUp(policy=asked.catch_up, window_seconds=asked.window_seconds)
@@ -151,7 +151,7 @@ async def unpause_dag(dag: DagName, caller: Who, how: Unpause | None = None) -> 
 
 
 @router.delete("/dags/{dag}", status_code=204)
-@needs(Permission.DELETE_DAGS)
+@requires(Permission.DELETE_DAGS)
 async def delete_dag(dag: DagName, caller: Who) -> None:
     """Takes it out of planning. Its history stays, and its open runs go on."""
     async with caller.changing(Channel.PLAN) as conn:
@@ -160,7 +160,7 @@ async def delete_dag(dag: DagName, caller: Who) -> None:
 
 
 @router.post("/dags/{dag}/runs", status_code=201)
-@needs(Permission.TRIGGER_RUNS)
+@requires(Permission.TRIGGER_RUNS)
 async def trigger_run(
     dag: DagName,
     wanted: Trigger,
@@ -179,7 +179,7 @@ async def trigger_run(
 
 
 @router.get("/import-errors")
-@needs(Permission.READ_IMPORTS)
+@requires(Permission.READ_IMPORTS)
 async def list_import_errors(caller: Who) -> Page[ImportErrorRow]:
     """Files that could not be loaded, with the place and the message."""
     async with caller.reading() as conn:

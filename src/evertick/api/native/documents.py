@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from evertick.engine.plan import in_words
-from evertick.store.runs import RunRow
-from evertick.store.schedules import ListedSchedule
+from evertick.db.queries.runs import RunRow
+from evertick.db.queries.schedules import ListedSchedule
+from evertick.engine.fire_schedules import in_words
 
 
 # Not one of the framework's models: a page of these is what is polled, and a model takes five times as long to make.

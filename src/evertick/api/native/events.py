@@ -7,16 +7,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict
 
-from evertick.api.desk import Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Who
 from evertick.api.paging import USUAL_ITEMS, IdempotencyKey, Limit, Page
+from evertick.db.notify import Channel
+from evertick.db.queries import waits
+from evertick.db.queries.waits import EventRow, Sent
 from evertick.domain.access import Permission
+from evertick.domain.dags.waits import check_event_name
 from evertick.domain.errors import UserError
-from evertick.domain.waiting import check_event_name
-from evertick.engine.send_event import send_event
-from evertick.store import events
-from evertick.store.events import EventRow, Sent
-from evertick.store.wake import Channel
+from evertick.engine.waits import send_event
 
 router = APIRouter(route_class=GuardedRoute, tags=["events"])
 
@@ -29,7 +29,7 @@ class Event(BaseModel):
 
 
 @router.post("/events/{name}", status_code=201)
-@needs(Permission.SEND_EVENTS)
+@requires(Permission.SEND_EVENTS)
 async def send(
     name: Name, response: Response, caller: Who, wanted: Event | None = None, idempotency_key: IdempotencyKey = None
 ) -> Sent:
@@ -42,18 +42,18 @@ async def send(
 
 
 @router.get("/sent-events")
-@needs(Permission.READ_EVENTS)
+@requires(Permission.READ_EVENTS)
 async def list_all_sent(caller: Who, limit: Limit = USUAL_ITEMS) -> Page[EventRow]:
     """What was sent under any name, the newest first."""
     async with caller.reading() as conn:
-        return Page(items=await events.list_events(conn, limit=limit), next_cursor=None)
+        return Page(items=await waits.list_events(conn, limit=limit), next_cursor=None)
 
 
 @router.get("/events/{name}")
-@needs(Permission.READ_EVENTS)
+@requires(Permission.READ_EVENTS)
 async def list_sent(name: Name, caller: Who, limit: Limit = USUAL_ITEMS) -> Page[EventRow]:
     """What was sent under that name, the newest first."""
     if problem := check_event_name(name):
         raise UserError(f"{name[:100]!r} cannot name an event: {problem}.")
     async with caller.reading() as conn:
-        return Page(items=await events.list_events(conn, name=name, limit=limit), next_cursor=None)
+        return Page(items=await waits.list_events(conn, name=name, limit=limit), next_cursor=None)

@@ -8,17 +8,16 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict
 
-from evertick.api.desk import Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Who
 from evertick.api.paging import Page
+from evertick.db.notify import Channel
+from evertick.db.queries import runners, shards
+from evertick.db.queries.runners import BusyRunner, QueueRow
+from evertick.db.queries.shards import ShardRow
 from evertick.domain.access import Permission
 from evertick.domain.attempt import session_text
-from evertick.engine.drain import drain, find_runners, undrain
-from evertick.store import queues, runners, shards, sharing
-from evertick.store.queues import QueueRow
-from evertick.store.runners import BusyRunner
-from evertick.store.sharing import ShardRow
-from evertick.store.wake import Channel
+from evertick.engine.runners import drain, find_runners, undrain
 
 router = APIRouter(route_class=GuardedRoute, tags=["fleet"])
 
@@ -70,7 +69,7 @@ class Health(BaseModel):
 
 
 @router.get("/runners")
-@needs(Permission.READ_RUNNERS)
+@requires(Permission.READ_RUNNERS)
 async def list_runners(caller: Who) -> Page[Runner]:
     """Those that are alive."""
     async with caller.reading() as conn:
@@ -79,7 +78,7 @@ async def list_runners(caller: Who) -> Page[Runner]:
 
 
 @router.post("/runners/{which}/drain")
-@needs(Permission.DRAIN_RUNNERS)
+@requires(Permission.DRAIN_RUNNERS)
 async def drain_runner(which: Which, caller: Who, how: Drain | None = None) -> Asked:
     """It takes no new work and finishes what it has. An id or a name that several carry means all of them."""
     async with caller.changing(Channel.STOP) as conn:
@@ -90,7 +89,7 @@ async def drain_runner(which: Which, caller: Who, how: Drain | None = None) -> A
 
 
 @router.post("/runners/{which}/undrain")
-@needs(Permission.DRAIN_RUNNERS)
+@requires(Permission.DRAIN_RUNNERS)
 async def undrain_runner(which: Which, caller: Who) -> Asked:
     async with caller.changing(Channel.STOP) as conn:
         found = await find_runners(conn, [which])
@@ -99,23 +98,23 @@ async def undrain_runner(which: Which, caller: Who) -> Asked:
 
 
 @router.get("/queues")
-@needs(Permission.READ_RUNNERS)
+@requires(Permission.READ_RUNNERS)
 async def list_queues(caller: Who) -> Page[QueueRow]:
     """What waits there, since when, and who serves them."""
     async with caller.reading() as conn:
-        return Page(items=await queues.list_all(conn, cap=_MOST_COUNTED, limit=_MOST), next_cursor=None)
+        return Page(items=await runners.list_all(conn, cap=_MOST_COUNTED, limit=_MOST), next_cursor=None)
 
 
 @router.get("/shards")
-@needs(Permission.READ_METRICS)
+@requires(Permission.READ_METRICS)
 async def list_shards(caller: Who) -> Page[ShardRow]:
     """Who leads which, since when, and how many DAGs it has. Of one shard there is little to tell."""
     async with caller.reading() as conn:
-        return Page(items=await sharing.page(conn), next_cursor=None)
+        return Page(items=await shards.page(conn), next_cursor=None)
 
 
 @router.get("/health")
-@needs(Permission.READ_METRICS)
+@requires(Permission.READ_METRICS)
 async def show_health(caller: Who) -> Health:
     """Whether work can be planned and run."""
     async with caller.reading() as conn:

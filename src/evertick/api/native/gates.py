@@ -8,17 +8,17 @@ from fastapi import APIRouter, Path, Query, Response
 from psycopg import AsyncConnection
 from pydantic import BaseModel, ConfigDict, Field
 
-from evertick.api.desk import Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Who
 from evertick.api.paging import MOST_ITEMS, IfMatch, Page, put_etag, refuse_stale
+from evertick.db.notify import Channel
+from evertick.db.queries import gates
+from evertick.db.queries.gates import GateRow, GateTask
 from evertick.domain.access import Permission
+from evertick.domain.dags.gates import MOST_SLOTS
 from evertick.domain.errors import NotFound
-from evertick.domain.gates import MOST_SLOTS
-from evertick.domain.why import Blocked
+from evertick.domain.explain import Blocked
 from evertick.engine.gates import delete_pool, set_pool
-from evertick.store import gates
-from evertick.store.gates import GateRow, GateTask
-from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["gates"])
 
@@ -53,7 +53,7 @@ class GatePage(Gate):
 
 
 @router.get("/pools")
-@needs(Permission.READ_GATES)
+@requires(Permission.READ_GATES)
 async def list_pools(caller: Who) -> Page[Gate]:
     async with caller.reading() as conn:
         found = await gates.list_gates(conn, kinds=["pool"], limit=_MOST)
@@ -61,7 +61,7 @@ async def list_pools(caller: Who) -> Page[Gate]:
 
 
 @router.get("/pools/{name}")
-@needs(Permission.READ_GATES)
+@requires(Permission.READ_GATES)
 async def show_pool(name: Name, response: Response, caller: Who) -> GatePage:
     """Its ETag is the number of slots."""
     async with caller.reading() as conn:
@@ -71,7 +71,7 @@ async def show_pool(name: Name, response: Response, caller: Who) -> GatePage:
 
 
 @router.put("/pools/{name}")
-@needs(Permission.EDIT_POOLS)
+@requires(Permission.EDIT_POOLS)
 async def put_pool(name: Name, wanted: PoolSlots, response: Response, caller: Who, if_match: IfMatch = None) -> Gate:
     """Make it, or change its slots at once. With fewer than are taken, nothing new begins until there is room."""
     async with caller.changing(Channel.READY) as conn:
@@ -84,7 +84,7 @@ async def put_pool(name: Name, wanted: PoolSlots, response: Response, caller: Wh
 
 
 @router.delete("/pools/{name}", status_code=204)
-@needs(Permission.EDIT_POOLS)
+@requires(Permission.EDIT_POOLS)
 async def remove_pool(name: Name, caller: Who) -> None:
     """Only one that no DAG needs and no task holds."""
     async with caller.changing() as conn:
@@ -92,7 +92,7 @@ async def remove_pool(name: Name, caller: Who) -> None:
 
 
 @router.get("/keys")
-@needs(Permission.READ_GATES)
+@requires(Permission.READ_GATES)
 async def list_keys(caller: Who) -> Page[Gate]:
     """Mutex keys and limits that tasks hold or wait for now."""
     async with caller.reading() as conn:
@@ -101,7 +101,7 @@ async def list_keys(caller: Who) -> Page[Gate]:
 
 
 @router.get("/keys/{name}")
-@needs(Permission.READ_GATES)
+@requires(Permission.READ_GATES)
 async def show_key(name: Name, caller: Who, kind: Annotated[str | None, Query(max_length=20)] = None) -> GatePage:
     """Keys of two kinds may have one name: `kind` says which is meant."""
     async with caller.reading() as conn:
@@ -109,7 +109,7 @@ async def show_key(name: Name, caller: Who, kind: Annotated[str | None, Query(ma
 
 
 @router.get("/blocked")
-@needs(Permission.READ_GATES)
+@requires(Permission.READ_GATES)
 async def list_blocked(caller: Who) -> Page[Blocked]:
     """What holds back the most work now, over all runs."""
     async with caller.reading() as conn:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
 
-from evertick.api.desk import Who
-from evertick.api.event_stream import EventStream
-from evertick.api.guard import GuardedRoute, needs, refuse_foreign_reader
+from evertick.api.auth import GuardedRoute, refuse_foreign_reader, requires
+from evertick.api.context import Who
+from evertick.api.event_hub import EventStream
 from evertick.api.native.runs import find_run
 from evertick.api.paging import LARGEST
 from evertick.domain.access import Permission
@@ -33,7 +33,7 @@ STREAM = {200: {"description": "Events, until either side ends it.", "content": 
 
 
 @router.get("/events", status_code=200, response_class=EventStream, responses=STREAM)  # type: ignore[arg-type]
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def watch(
     request: Request, caller: Who, dag: DagNames, run: RunIds, after: After = None, last_event_id: LastEventId = None
 ) -> EventStream:

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict
 
-from evertick.api.desk import Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Who
 from evertick.api.paging import LARGEST, USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
+from evertick.db.notify import Channel
+from evertick.db.queries import notifications
+from evertick.db.queries.notifications import Delivery
 from evertick.domain.access import Permission
-from evertick.engine.notify import find_delivery, retry_failed, retry_one
-from evertick.store import outbox
-from evertick.store.outbox import Delivery
-from evertick.store.wake import Channel
+from evertick.engine.notifications import find_delivery, retry_failed, retry_one
 
 router = APIRouter(route_class=GuardedRoute, tags=["notifications"])
 
@@ -56,7 +56,7 @@ class TriedAgain(BaseModel):
 
 
 @router.get("/notifications")
-@needs(Permission.READ_NOTIFICATIONS)
+@requires(Permission.READ_NOTIFICATIONS)
 async def list_notifications(
     caller: Who,
     state: DeliveryState | None = None,
@@ -68,17 +68,17 @@ async def list_notifications(
 ) -> Page[Notification]:
     """The newest first."""
     (before,) = read_cursor(after, LARGEST)
-    wanted = outbox.Wanted(state=state, dag=dag, sink=sink, run_id=run_id, before=before)
+    wanted = notifications.DeliveryFilter(state=state, dag=dag, sink=sink, run_id=run_id, before=before)
     async with caller.reading() as conn:
         if dag is not None:
             await caller.dag(conn, dag)
-        found = await outbox.list_all(conn, wanted, limit=limit)
+        found = await notifications.list_deliveries(conn, wanted, limit=limit)
     last = cursor(found[-1].delivery_id) if len(found) == limit else None
     return Page(items=[_notification(each) for each in found], next_cursor=last)
 
 
 @router.get("/notifications/{number}")
-@needs(Permission.READ_NOTIFICATIONS)
+@requires(Permission.READ_NOTIFICATIONS)
 async def show_notification(number: Number, caller: Who) -> Notification:
     """One of them, with all that is told."""
     async with caller.reading() as conn:
@@ -86,7 +86,7 @@ async def show_notification(number: Number, caller: Who) -> Notification:
 
 
 @router.post("/notifications/retry")
-@needs(Permission.RESEND_NOTIFICATIONS)
+@requires(Permission.RESEND_NOTIFICATIONS)
 async def retry_all(caller: Who, wanted: Again | None = None) -> TriedAgain:
     """Try all again that failed, or those of one sink: from the start, and under their old numbers."""
     async with caller.changing(Channel.PLAN) as conn:
@@ -94,7 +94,7 @@ async def retry_all(caller: Who, wanted: Again | None = None) -> TriedAgain:
 
 
 @router.post("/notifications/{number}/retry")
-@needs(Permission.RESEND_NOTIFICATIONS)
+@requires(Permission.RESEND_NOTIFICATIONS)
 async def retry(number: Number, caller: Who) -> Notification:
     """Try one again that failed. One that was sent, or is being tried, is answered with 409."""
     async with caller.changing(Channel.PLAN) as conn:

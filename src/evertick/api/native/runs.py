@@ -11,22 +11,22 @@ from fastapi import APIRouter, Path, Query
 from psycopg import AsyncConnection
 from pydantic import BaseModel, ConfigDict, Field
 
-from evertick.api.desk import Caller, Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Caller, Who
 from evertick.api.log_follow import is_still_valid
 from evertick.api.native.documents import Run, run_of
 from evertick.api.paging import LARGEST, USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
+from evertick.db.notify import Channel
+from evertick.db.queries import dags, notifications, runs, schedules, tasks
+from evertick.db.queries.notifications import QuarantinedRow
+from evertick.db.queries.runs import JournalEntry, RunRow
+from evertick.db.queries.schedules import RunTrigger
+from evertick.db.queries.tasks import TaskRow
 from evertick.domain.access import Permission
-from evertick.domain.errors import NotFound, Refused
+from evertick.domain.errors import NotFound, Unauthenticated
 from evertick.domain.states import TERMINAL_RUN_STATES, TERMINAL_TASK_STATES, RunState, TaskState
-from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, newest_version, select_cleared
-from evertick.store import dags, quarantine, runs, schedules, tasks
-from evertick.store.quarantine import SetAside
-from evertick.store.runs import JournalEntry, RunRow
-from evertick.store.schedules import Cause
-from evertick.store.tasks import TaskRow
-from evertick.store.wake import Channel
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, newest_version, select_cleared
 
 router = APIRouter(route_class=GuardedRoute, tags=["runs"])
 
@@ -46,8 +46,8 @@ class RunPage(Run):
 
     tasks_by_state: dict[str, int]
     journal: list[JournalEntry]
-    causes: list[Cause]
-    quarantine: SetAside | None
+    causes: list[RunTrigger]
+    quarantine: QuarantinedRow | None
 
 
 class Cancel(BaseModel):
@@ -77,7 +77,7 @@ class Cleared(BaseModel):
 
 
 @router.get("/runs")
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def list_runs(
     caller: Who,
     dag: Annotated[str | None, Query(max_length=250)] = None,
@@ -96,7 +96,7 @@ async def list_runs(
 
 
 @router.get("/latest-runs")
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def list_latest_runs(caller: Who, limit: Limit = USUAL_ITEMS, cursor_text: Cursor = None) -> Page[Run]:
     """The newest run of each DAG, in the order of their names."""
     (after,) = read_cursor(cursor_text, "")
@@ -109,19 +109,19 @@ async def list_latest_runs(caller: Who, limit: Limit = USUAL_ITEMS, cursor_text:
 
 
 @router.get("/runs/{run_id}")
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def show_run(run_id: RunId, caller: Who) -> RunPage:
     async with caller.reading() as conn:
         row = await find_run(caller, conn, run_id)
         states = await tasks.count_by_state(conn, run_id=run_id)
         journal = await runs.journal(conn, run_id=run_id)
         causes = await schedules.causes(conn, run_id)
-        aside = await quarantine.find(conn, kind="run", subject_id=run_id)
+        aside = await notifications.find_quarantined(conn, kind="run", subject_id=run_id)
     return RunPage(**asdict(run_of(row)), tasks_by_state=states, journal=journal, causes=causes, quarantine=aside)
 
 
 @router.get("/runs/{run_id}/wait")
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def wait_for_run(
     run_id: RunId, caller: Who, seconds: Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS)] = 30.0
 ) -> Run:
@@ -131,7 +131,7 @@ async def wait_for_run(
         # The connection is given back between two looks: who waits must not keep others from asking.
         async with caller.reading() as conn:
             if not await is_still_valid(caller, conn):
-                raise Refused("This token or session is not valid any more. Sign in again.")
+                raise Unauthenticated("This token or session is not valid any more. Sign in again.")
             row = await find_run(caller, conn, run_id)
         if row.state in TERMINAL_RUN_STATES or time.monotonic() >= until:
             return run_of(row)
@@ -139,7 +139,7 @@ async def wait_for_run(
 
 
 @router.post("/runs/{run_id}/cancel")
-@needs(Permission.CANCEL_RUNS)
+@requires(Permission.CANCEL_RUNS)
 async def cancel_run(run_id: RunId, caller: Who, how: Cancel | None = None) -> Canceled:
     """What has not started ends now, what runs is asked to stop."""
     async with caller.changing(Channel.STOP, Channel.READY) as conn:
@@ -149,7 +149,7 @@ async def cancel_run(run_id: RunId, caller: Who, how: Cancel | None = None) -> C
 
 
 @router.post("/runs/{run_id}/clear")
-@needs(Permission.CLEAR_TASKS)
+@requires(Permission.CLEAR_TASKS)
 async def clear_run(run_id: RunId, wanted: Clear, caller: Who) -> Cleared:
     """Run tasks again. What runs is stopped first."""
     async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:

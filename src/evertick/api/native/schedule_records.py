@@ -8,19 +8,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from evertick.api.desk import Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Who
 from evertick.api.native.dags import DagName
 from evertick.api.native.documents import schedule_of
 from evertick.api.native.schedules import Name, find_schedule, parsed
 from evertick.api.paging import Page
+from evertick.db.queries import schedules
+from evertick.db.queries.schedules import ScheduleVersion, Skip
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound, UserError
-from evertick.domain.preview import clock_changes, count_fires, fires_between, outcome_of
-from evertick.domain.schedule import describe
-from evertick.engine.next_fires import fires_of
-from evertick.store import schedules
-from evertick.store.schedules import ScheduleVersion, Skip
+from evertick.domain.schedules.preview import clock_changes, count_fires, fires_between, outcome_of
+from evertick.domain.schedules.spec import describe
+from evertick.engine.fire_schedules import fires_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["schedules"])
 
@@ -60,7 +60,7 @@ class Simulated(BaseModel):
 
 
 @router.get("/dags/{dag}/schedules/{name}/next")
-@needs(Permission.READ_SCHEDULES)
+@requires(Permission.READ_SCHEDULES)
 async def next_fires(dag: DagName, name: Name, caller: Who, count: Count = 10) -> NextFires:
     """From where it stands; none while it is paused."""
     async with caller.reading() as conn:
@@ -69,7 +69,7 @@ async def next_fires(dag: DagName, name: Name, caller: Who, count: Count = 10) -
 
 
 @router.get("/dags/{dag}/schedules/{name}/history")
-@needs(Permission.READ_SCHEDULES)
+@requires(Permission.READ_SCHEDULES)
 async def history(dag: DagName, name: Name, caller: Who, count: Count = 50) -> Page[ScheduleVersion]:
     """Every version, the latest first; also of a schedule that was deleted."""
     async with caller.reading() as conn:
@@ -81,7 +81,7 @@ async def history(dag: DagName, name: Name, caller: Who, count: Count = 50) -> P
 
 
 @router.get("/dags/{dag}/schedules/{name}/skips")
-@needs(Permission.READ_SCHEDULES)
+@requires(Permission.READ_SCHEDULES)
 async def skips(dag: DagName, name: Name, caller: Who, count: Count = 50) -> Page[Skip]:
     """Fires that did not run, and why; the latest first."""
     async with caller.reading() as conn:
@@ -90,7 +90,7 @@ async def skips(dag: DagName, name: Name, caller: Who, count: Count = 50) -> Pag
 
 
 @router.get("/skips")
-@needs(Permission.READ_SCHEDULES)
+@requires(Permission.READ_SCHEDULES)
 async def all_skips(
     caller: Who,
     dag: Annotated[str | None, Query(max_length=250)] = None,
@@ -104,7 +104,7 @@ async def all_skips(
 
 
 @router.post("/schedules/simulate")
-@needs(Permission.READ_SCHEDULES)
+@requires(Permission.READ_SCHEDULES)
 async def simulate(wanted: Simulate, caller: Who) -> Simulated:
     """When it would fire between two instants, and what each change of the clock does to it."""
     spec = parsed(wanted.when, {"timezone": wanted.timezone})

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Path, Query, Response
 from psycopg import AsyncConnection
 from pydantic import BaseModel, ConfigDict, Field
 
-from evertick.api.desk import Caller, Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Caller, Who
 from evertick.api.native.dags import DagName, spec_of
 from evertick.api.native.documents import Schedule, schedule_of
 from evertick.api.paging import (
@@ -25,20 +25,18 @@ from evertick.api.paging import (
     put_etag,
     read_cursor,
 )
+from evertick.db.notify import Channel
+from evertick.db.queries import schedules
+from evertick.db.queries.schedules import ListedSchedule
 from evertick.domain.access import Permission
-from evertick.domain.dag import NamedSchedule
-from evertick.domain.dag_rules import check_schedule
-from evertick.domain.errors import Conflict, NotFound, Stale, UserError
-from evertick.domain.misfire import MisfirePolicy
-from evertick.domain.overlap import OverlapPolicy
-from evertick.domain.schedule import ScheduleSpec, parse_schedule
-from evertick.engine import change_schedule as verbs
-from evertick.engine.catch_up import CatchUp
-from evertick.engine.plan import UNPLANNABLE, read_spec
-from evertick.engine.put_schedule import put_schedule
-from evertick.store import schedules
-from evertick.store.schedules import ListedSchedule
-from evertick.store.wake import Channel
+from evertick.domain.dags.spec import NamedSchedule
+from evertick.domain.dags.validation import check_schedule
+from evertick.domain.errors import Conflict, NotFound, PreconditionFailed, UserError
+from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy
+from evertick.domain.schedules.spec import ScheduleSpec, parse_schedule
+from evertick.engine import schedules as verbs
+from evertick.engine.fire_schedules import UNPLANNABLE, read_spec
+from evertick.engine.schedules import CatchUp, put_schedule
 
 router = APIRouter(route_class=GuardedRoute, tags=["schedules"])
 
@@ -79,7 +77,7 @@ class ResetSchedule(BaseModel):
 
 
 @router.get("/schedules")
-@needs(Permission.READ_SCHEDULES)
+@requires(Permission.READ_SCHEDULES)
 async def list_all_schedules(
     caller: Who,
     dag: Annotated[str | None, Query(max_length=250)] = None,
@@ -96,7 +94,7 @@ async def list_all_schedules(
 
 
 @router.get("/dags/{dag}/schedules")
-@needs(Permission.READ_SCHEDULES)
+@requires(Permission.READ_SCHEDULES)
 async def list_schedules(dag: DagName, caller: Who) -> Page[Schedule]:
     async with caller.reading() as conn:
         await caller.dag(conn, dag)
@@ -105,7 +103,7 @@ async def list_schedules(dag: DagName, caller: Who) -> Page[Schedule]:
 
 
 @router.get("/dags/{dag}/schedules/{name}")
-@needs(Permission.READ_SCHEDULES)
+@requires(Permission.READ_SCHEDULES)
 async def show_schedule(dag: DagName, name: Name, response: Response, caller: Who) -> Schedule:
     """Its ETag is its version: send it back as If-Match with a change."""
     async with caller.reading() as conn:
@@ -115,7 +113,7 @@ async def show_schedule(dag: DagName, name: Name, response: Response, caller: Wh
 
 
 @router.put("/dags/{dag}/schedules/{name}", responses={412: {"description": "It is not at that version."}})
-@needs(Permission.EDIT_SCHEDULES)
+@requires(Permission.EDIT_SCHEDULES)
 async def change(
     dag: DagName,
     name: Name,
@@ -132,7 +130,7 @@ async def change(
 
 
 @router.delete("/dags/{dag}/schedules/{name}", status_code=204)
-@needs(Permission.EDIT_SCHEDULES)
+@requires(Permission.EDIT_SCHEDULES)
 async def delete(dag: DagName, name: Name, caller: Who, if_match: IfMatch = None) -> None:
     """Its runs and its history stay."""
     async with caller.changing(Channel.PLAN) as conn:
@@ -142,7 +140,7 @@ async def delete(dag: DagName, name: Name, caller: Who, if_match: IfMatch = None
 
 
 @router.post("/dags/{dag}/schedules/{name}/pause")
-@needs(Permission.PAUSE_SCHEDULES)
+@requires(Permission.PAUSE_SCHEDULES)
 async def pause(dag: DagName, name: Name, caller: Who, if_match: IfMatch = None) -> Schedule:
     async with caller.changing(Channel.PLAN) as conn:
         await find_schedule(caller, conn, dag, name)
@@ -152,7 +150,7 @@ async def pause(dag: DagName, name: Name, caller: Who, if_match: IfMatch = None)
 
 
 @router.post("/dags/{dag}/schedules/{name}/unpause")
-@needs(Permission.PAUSE_SCHEDULES)
+@requires(Permission.PAUSE_SCHEDULES)
 async def unpause(
     dag: DagName, name: Name, caller: Who, how: CatchUpWish | None = None, if_match: IfMatch = None
 ) -> Schedule:
@@ -168,7 +166,7 @@ async def unpause(
 
 
 @router.post("/dags/{dag}/schedules/{name}/reset")
-@needs(Permission.EDIT_SCHEDULES)
+@requires(Permission.EDIT_SCHEDULES)
 async def reset(dag: DagName, name: Name, caller: Who) -> ResetSchedule:
     """Give it back to the code; also one that was deleted."""
     async with caller.changing(Channel.PLAN) as conn:
@@ -189,7 +187,7 @@ async def save(
                 conn, dag=dag, schedule=schedule, actor=caller.actor, expected_version=expected, request=request
             )
         except Conflict as error:
-            raise (Stale(str(error)) if expected is not None else error) from None
+            raise (PreconditionFailed(str(error)) if expected is not None else error) from None
         return await find_schedule(caller, conn, dag, name)
 
 
@@ -236,5 +234,5 @@ def _expected(if_match: str | None) -> int | None:
         return None
     found = _ETAG.match(if_match)
     if found is None:
-        raise Stale('If-Match must be the ETag of the schedule, as "v3".')
+        raise PreconditionFailed('If-Match must be the ETag of the schedule, as "v3".')
     return int(found[1])

@@ -11,25 +11,24 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from psycopg import AsyncConnection
 from pydantic import BaseModel, ConfigDict
 
-from evertick.api.desk import Caller, Who
-from evertick.api.discretion import discreetly
-from evertick.api.event_stream import EventStream, TextStream
-from evertick.api.guard import GuardedRoute, needs, refuse_foreign_reader
+from evertick.api.auth import GuardedRoute, refuse_foreign_reader, requires
+from evertick.api.context import Caller, Who
+from evertick.api.discretion import redact
+from evertick.api.event_hub import EventStream, TextStream
 from evertick.api.log_follow import Places, chunk_text, follow_text, mark_text
 from evertick.api.log_follow import follow as follow_log
 from evertick.api.native.runs import RunId, find_run
 from evertick.api.paging import USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
+from evertick.db.notify import Channel
+from evertick.db.queries import tasks
+from evertick.db.queries.tasks import AttemptRow, TaskRow
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, StorageUnavailable, UserError
-from evertick.domain.log_lines import lines_of
+from evertick.domain.explain import Explained, describe
 from evertick.domain.states import TaskState
-from evertick.domain.why import Explained, tell
-from evertick.engine.mark import MARKABLE, mark
-from evertick.engine.why import explain
-from evertick.store import tasks
-from evertick.store.tasks import AttemptRow, TaskRow
-from evertick.store.wake import Channel
+from evertick.engine.tasks import MARKABLE, explain, mark
+from evertick.logs.format import lines_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["tasks"])
 
@@ -80,7 +79,7 @@ class Marked(BaseModel):
 
 
 @router.get("/runs/{run_id}/tasks")
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def list_tasks(
     run_id: RunId,
     caller: Who,
@@ -99,7 +98,7 @@ async def list_tasks(
 
 
 @router.get("/runs/{run_id}/tasks/{task}")
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def show_task(run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1) -> TaskPage:
     """One task with every attempt and what it returned."""
     async with caller.reading() as conn:
@@ -108,16 +107,16 @@ async def show_task(run_id: RunId, task: TaskName, caller: Who, map_index: MapIn
 
 
 @router.get("/runs/{run_id}/tasks/{task}/why")
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def why_task(run_id: RunId, task: TaskName, caller: Who) -> Why:
     """Why it does not run."""
     async with caller.reading() as conn:
         await _find(caller, conn, run_id, task, None)
-        return _why(await discreetly(caller, conn, await explain(conn, run_id=run_id, task=task)))
+        return _why(await redact(caller, conn, await explain(conn, run_id=run_id, task=task)))
 
 
 @router.post("/runs/{run_id}/tasks/{task}/mark")
-@needs(Permission.MARK_TASKS)
+@requires(Permission.MARK_TASKS)
 async def mark_task(run_id: RunId, task: TaskName, wanted: Mark, caller: Who) -> Marked:
     """Decide how it ended: success, failed or skipped."""
     if wanted.state not in MARKABLE:
@@ -130,7 +129,7 @@ async def mark_task(run_id: RunId, task: TaskName, wanted: Mark, caller: Who) ->
 @router.get(
     "/runs/{run_id}/tasks/{task}/logs", response_model=Page[LogLine], responses={200: {"content": {EVENTS: {}}}}
 )
-@needs(Permission.READ_LOGS)
+@requires(Permission.READ_LOGS)
 async def read_log(
     request: Request,
     run_id: RunId,
@@ -160,7 +159,7 @@ async def read_log(
 
 
 @router.get("/runs/{run_id}/tasks/{task}/logs.txt", response_class=PlainTextResponse)
-@needs(Permission.READ_LOGS)
+@requires(Permission.READ_LOGS)
 async def stream_log(
     request: Request, run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1, follow: bool = False
 ) -> StreamingResponse:
@@ -215,6 +214,6 @@ def _why(found: Explained) -> Why:
         run_id=found.run_id,
         task=found.task,
         state=found.state,
-        reasons=[{"kind": each.kind, "text": tell(each), **each.detail} for each in found.reasons],
+        reasons=[{"kind": each.kind, "text": describe(each), **each.detail} for each in found.reasons],
         upstream=_why(found.upstream) if found.upstream else None,
     )

@@ -6,13 +6,12 @@ from typing import Annotated, cast
 
 from fastapi import APIRouter, Query
 
-from evertick.api.desk import Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Who
 from evertick.api.paging import LARGEST, USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
+from evertick.db.queries import notifications
+from evertick.db.queries.notifications import Alert, QuarantinedRow
 from evertick.domain.access import Permission
-from evertick.store import alerts, quarantine
-from evertick.store.alerts import Alert
-from evertick.store.quarantine import SetAside
 
 router = APIRouter(route_class=GuardedRoute, tags=["troubles"])
 
@@ -21,7 +20,7 @@ All = Annotated[bool, Query(alias="all", description="Also those that are over."
 
 
 @router.get("/alerts")
-@needs(Permission.READ_SCHEDULES)
+@requires(Permission.READ_SCHEDULES)
 async def list_alerts(
     caller: Who, dag: Dag = None, everything: All = False, limit: Limit = USUAL_ITEMS, cursor_text: Cursor = None
 ) -> Page[Alert]:
@@ -30,21 +29,21 @@ async def list_alerts(
     async with caller.reading() as conn:
         if dag is not None:
             await caller.dag(conn, dag)
-        wanted = alerts.Wanted(
+        wanted = notifications.AlertFilter(
             dag=dag, ended=everything, dag_ids=await caller.visible(conn), is_over=bool(is_over), before=before
         )
-        found = await alerts.list_all(conn, wanted, limit=limit)
+        found = await notifications.list_alerts(conn, wanted, limit=limit)
     last = cursor(int(found[-1].ended_at is not None), found[-1].alert_id) if len(found) == limit else None
     return Page(items=found, next_cursor=last)
 
 
 @router.get("/quarantine")
-@needs(Permission.READ_IMPORTS)
-async def list_set_aside(caller: Who, limit: Limit = USUAL_ITEMS, cursor_text: Cursor = None) -> Page[SetAside]:
+@requires(Permission.READ_IMPORTS)
+async def list_set_aside(caller: Who, limit: Limit = USUAL_ITEMS, cursor_text: Cursor = None) -> Page[QuarantinedRow]:
     """Runs, schedules and DAGs that fail every time, since when, and when each is tried again. The oldest first."""
-    after = cast("tuple[str, str, int]", read_cursor(cursor_text, *quarantine.FIRST))
+    after = cast("tuple[str, str, int]", read_cursor(cursor_text, *notifications.FIRST))
     async with caller.reading() as conn:
-        found = await quarantine.list_all(conn, after=after, limit=limit)
+        found = await notifications.list_quarantined(conn, after=after, limit=limit)
     last = found[-1] if len(found) == limit else None
     next_cursor = cursor(last.since.isoformat(), last.kind, last.subject_id) if last is not None else None
     return Page(items=found, next_cursor=next_cursor)

@@ -10,15 +10,15 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from evertick.api.desk import Caller, Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Caller, Who
 from evertick.api.paging import USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
+from evertick.db.queries import accounts as accounts_queries
+from evertick.db.queries.accounts import AccountRow, CredentialRow
 from evertick.domain.access import LONGEST_NAME, LONGEST_PASSWORD, MOST_TAGS, Permission, Role, narrowed
 from evertick.domain.errors import Forbidden
 from evertick.engine import accounts
 from evertick.engine.accounts import Issued
-from evertick.store import access
-from evertick.store.access import AccountRow, CredentialRow
 
 router = APIRouter(route_class=GuardedRoute, tags=["users"])
 
@@ -103,17 +103,17 @@ class MadeToken(BaseModel):
 
 
 @router.get("/users")
-@needs(Permission.MANAGE_USERS)
+@requires(Permission.MANAGE_USERS)
 async def list_users(caller: Who, limit: Limit = USUAL_ITEMS, cursor_text: Cursor = None) -> Page[User]:
     (after,) = read_cursor(cursor_text, "")
     async with caller.reading() as conn:
-        found = await access.list_accounts(conn, after=after, limit=limit)
+        found = await accounts_queries.list_accounts(conn, after=after, limit=limit)
     next_cursor = cursor(found[-1].name) if len(found) == limit else None
     return Page(items=[_user(row) for row in found], next_cursor=next_cursor)
 
 
 @router.post("/users", status_code=201)
-@needs(Permission.MANAGE_USERS)
+@requires(Permission.MANAGE_USERS)
 async def add_user(wanted: NewUser, caller: Who) -> User:
     async with caller.changing() as conn:
         await accounts.add_user(
@@ -128,14 +128,14 @@ async def add_user(wanted: NewUser, caller: Who) -> User:
 
 
 @router.get("/users/{name}")
-@needs(Permission.MANAGE_USERS)
+@requires(Permission.MANAGE_USERS)
 async def show_user(name: Name, caller: Who) -> User:
     async with caller.reading() as conn:
         return _user(await accounts.find_user(conn, name))
 
 
 @router.patch("/users/{name}")
-@needs(Permission.MANAGE_USERS)
+@requires(Permission.MANAGE_USERS)
 async def change_user(name: Name, wanted: UserChange, caller: Who) -> User:
     """A new password, or being disabled, ends all sessions and tokens of the user."""
     async with caller.changing() as conn:
@@ -154,7 +154,7 @@ async def change_user(name: Name, wanted: UserChange, caller: Who) -> User:
 
 
 @router.post("/users/{name}/link", status_code=201)
-@needs(Permission.MANAGE_USERS)
+@requires(Permission.MANAGE_USERS)
 async def make_link(name: Name, caller: Who) -> Link:
     """Somebody signs in with it once, within the hour. Not for oneself with a token: that would make more of it."""
     _refuse_own(caller, name)
@@ -167,7 +167,7 @@ async def make_link(name: Name, caller: Who) -> Link:
 
 
 @router.get("/tokens")
-@needs(Permission.OWN)
+@requires(Permission.OWN)
 async def list_tokens(
     caller: Who,
     user: Annotated[str | None, Query(max_length=LONGEST_NAME)] = None,
@@ -182,13 +182,13 @@ async def list_tokens(
         if user is not None:
             await accounts.find_user(conn, user)
         account = user if user is not None else whose(caller)
-        found = await access.list_credentials(conn, account=account, after=after, limit=limit)
+        found = await accounts_queries.list_credentials(conn, account=account, after=after, limit=limit)
     next_cursor = cursor(found[-1].credential_id) if len(found) == limit else None
     return Page(items=[_token(row) for row in found], next_cursor=next_cursor)
 
 
 @router.post("/tokens", status_code=201)
-@needs(Permission.OWN)
+@requires(Permission.OWN)
 async def make_token(wanted: NewToken, caller: Who) -> MadeToken:
     """A token of one's own, or of another user for who manages users. It never may more than whoever made it."""
     made = await issue_token(
@@ -198,7 +198,7 @@ async def make_token(wanted: NewToken, caller: Who) -> MadeToken:
 
 
 @router.delete("/tokens/{token_id}", status_code=204)
-@needs(Permission.OWN)
+@requires(Permission.OWN)
 async def revoke_token(token_id: Annotated[int, Path(ge=1, le=2**63 - 1)], caller: Who) -> None:
     async with caller.changing() as conn:
         await accounts.revoke(conn, credential_id=token_id, actor=caller.actor, account=whose(caller))

@@ -12,17 +12,17 @@ from fastapi import APIRouter, Path, Response
 from psycopg import AsyncConnection
 from pydantic import BaseModel, ConfigDict, Field
 
-from evertick.api.desk import Caller, Who
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Caller, Who
 from evertick.api.paging import MOST_ITEMS, IfMatch, Page, put_etag, refuse_stale
+from evertick.db.queries import secrets
+from evertick.db.queries.secrets import ValueRow
 from evertick.domain.access import Permission
+from evertick.domain.encryption import Keyring
 from evertick.domain.errors import Conflict, InvalidSettings, NotFound
-from evertick.domain.sealing import Keyring
 from evertick.domain.stored_values import LONGEST_VALUE, ValueKind, check_name, read_connection
 from evertick.engine import secrets as verbs
-from evertick.services.keyring import load_keyring
-from evertick.store import secrets
-from evertick.store.secrets import ValueRow
+from evertick.secrets.keyring import load_keyring
 
 Name = Annotated[str, Path(max_length=200)]
 
@@ -60,7 +60,7 @@ def values_router(kind: ValueKind) -> APIRouter:
     router = APIRouter(prefix=f"/{kind}s", route_class=GuardedRoute, tags=["values"])
 
     @router.get("", name=f"list_{kind}s")
-    @needs(Permission.READ_VALUES)
+    @requires(Permission.READ_VALUES)
     async def list_values(caller: Who) -> Page[StoredValue]:
         """By name, never with their values."""
         async with caller.reading() as conn:
@@ -68,7 +68,7 @@ def values_router(kind: ValueKind) -> APIRouter:
         return Page(items=[StoredValue(**_facts(row)) for row in found], next_cursor=None)
 
     @router.get("/{name}", name=f"show_{kind}")
-    @needs(Permission.READ_VALUES)
+    @requires(Permission.READ_VALUES)
     async def show_value(name: Name, response: Response, caller: Who) -> ReadValue:
         """Its ETag changes with every change."""
         async with caller.reading() as conn:
@@ -78,7 +78,7 @@ def values_router(kind: ValueKind) -> APIRouter:
         return ReadValue(**_facts(row), value=shown)
 
     @router.put("/{name}", name=f"put_{kind}")
-    @needs(Permission.EDIT_VALUES)
+    @requires(Permission.EDIT_VALUES)
     async def put_value(name: Name, wanted: NewValue, response: Response, caller: Who, if_match: IfMatch = None) -> Put:
         """Make it, or give it another value."""
         check_name(kind, name)
@@ -99,7 +99,7 @@ def values_router(kind: ValueKind) -> APIRouter:
         return Put(is_new=is_new)
 
     @router.delete("/{name}", status_code=204, name=f"delete_{kind}")
-    @needs(Permission.EDIT_VALUES)
+    @requires(Permission.EDIT_VALUES)
     async def delete_value(name: Name, caller: Who) -> None:
         """Tasks that declare it fail from then on."""
         async with caller.changing() as conn:

@@ -8,19 +8,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from evertick.api.desk import Who
-from evertick.api.discretion import told_code_changes
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Who
+from evertick.api.discretion import visible_code_changes
 from evertick.api.native.dags import DagName
 from evertick.api.paging import USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
+from evertick.db.notify import Channel
+from evertick.db.queries import dags
+from evertick.db.queries.dags import ListedVersion
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound
-from evertick.engine.roll_back import RolledBack, find_version, roll_back
-from evertick.execution.version_diff import plan_changes
-from evertick.services.rules import load_routing
-from evertick.store import dags
-from evertick.store.dags import ListedVersion
-from evertick.store.wake import Channel
+from evertick.engine.publish import RolledBack, find_version, roll_back
+from evertick.operations.version_diff import plan_changes
+from evertick.publisher.routing_file import load_routing
 
 router = APIRouter(route_class=GuardedRoute, tags=["versions"])
 
@@ -59,7 +59,7 @@ class RollBack(BaseModel):
 
 
 @router.get("/dags/{dag}/versions")
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def list_versions(
     dag: DagName, caller: Who, limit: Limit = USUAL_ITEMS, cursor_text: Cursor = None
 ) -> Page[Version]:
@@ -73,7 +73,7 @@ async def list_versions(
 
 
 @router.get("/dags/{dag}/versions/{number}")
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def show_version(dag: DagName, number: Annotated[int, Path(ge=1, le=2**31 - 1)], caller: Who) -> VersionPage:
     """What was published, as it was."""
     async with caller.reading() as conn:
@@ -85,7 +85,7 @@ async def show_version(dag: DagName, number: Annotated[int, Path(ge=1, le=2**31 
 
 
 @router.get("/dags/{dag}/diff")
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def diff_versions(dag: DagName, caller: Who, old: Number = None, new: Number = None) -> VersionDiff:
     """What changed from `old` (the one before the current) to `new` (the current)."""
     async with caller.reading() as conn:
@@ -93,12 +93,12 @@ async def diff_versions(dag: DagName, caller: Who, old: Number = None, new: Numb
         before = await find_version(conn, dag, old)
         after = await find_version(conn, dag, new if new is not None else row.number)
         plan = await plan_changes(conn, before, after)
-        code = await told_code_changes(caller, conn, before, after)
+        code = await visible_code_changes(caller, conn, before, after)
     return VersionDiff(old=_version(before), new=_version(after), plan=plan, code=code)
 
 
 @router.post("/dags/{dag}/rollback")
-@needs(Permission.ROLL_BACK_DAGS)
+@requires(Permission.ROLL_BACK_DAGS)
 async def roll_back_dag(dag: DagName, caller: Who, wanted: RollBack | None = None) -> RolledBack:
     """Make an earlier version the current one again: plan, code and schedules. Open runs keep theirs."""
     number = wanted.number if wanted else None

@@ -10,19 +10,19 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from evertick.api.desk import Who
-from evertick.api.guard import needs
+from evertick.api.auth import requires
+from evertick.api.context import Who
 from evertick.api.native.backfills import BackfillId, backfill_of, find_backfill
 from evertick.api.paging import Cursor, cursor, read_cursor
+from evertick.db.notify import Channel
+from evertick.db.queries import backfills, schedules, shards
 from evertick.domain.access import Permission
-from evertick.domain.backfill import MOST_PARALLEL, Reprocess
 from evertick.domain.errors import EvertickError, UserError
-from evertick.domain.schedule import describe, parse_schedule
-from evertick.engine import backfill as verbs
-from evertick.engine.backfill import Wish
-from evertick.store import backfills, schedules, shards
-from evertick.store.wake import Channel
-from evertick.ui.frame import PageRoute, done, form_of, page
+from evertick.domain.schedules.preview import MOST_PARALLEL, Reprocess
+from evertick.domain.schedules.spec import describe, parse_schedule
+from evertick.engine import backfills as verbs
+from evertick.engine.backfills import BackfillRequest
+from evertick.ui.layout import PageRoute, done, form_of, page
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -31,7 +31,7 @@ DagName = Annotated[str, Query(max_length=250)]
 
 
 @router.get("/backfills")
-@needs(Permission.READ_BACKFILLS)
+@requires(Permission.READ_BACKFILLS)
 async def list_backfills(request: Request, caller: Who, dag: DagName = "", cursor_text: Cursor = None) -> Response:
     (before,) = read_cursor(cursor_text, _NEWEST)
     async with caller.reading() as conn:
@@ -45,7 +45,7 @@ async def list_backfills(request: Request, caller: Who, dag: DagName = "", curso
 
 
 @router.get("/backfills/new")
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def new_backfill(request: Request, caller: Who, dag: DagName = "") -> Response:
     async with caller.reading() as conn:
         found = []
@@ -64,7 +64,7 @@ async def new_backfill(request: Request, caller: Who, dag: DagName = "") -> Resp
 
 
 @router.post("/backfills/preview")
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def preview_backfill(request: Request, caller: Who) -> Response:
     """Preview the backfill as a fragment of the form. Invalid input is reported in the same place."""
     form = await form_of(request)
@@ -74,7 +74,7 @@ async def preview_backfill(request: Request, caller: Who) -> Response:
         wish = _wish(form)
         async with caller.reading() as conn:
             await caller.dag(conn, wish.dag)
-            outlook = await verbs.foresee(conn, wish)
+            outlook = await verbs.preview(conn, wish)
     except EvertickError as error:
         return page(request, "backfill_preview.html", problem=str(error), outlook=None, new_runs=None, when="")
     return page(
@@ -88,7 +88,7 @@ async def preview_backfill(request: Request, caller: Who) -> Response:
 
 
 @router.post("/backfills")
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def create_backfill(request: Request, caller: Who) -> Response:
     form = await form_of(request)
     wish = _wish(form)
@@ -100,7 +100,7 @@ async def create_backfill(request: Request, caller: Who) -> Response:
 
 
 @router.get("/backfills/{backfill_id}")
-@needs(Permission.READ_BACKFILLS)
+@requires(Permission.READ_BACKFILLS)
 async def show_backfill(backfill_id: BackfillId, request: Request, caller: Who) -> Response:
     async with caller.reading() as conn:
         row = await find_backfill(caller, conn, backfill_id)
@@ -112,7 +112,7 @@ async def show_backfill(backfill_id: BackfillId, request: Request, caller: Who) 
 
 
 @router.post("/backfills/{backfill_id}/pause")
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def pause_backfill(backfill_id: BackfillId, caller: Who) -> Response:
     async with caller.changing() as conn:
         await find_backfill(caller, conn, backfill_id)
@@ -121,7 +121,7 @@ async def pause_backfill(backfill_id: BackfillId, caller: Who) -> Response:
 
 
 @router.post("/backfills/{backfill_id}/resume")
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def resume_backfill(backfill_id: BackfillId, caller: Who) -> Response:
     async with caller.changing(Channel.PLAN) as conn:
         await find_backfill(caller, conn, backfill_id)
@@ -130,7 +130,7 @@ async def resume_backfill(backfill_id: BackfillId, caller: Who) -> Response:
 
 
 @router.post("/backfills/{backfill_id}/cancel")
-@needs(Permission.RUN_BACKFILLS)
+@requires(Permission.RUN_BACKFILLS)
 async def cancel_backfill(backfill_id: BackfillId, request: Request, caller: Who) -> Response:
     leaves = (await form_of(request)).get("leaves_runs") == "true"
     async with caller.changing(Channel.STOP, Channel.READY) as conn:
@@ -141,7 +141,7 @@ async def cancel_backfill(backfill_id: BackfillId, request: Request, caller: Who
     )
 
 
-def _wish(form: Mapping[str, str]) -> Wish:
+def _wish(form: Mapping[str, str]) -> BackfillRequest:
     when, schedule = form.get("when", "").strip(), form.get("schedule", "").strip()
     try:
         parallel = int(form.get("parallel", "1"))
@@ -150,7 +150,7 @@ def _wish(form: Mapping[str, str]) -> Wish:
         raise UserError(
             "Invalid form: parallel runs must be a whole number, and reprocessing one of the listed choices."
         ) from None
-    return Wish(
+    return BackfillRequest(
         dag=form.get("dag", "").strip(),
         first=_instant(form.get("first", ""), "From"),
         last=_instant(form["last"], "To") if form.get("last") else None,

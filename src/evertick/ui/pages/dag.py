@@ -2,40 +2,101 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from itertools import accumulate
-from typing import Annotated
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
+from psycopg import AsyncConnection
 
-from evertick.api.desk import Who
-from evertick.api.discretion import WITHHELD, may_read_code, told_code_changes
-from evertick.api.guard import needs
-from evertick.api.native.dags import DagName
+from evertick.api.auth import requires
+from evertick.api.context import Caller, Who
+from evertick.api.discretion import WITHHELD, may_read_code, visible_code_changes
+from evertick.api.native.dags import DagName, spec_of
 from evertick.api.paging import LARGEST
+from evertick.bundles.bundle import contents
+from evertick.db.notify import Channel
+from evertick.db.queries import dags, overview, shards
+from evertick.db.queries.dags import DagRow, GridRun, ListedVersion, NewestRun
 from evertick.domain.access import Permission
-from evertick.domain.errors import NotFound
-from evertick.execution.bundle import contents
-from evertick.execution.version_diff import plan_changes
-from evertick.store import catalogue, dags
-from evertick.store.catalogue import GridRun, NewestRun
-from evertick.store.dags import ListedVersion
-from evertick.ui.dag_frame import dag_view
-from evertick.ui.frame import PageRoute, page
-from evertick.ui.grid import lines_of
+from evertick.domain.dags.spec import DagSpec
+from evertick.domain.errors import InvalidDag, NotFound
+from evertick.engine.publish import find_version, roll_back
+from evertick.operations.version_diff import plan_changes
+from evertick.publisher.publisher import DEPLOYED
+from evertick.publisher.routing_file import load_routing
+from evertick.ui.charts.calendar import DAYS_SHOWN, durations_of, year_of
+from evertick.ui.charts.graph import graph_of
+from evertick.ui.charts.grid import lines_of
+from evertick.ui.layout import PageRoute, done, page, schedule_words, segment
 from evertick.ui.pages.dags import bars_of
+
+# Key, label and path below the DAG's address of each view, in display order.
+TABS = (
+    ("grid", "Grid", ""),
+    ("graph", "Graph", "/graph"),
+    ("calendar", "Calendar", "/calendar"),
+    ("durations", "Durations", "/durations"),
+    ("schedules", "Schedules", "/schedules"),
+    ("versions", "Versions", "/versions"),
+    ("code", "Code", "/code"),
+    ("details", "Details", "/details"),
+)
+
+
+class DagView:
+    """A DAG that the caller may see. `spec` is None if the published document cannot be read."""
+
+    def __init__(self, row: DagRow, spec: DagSpec | None, head: dict[str, Any]) -> None:
+        self.row, self.spec, self._head = row, spec, head
+
+    def values(self, tab: str) -> dict[str, Any]:
+        """The template values of dag_base.html for one view."""
+        path = f"/dags/{segment(self.row.name)}"
+        tabs = [(key, label, path + rest) for key, label, rest in TABS]
+        return {**self._head, "here": "dags", "dag": self.row, "spec": self.spec, "tabs": tabs, "tab": tab}
+
+
+async def dag_view(caller: Caller, conn: AsyncConnection, name: str) -> DagView:
+    row = await caller.dag(conn, name)
+    (fire, *_) = [*await dags.next_fires(conn, dag_ids=[row.dag_id]), None]
+    try:
+        spec = spec_of(row)
+    except InvalidDag:
+        spec = None
+    head = {
+        "dag_path": f"/dags/{segment(row.name)}",
+        "next_fire": fire,
+        "next_words": schedule_words(fire.spec) if fire else None,
+        "may_trigger": caller.principal.may(Permission.TRIGGER_RUNS),
+        "may_pause": caller.principal.may(Permission.PAUSE_DAGS),
+    }
+    return DagView(row, spec, head)
+
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
+
 RUNS = 24
+
+
 # A large DAG shows fewer runs and not all tasks, to keep the page readable.
 _MOST_CELLS, _MOST_LINES = 20_000, 400
+
+
 _MOST_DIFF_LINES = 2000
+
+
 _MOST_CODE_BYTES = 200_000
+
+
 _VERSIONS = 50
 
 
 @router.get("/dags/{dag}")
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def show_grid(
     dag: DagName,
     request: Request,
@@ -46,12 +107,12 @@ async def show_grid(
     async with caller.reading() as conn:
         view = await dag_view(caller, conn, dag)
         tasks = view.spec.tasks if view.spec else ()
-        runs = await catalogue.grid(conn, dag_id=view.row.dag_id, before=before, limit=RUNS + 1)
+        runs = await dags.grid(conn, dag_id=view.row.dag_id, before=before, limit=RUNS + 1)
         shown = _readable(runs)
         run_ids = [each.run_id for each in shown]
-        cells = await catalogue.cells(conn, run_ids=run_ids, limit=_MOST_CELLS * 2)
+        cells = await dags.cells(conn, run_ids=run_ids, limit=_MOST_CELLS * 2)
         has_retries = view.spec is not None and bool(view.spec.groups)
-        retried = await catalogue.group_retries(conn, run_ids=run_ids) if has_retries else {}
+        retried = await dags.group_retries(conn, run_ids=run_ids) if has_retries else {}
     found = [each for each in tasks if task.lower() in each.name.lower()]
     if task or len(found) > _MOST_LINES:
         # If all tasks are shown, include tasks that only older versions have.
@@ -79,7 +140,7 @@ async def show_grid(
 
 
 @router.get("/dags/{dag}/versions")
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def show_versions(
     dag: DagName,
     request: Request,
@@ -94,7 +155,7 @@ async def show_versions(
         after = _numbered(listed, new if new is not None else view.row.number, dag)
         before = _numbered(listed, old, dag) if old is not None else _before(listed, after)
         plan = await plan_changes(conn, before, after) if before else []
-        code = await told_code_changes(caller, conn, before, after) if before else []
+        code = await visible_code_changes(caller, conn, before, after) if before else []
     return page(
         request,
         "dag_versions.html",
@@ -109,7 +170,7 @@ async def show_versions(
 
 
 @router.get("/dags/{dag}/code")
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def show_code(
     dag: DagName, request: Request, caller: Who, file: Annotated[str, Query(max_length=1000)] = ""
 ) -> Response:
@@ -138,7 +199,7 @@ async def show_code(
 
 
 @router.get("/dags/{dag}/details")
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def show_details(dag: DagName, request: Request, caller: Who) -> Response:
     async with caller.reading() as conn:
         view = await dag_view(caller, conn, dag)
@@ -164,3 +225,94 @@ def _numbered(listed: list[ListedVersion], number: int | None, dag: str) -> List
 
 def _before(listed: list[ListedVersion], after: ListedVersion) -> ListedVersion | None:
     return next((each for each in listed if each.number < after.number), None)
+
+
+# Charts cover the newest runs only: older runs of a busy DAG are not counted.
+NEWEST_COUNTED, NEWEST_DRAWN = 20_000, 100
+
+
+@router.get("/dags/{dag}/graph")
+@requires(Permission.READ_DAGS)
+async def show_graph(dag: DagName, request: Request, caller: Who) -> Response:
+    async with caller.reading() as conn:
+        view = await dag_view(caller, conn, dag)
+        version_id = view.row.version_id
+        drawn = await graph_of(conn, version_id=version_id) if version_id is not None else None
+    return page(request, "dag_graph.html", **view.values("graph"), graph=drawn)
+
+
+@router.get("/dags/{dag}/calendar")
+@requires(Permission.READ_RUNS)
+async def show_calendar(dag: DagName, request: Request, caller: Who) -> Response:
+    async with caller.reading() as conn:
+        view = await dag_view(caller, conn, dag)
+        zone = view.spec.timezone if view.spec else "UTC"
+        now = await shards.read_clock(conn)
+        since = now - timedelta(days=DAYS_SHOWN)
+        counts = await overview.runs_by_hour(
+            conn, dag_id=view.row.dag_id, since=since, timezone=zone, newest=NEWEST_COUNTED
+        )
+    there = ZoneInfo(zone)
+    local = [replace(each, hour=each.hour.astimezone(there)) for each in counts]
+    year = year_of(local, today=now.astimezone(there).date())
+    is_cut = sum(each.runs for each in counts) >= NEWEST_COUNTED
+    return page(
+        request,
+        "dag_calendar.html",
+        **view.values("calendar"),
+        year=year,
+        zone=zone,
+        is_cut=is_cut,
+        most=NEWEST_COUNTED,
+    )
+
+
+@router.get("/dags/{dag}/durations")
+@requires(Permission.READ_RUNS)
+async def show_durations(dag: DagName, request: Request, caller: Who) -> Response:
+    async with caller.reading() as conn:
+        view = await dag_view(caller, conn, dag)
+        found = await overview.durations(conn, dag_id=view.row.dag_id, newest=NEWEST_DRAWN)
+        now = await shards.read_clock(conn)
+    return page(request, "dag_durations.html", **view.values("durations"), chart=durations_of(found, now=now))
+
+
+Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
+
+
+_MOST_ROLLBACK_LINES = 300
+
+
+@router.get("/dags/{dag}/versions/{number}/rollback")
+@requires(Permission.ROLL_BACK_DAGS)
+async def preview_rollback(dag: DagName, number: Number, request: Request, caller: Who) -> Response:
+    """Preview the changes as a fragment of the dialog."""
+    async with caller.reading() as conn:
+        row = await caller.dag(conn, dag)
+        wanted = await find_version(conn, dag, number)
+        current = await find_version(conn, dag, row.number)
+        plan = await plan_changes(conn, current, wanted)
+        code = await visible_code_changes(caller, conn, current, wanted)
+    return page(
+        request,
+        "rollback_preview.html",
+        wanted=wanted,
+        current=current,
+        plan=plan[:_MOST_ROLLBACK_LINES],
+        code=code[:_MOST_ROLLBACK_LINES],
+        is_cut=max(len(plan), len(code)) > _MOST_ROLLBACK_LINES,
+        # The publisher republishes a file of a watched folder when it changes.
+        file=None if row.file.startswith(DEPLOYED) else row.file,
+    )
+
+
+@router.post("/dags/{dag}/versions/{number}/rollback")
+@requires(Permission.ROLL_BACK_DAGS)
+async def roll_back_dag(dag: DagName, number: Number, caller: Who) -> Response:
+    routing = load_routing(caller.desk.settings.routing_file)
+    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+        await caller.dag(conn, dag)
+        back = await roll_back(conn, dag=dag, number=number, actor=caller.actor, routing=routing)
+    return done(
+        f"{dag} rolled back from version {back.before} to version {back.now}.", go=f"/dags/{segment(dag)}/versions"
+    )

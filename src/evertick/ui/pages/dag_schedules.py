@@ -9,26 +9,24 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import ValidationError
 
-from evertick.api.desk import Who
-from evertick.api.guard import needs
+from evertick.api.auth import requires
+from evertick.api.context import Who
 from evertick.api.native.dags import DagName
 from evertick.api.native.schedules import Name, PutSchedule, find_schedule, parsed, save
+from evertick.db.notify import Channel
+from evertick.db.queries import schedules, shards
+from evertick.db.queries.schedules import ListedSchedule, Skip
 from evertick.domain.access import Permission
-from evertick.domain.dag_rules import MAX_NAME
-from evertick.domain.duration import parse_duration
-from evertick.domain.errors import Stale, UserError
-from evertick.domain.misfire import MisfirePolicy
-from evertick.domain.overlap import OverlapPolicy
-from evertick.domain.preview import fires_between
-from evertick.domain.schedule import ScheduleKind
-from evertick.engine import change_schedule as verbs
-from evertick.engine.next_fires import fires_of
-from evertick.store import schedules, shards
-from evertick.store.schedules import ListedSchedule, Skip
-from evertick.store.wake import Channel
-from evertick.ui.dag_frame import dag_view
-from evertick.ui.frame import PageRoute, done, form_of, page, segment
-from evertick.ui.words import schedule_words, spec_words
+from evertick.domain.dags.validation import MAX_NAME
+from evertick.domain.durations import parse_duration
+from evertick.domain.errors import PreconditionFailed, UserError
+from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy
+from evertick.domain.schedules.preview import fires_between
+from evertick.domain.schedules.spec import ScheduleKind
+from evertick.engine import schedules as verbs
+from evertick.engine.fire_schedules import fires_of
+from evertick.ui.layout import PageRoute, done, form_of, page, schedule_words, segment, spec_words
+from evertick.ui.pages.dag import dag_view
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -41,7 +39,7 @@ _KEPT_OF_SPEC = ("start_at", "end_at", "anchor_at", "jitter_seconds")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScheduleRow:
     row: ListedSchedule
     words: str
     fires: list[datetime]
@@ -49,20 +47,21 @@ class Line:
 
 
 @router.get("/dags/{dag}/schedules")
-@needs(Permission.READ_SCHEDULES)
+@requires(Permission.READ_SCHEDULES)
 async def show_schedules(dag: DagName, request: Request, caller: Who) -> Response:
     async with caller.reading() as conn:
         view = await dag_view(caller, conn, dag)
         found = await schedules.list_all(conn, dag=dag, limit=_MOST)
         skipped: list[Skip] = await schedules.skips(conn, dag=dag, limit=_SKIPS)
     lines = [
-        Line(row, schedule_words(row.spec), fires_of(row, _FIRES), row.spec.get("kind") in _EDITABLE) for row in found
+        ScheduleRow(row, schedule_words(row.spec), fires_of(row, _FIRES), row.spec.get("kind") in _EDITABLE)
+        for row in found
     ]
     return page(request, "dag_schedules.html", **view.values("schedules"), lines=lines, skips=skipped)
 
 
 @router.get("/dags/{dag}/schedules/edit")
-@needs(Permission.EDIT_SCHEDULES)
+@requires(Permission.EDIT_SCHEDULES)
 async def edit_schedule(
     dag: DagName, request: Request, caller: Who, name: Annotated[str, Query(max_length=250)] = ""
 ) -> Response:
@@ -79,7 +78,7 @@ async def edit_schedule(
 
 
 @router.post("/dags/{dag}/schedules/preview")
-@needs(Permission.READ_SCHEDULES)
+@requires(Permission.READ_SCHEDULES)
 async def preview_schedule(dag: DagName, request: Request, caller: Who) -> Response:
     """Describe the schedule in the form and list its next fires. Saves nothing."""
     form = await form_of(request)
@@ -96,7 +95,7 @@ async def preview_schedule(dag: DagName, request: Request, caller: Who) -> Respo
 
 
 @router.post("/dags/{dag}/schedules/save")
-@needs(Permission.EDIT_SCHEDULES)
+@requires(Permission.EDIT_SCHEDULES)
 async def save_schedule(dag: DagName, request: Request, caller: Who) -> Response:
     form = await form_of(request)
     async with caller.reading() as conn:
@@ -110,7 +109,7 @@ async def save_schedule(dag: DagName, request: Request, caller: Who) -> Response
         version = form.get("version", "0")
         expected = int(version) if version.isdecimal() and len(version) < 10 else 0
         await save(caller, dag, name, _wanted(form, old), expected=expected)
-    except Stale:
+    except PreconditionFailed:
         error = "Conflict: the schedule was changed in the meantime, or one with this name exists. Reload the page to see it."
         return _again(request, view.values("schedules"), form, error)
     except ValidationError as fault:
@@ -121,7 +120,7 @@ async def save_schedule(dag: DagName, request: Request, caller: Who) -> Response
 
 
 @router.post("/dags/{dag}/schedules/{name}/{change}")
-@needs(Permission.PAUSE_SCHEDULES)
+@requires(Permission.PAUSE_SCHEDULES)
 async def change_schedule(
     dag: DagName, name: Name, change: Annotated[str, Path(pattern="^(pause|unpause)$")], caller: Who
 ) -> Response:

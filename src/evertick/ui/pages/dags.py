@@ -10,17 +10,16 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 
-from evertick.api.desk import Who, tags_of
-from evertick.api.guard import needs
+from evertick.api.auth import requires
+from evertick.api.context import Who, tags_of
 from evertick.api.native.dags import DagName
 from evertick.api.paging import like
+from evertick.db.notify import Channel
+from evertick.db.queries import dags
+from evertick.db.queries.dags import DagSelection, ListedDag, NewestRun, NextFire
 from evertick.domain.access import Permission
-from evertick.engine import pause as verbs
-from evertick.store import catalogue, dags
-from evertick.store.catalogue import ListedDag, NewestRun, NextFire, Wanted
-from evertick.store.wake import Channel
-from evertick.ui.frame import PageRoute, done, page
-from evertick.ui.words import schedule_words
+from evertick.engine import dags as verbs
+from evertick.ui.layout import PageRoute, done, page, schedule_words
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -71,7 +70,7 @@ class Row:
 
 
 @router.get("/dags")
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def list_dags(
     request: Request,
     caller: Who,
@@ -87,7 +86,7 @@ async def list_dags(
     if by not in SORTS or sort == "name":
         sort, by, is_down = "", "", False
     paused, newest = STATES.get(state, (None, None))
-    wanted = Wanted(
+    wanted = DagSelection(
         tags=tags_of(caller.principal.tags),
         tag=tag or None,
         like=like(q.strip().replace("\x00", "")) if q.strip() else None,
@@ -96,13 +95,13 @@ async def list_dags(
     )
     async with caller.reading() as conn:
         if by:
-            found = await catalogue.sorted_page(conn, wanted, by=by, is_down=is_down, offset=skip, limit=ROWS + 1)
+            found = await dags.sorted_page(conn, wanted, by=by, is_down=is_down, offset=skip, limit=ROWS + 1)
         else:
-            found = await catalogue.page(conn, wanted, after=after.replace("\x00", ""), limit=ROWS + 1)
+            found = await dags.page_of_dags(conn, wanted, after=after.replace("\x00", ""), limit=ROWS + 1)
         shown = found[:ROWS]
         ids = [each.dag_id for each in shown]
-        runs = await catalogue.newest_runs(conn, dag_ids=ids, each=BARS)
-        fires = await catalogue.next_fires(conn, dag_ids=ids)
+        runs = await dags.newest_runs(conn, dag_ids=ids, each=BARS)
+        fires = await dags.next_fires(conn, dag_ids=ids)
         errors = await dags.import_errors(conn) if caller.principal.may(Permission.READ_IMPORTS) else []
     filters = {name: value for name, value in (("q", q), ("tag", tag), ("state", state)) if value}
     chosen = filters | ({"sort": sort} if sort else {})
@@ -129,7 +128,7 @@ async def list_dags(
 
 
 @router.post("/dags/{dag}/pause")
-@needs(Permission.PAUSE_DAGS)
+@requires(Permission.PAUSE_DAGS)
 async def pause_dag(dag: DagName, caller: Who) -> Response:
     async with caller.changing(Channel.PLAN, Channel.READY) as conn:
         await caller.dag(conn, dag)
@@ -138,7 +137,7 @@ async def pause_dag(dag: DagName, caller: Who) -> Response:
 
 
 @router.post("/dags/{dag}/unpause")
-@needs(Permission.PAUSE_DAGS)
+@requires(Permission.PAUSE_DAGS)
 async def unpause_dag(dag: DagName, caller: Who) -> Response:
     async with caller.changing(Channel.PLAN, Channel.READY) as conn:
         await caller.dag(conn, dag)

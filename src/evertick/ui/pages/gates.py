@@ -6,15 +6,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from evertick.api.desk import Who
-from evertick.api.guard import needs
+from evertick.api.auth import requires
+from evertick.api.context import Who
 from evertick.api.native.gates import KEY_KINDS, find_gate
+from evertick.db.notify import Channel
+from evertick.db.queries import gates
 from evertick.domain.access import Permission
 from evertick.domain.errors import UserError
 from evertick.engine.gates import delete_pool, set_pool
-from evertick.store import gates
-from evertick.store.wake import Channel
-from evertick.ui.frame import PageRoute, done, form_of, page, segment
+from evertick.ui.layout import PageRoute, done, form_of, page, segment
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -23,7 +23,7 @@ _MOST, _SHOWN = 1000, 200
 
 
 @router.get("/pools")
-@needs(Permission.READ_GATES)
+@requires(Permission.READ_GATES)
 async def list_pools(request: Request, caller: Who) -> Response:
     async with caller.reading() as conn:
         found = await gates.list_gates(conn, kinds=["pool"], limit=_MOST)
@@ -31,7 +31,7 @@ async def list_pools(request: Request, caller: Who) -> Response:
 
 
 @router.get("/keys")
-@needs(Permission.READ_GATES)
+@requires(Permission.READ_GATES)
 async def list_keys(request: Request, caller: Who) -> Response:
     """List the mutex keys and limits that tasks hold or wait for now."""
     async with caller.reading() as conn:
@@ -40,13 +40,13 @@ async def list_keys(request: Request, caller: Who) -> Response:
 
 
 @router.get("/pools/{name}")
-@needs(Permission.READ_GATES)
+@requires(Permission.READ_GATES)
 async def show_pool(name: Name, request: Request, caller: Who) -> Response:
     return await _show(request, caller, name, ["pool"], "pool")
 
 
 @router.get("/keys/{name:path}")
-@needs(Permission.READ_GATES)
+@requires(Permission.READ_GATES)
 async def show_key(name: Name, request: Request, caller: Who) -> Response:
     return await _show(request, caller, name, KEY_KINDS, "key")
 
@@ -60,7 +60,7 @@ async def _show(request: Request, caller: Who, name: str, kinds: list[str], kind
 
 
 @router.post("/pools")
-@needs(Permission.EDIT_POOLS)
+@requires(Permission.EDIT_POOLS)
 async def put_pool(request: Request, caller: Who) -> Response:
     """Create a pool, or change its slots with immediate effect."""
     form = await form_of(request)
@@ -75,7 +75,7 @@ async def put_pool(request: Request, caller: Who) -> Response:
 
 
 @router.post("/pools/{name}/delete")
-@needs(Permission.EDIT_POOLS)
+@requires(Permission.EDIT_POOLS)
 async def remove_pool(name: Name, caller: Who) -> Response:
     async with caller.changing() as conn:
         await delete_pool(conn, name=name, actor=caller.actor)

@@ -8,21 +8,19 @@ from datetime import datetime, timedelta
 from fastapi import APIRouter, Request, Response
 from psycopg import AsyncConnection
 
-from evertick.api.desk import Caller, Who
-from evertick.api.guard import needs
+from evertick.api.auth import requires
+from evertick.api.context import Caller, Who
 from evertick.config import Settings
+from evertick.db.queries import gates, overview, runners, shards, waits
+from evertick.db.queries.overview import CAP, ActivitySummary, QueueLine, Upcoming
+from evertick.db.queries.runners import BusyRunner
+from evertick.db.queries.shards import Leader, ShardRow
 from evertick.domain.access import Permission
-from evertick.domain.blocked import kind_of, tell_blocked
-from evertick.domain.time_words import length
-from evertick.domain.why import Blocked
-from evertick.engine.next_fires import fires_until
-from evertick.store import approvals, gates, overview, runners, shards, sharing
-from evertick.store.overview import CAP, Pulse, QueueLine, Upcoming
-from evertick.store.runners import BusyRunner
-from evertick.store.shards import Leader
-from evertick.store.sharing import ShardRow
-from evertick.ui.frame import PageRoute, page
-from evertick.ui.pages.fleet import SILENT_HEARTBEATS
+from evertick.domain.durations import length
+from evertick.domain.explain import Blocked, describe_blocked, kind_of
+from evertick.engine.fire_schedules import fires_until
+from evertick.ui.layout import PageRoute, page
+from evertick.ui.pages.runners import SILENT_HEARTBEATS
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -81,15 +79,15 @@ class Wait:
 
 
 @router.get("/")
-@needs(Permission.READ_DAGS)
+@requires(Permission.READ_DAGS)
 async def home(request: Request, caller: Who) -> Response:
     async with caller.reading() as conn:
         dag_ids = await caller.visible(conn)
-        pulse = await overview.pulse(conn, dag_ids=dag_ids)
+        pulse = await overview.activity(conn, dag_ids=dag_ids)
         signs = await _signs(caller, conn, pulse)
         running = await overview.running(conn, dag_ids=dag_ids, limit=SHOWN)
         failing = await overview.failing(conn, dag_ids=dag_ids, limit=SHOWN)
-        asked = await approvals.list_approvals(conn, dag_ids=dag_ids, limit=SHOWN)
+        asked = await waits.list_approvals(conn, dag_ids=dag_ids, limit=SHOWN)
         late = await overview.late(conn, dag_ids=dag_ids, limit=SHOWN)
         sees_gates = caller.principal.may(Permission.READ_GATES)
         blocked = await gates.blocked(conn, limit=SHOWN) if sees_gates else []
@@ -115,11 +113,11 @@ async def home(request: Request, caller: Who) -> Response:
     )
 
 
-async def _signs(caller: Caller, conn: AsyncConnection, pulse: Pulse) -> list[Sign]:
+async def _signs(caller: Caller, conn: AsyncConnection, pulse: ActivitySummary) -> list[Sign]:
     """The health lines. Lines about the whole installation need the permissions for it."""
     signs = [Sign("Database", True, "reachable")]
     knows_all = caller.principal.may(Permission.READ_METRICS)
-    led = await sharing.page(conn)
+    led = await shards.page(conn)
     leader = await shards.leader(conn, shard=0)
     if len(led) > 1:
         signs.append(_shards_sign(led, knows_all=knows_all))
@@ -154,14 +152,14 @@ def _shards_sign(led: list[ShardRow], *, knows_all: bool) -> Sign:
     return Sign("Schedulers", True, who, path)
 
 
-def _ticked(leader: Leader, pulse: Pulse, settings: Settings) -> str:
+def _ticked(leader: Leader, pulse: ActivitySummary, settings: Settings) -> str:
     """The age of the last tick, derived from the lease it renewed. Empty if the leader uses another lease length."""
     left = (leader.lease_until - pulse.read_at).total_seconds() if leader.lease_until else 0.0
     ago = settings.leader_lease_seconds - left
     return f", last tick {length(ago)} ago" if 0 <= ago <= settings.leader_lease_seconds else ""
 
 
-def _on_time(pulse: Pulse) -> Sign:
+def _on_time(pulse: ActivitySummary) -> Sign:
     if pulse.late:
         since = length((pulse.read_at - pulse.late_since).total_seconds()) if pulse.late_since else ""
         who = f"{pulse.late} schedules overdue, the first" if pulse.late > 1 else "1 schedule overdue"
@@ -197,7 +195,7 @@ def _wait(each: Blocked, now: datetime) -> Wait:
         seconds = (datetime.fromisoformat(instant) - now).total_seconds()
         return f"in {length(seconds)}" if seconds > 0 else f"{length(-seconds)} ago"
 
-    return Wait(each.waiting, kind_of(each), each.name, tell_blocked(each, when), each.since)
+    return Wait(each.waiting, kind_of(each), each.name, describe_blocked(each, when), each.since)
 
 
 def _fires(coming: list[Upcoming], now: datetime) -> list[Fire]:

@@ -6,17 +6,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from evertick.api.desk import Who
-from evertick.api.guard import needs
+from evertick.api.auth import requires
+from evertick.api.context import Who
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound
-from evertick.ui.frame import FOREVER, Frame, PageRoute
+from evertick.ui.layout import FOREVER, Frame, PageRoute
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @router.get("/static/{version}/{name:path}")
-@needs(Permission.OPEN)
+@requires(Permission.OPEN)
 async def static_file(
     version: str, name: Annotated[str, Path(max_length=200)], request: Request, caller: Who
 ) -> Response:
@@ -30,7 +30,7 @@ async def static_file(
 
 
 @router.get("/favicon.ico")
-@needs(Permission.OPEN)
+@requires(Permission.OPEN)
 async def favicon(request: Request, caller: Who) -> Response:
     frame: Frame = request.app.state.frame
     asset = frame.assets.files["icon.svg"]

@@ -10,26 +10,34 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from psycopg import AsyncConnection
 
-from evertick.api.desk import Caller, Who
-from evertick.api.discretion import discreetly
-from evertick.api.guard import needs
+from evertick.api.auth import requires
+from evertick.api.context import Caller, Who
+from evertick.api.discretion import redact
 from evertick.api.native.runs import RunId, find_run
+from evertick.db.queries import dags, listings, logs, runs, tasks, waits
+from evertick.db.queries.runs import RunRow
+from evertick.db.queries.tasks import AttemptRow, TaskRow
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, StorageUnavailable
-from evertick.domain.log_lines import Line
+from evertick.domain.explain import Explained, describe
 from evertick.domain.states import TERMINAL_TASK_STATES
-from evertick.domain.why import Explained, tell
-from evertick.engine.clear import full_name
-from evertick.engine.why import explain_row
-from evertick.store import approvals, dags, listing, log_windows, runs, tasks
-from evertick.store.runs import RunRow
-from evertick.store.tasks import AttemptRow, TaskRow
-from evertick.ui.frame import PageRoute, page
-from evertick.ui.graph import edges_of
-from evertick.ui.history import concerns, of_task
-from evertick.ui.log_window import END, START, Sift, Window, plain, read_backward, read_onward, read_place
-from evertick.ui.rendered import rendered_of
+from evertick.engine.tasks import explain_row, full_name
+from evertick.logs.format import Line
+from evertick.ui.charts.graph import edges_of
+from evertick.ui.charts.history import concerns, of_task
+from evertick.ui.layout import PageRoute, page
+from evertick.ui.log_view import (
+    END,
+    START,
+    LogFilter,
+    Window,
+    plain,
+    read_backward,
+    read_onward,
+    read_place,
+    rendered_of,
+)
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -46,7 +54,7 @@ class Tab(StrEnum):
 
 
 @router.get("/runs/{run_id}/tasks/{task}")
-@needs(Permission.READ_RUNS)
+@requires(Permission.READ_RUNS)
 async def show_task(
     request: Request, run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1, tab: Tab = Tab.LOG
 ) -> Response:
@@ -62,12 +70,12 @@ async def show_task(
         attempts = await tasks.attempts(conn, key)
         why = None
         if _is_held(row):
-            why = await discreetly(caller, conn, await explain_row(conn, row, run_id=run_id))
+            why = await redact(caller, conn, await explain_row(conn, row, run_id=run_id))
         shown = await _tab(conn, run, row, key, tab)
-        note = await listing.note(conn, **key._asdict())
+        note = await listings.note(conn, **key._asdict())
         asked = []
         if row.state == "deferred":
-            asked = await approvals.of_task(conn, run_id=run_id, task=task, map_index=row.map_index)
+            asked = await waits.of_task(conn, run_id=run_id, task=task, map_index=row.map_index)
     if caller.principal.may(Permission.READ_LOGS):
         shown |= await _told(caller, key, attempts, tab)
     return page(
@@ -89,7 +97,7 @@ async def show_task(
 
 
 @router.get("/runs/{run_id}/tasks/{task}/log")
-@needs(Permission.READ_LOGS)
+@requires(Permission.READ_LOGS)
 async def read_log(
     run_id: RunId,
     task: TaskName,
@@ -101,13 +109,13 @@ async def read_log(
     find: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
 ) -> Response:
     """A window of the task's log, for static/log.js."""
-    sift = Sift(level=level, find=find)
+    sift = LogFilter(level=level, find=find)
     place = read_place(at, otherwise=END if back else START)
     async with caller.reading() as conn:
         # Read first whether the task has ended: if it has, its log is complete.
         _, row, key = await find_task(caller, conn, run_id, task, map_index)
         # Read the log sizes before the window: a stream that starts at them may repeat lines, but misses none.
-        sizes = await log_windows.sizes(conn, key)
+        sizes = await logs.sizes(conn, key)
     window = await (read_backward if back else read_onward)(caller.log_reader, key, place, sift)
     document = {
         "lines": _lines(window),
@@ -149,7 +157,7 @@ async def _told(caller: Caller, key: TaskKey, attempts: Sequence[AttemptRow], ta
     """Log content for the tabs that show it. If the log storage is unreachable, the page still renders."""
     try:
         if tab is Tab.LOG:
-            window = await read_backward(caller.log_reader, key, END, Sift())
+            window = await read_backward(caller.log_reader, key, END, LogFilter())
             return {"tail": [line._replace(text=plain(line.text)) for _, line in window.lines]}
         if tab is Tab.DETAILS:
             return {"rendered": await rendered_of(caller.log_reader, key, attempts)}
@@ -191,7 +199,7 @@ def _sentences(found: Explained | None) -> list[tuple[str, str, list[str]]]:
     """The task with its reasons, then the upstream task that it waits for with its reasons, and so on."""
     chain = []
     while found is not None:
-        chain.append((found.task, found.state, [tell(reason) for reason in found.reasons]))
+        chain.append((found.task, found.state, [describe(reason) for reason in found.reasons]))
         found = found.upstream
     return chain
 

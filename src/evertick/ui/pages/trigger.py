@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
-from evertick.api.desk import Who
-from evertick.api.guard import needs
+from evertick.api.auth import requires
+from evertick.api.context import Who
 from evertick.api.native.dags import DagName
+from evertick.db.notify import Channel
 from evertick.domain.access import Permission
+from evertick.domain.dags.params import JsonValue, ParamSpec, ParamType, check_params, parse_param
 from evertick.domain.errors import InvalidParams, UserError
-from evertick.domain.params import JsonValue, ParamSpec, ParamType, check_params, parse_param
-from evertick.engine.trigger import trigger
-from evertick.store.wake import Channel
-from evertick.ui.dag_frame import dag_view
-from evertick.ui.frame import PageRoute, done, form_of, page
+from evertick.engine.runs import trigger
+from evertick.ui.layout import PageRoute, done, form_of, page
+from evertick.ui.pages.dag import dag_view
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -46,7 +46,7 @@ class Field:
 
 
 @router.get("/dags/{dag}/trigger")
-@needs(Permission.TRIGGER_RUNS)
+@requires(Permission.TRIGGER_RUNS)
 async def show_form(dag: DagName, request: Request, caller: Who) -> Response:
     async with caller.reading() as conn:
         view = await dag_view(caller, conn, dag)
@@ -55,7 +55,7 @@ async def show_form(dag: DagName, request: Request, caller: Who) -> Response:
 
 
 @router.post("/dags/{dag}/trigger")
-@needs(Permission.TRIGGER_RUNS)
+@requires(Permission.TRIGGER_RUNS)
 async def start_run(dag: DagName, request: Request, caller: Who) -> Response:
     form = await form_of(request)
     async with caller.reading() as conn:

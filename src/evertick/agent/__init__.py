@@ -1,0 +1,1 @@
+"""Runs one attempt next to its code; speaks HTTP only."""

@@ -1,0 +1,305 @@
+"""One HTTP request on its own connection, with a deadline and a size limit. For agents: small, and cancelable at any time.
+
+Follows no redirects: the token is sent only to the configured address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import h11
+
+from evertick.domain.agent_protocol import AgentOrder, read_order, read_server_url
+from evertick.domain.attempt import Outcome
+from evertick.domain.errors import ApiUnreachable, Conflict, EvertickError, LeaseLost, ResultLost, Unauthenticated
+from evertick.logs.spool import LogChunk
+from evertick.observability.logging import Log
+from evertick.processes.identity import agent_place
+
+_PART_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """`content` is streamed; `size` is its length in bytes."""
+
+    method: str
+    path: str
+    token: str = field(repr=False)
+    content: AsyncIterator[bytes] | bytes = field(default=b"", repr=False)
+    size: int = 0
+    kind: str = "application/json"
+
+
+class AgentEndpoint:
+    """A server's address, from its URL. Raises InvalidSettings for an invalid one."""
+
+    def __init__(self, url: str) -> None:
+        parts = read_server_url(url)
+        self._host, self._netloc, self._path = parts.hostname, parts.netloc, parts.path.rstrip("/")
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self.is_plain = self._tls is None and self._host not in ("localhost", "127.0.0.1", "::1")
+
+    async def ask(self, request: Request, *, seconds: float, most_bytes: int) -> Answer:
+        """Send the request. Raises OSError or TimeoutError without a complete response; the server may still have processed it."""
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
+            try:
+                return await self._exchange(request, reader, writer, most_bytes)
+            except h11.RemoteProtocolError as error:
+                raise OSError(f"the response is not HTTP: {error}") from None
+            except h11.LocalProtocolError as error:
+                # The file changed while it was sent: not a network error, and a retry would not help.
+                raise EvertickError(f"the request cannot be sent: {error}") from None
+            finally:
+                writer.close()
+
+    async def _exchange(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most_bytes: int
+    ) -> Answer:
+        line = h11.Connection(h11.CLIENT)
+        content = request.content
+        size = len(content) if isinstance(content, bytes) else request.size
+        headers = [("Host", self._netloc), ("Connection", "close"), ("Authorization", f"Bearer {request.token}")]
+        headers += [("Accept", "application/json"), ("Content-Type", request.kind), ("Content-Length", str(size))]
+        head = h11.Request(method=request.method, target=f"{self._path}{request.path}", headers=headers)
+        writer.write(line.send(head) or b"")
+        async for part in _parts(content):
+            writer.write(line.send(h11.Data(data=part)) or b"")
+            await writer.drain()
+        writer.write(line.send(h11.EndOfMessage()) or b"")
+        await writer.drain()
+        return await _read(line, reader, most_bytes)
+
+
+async def _parts(content: AsyncIterator[bytes] | bytes) -> AsyncIterator[bytes]:
+    if isinstance(content, bytes):
+        if content:
+            yield content
+        return
+    async for part in content:
+        yield part
+
+
+async def _read(line: h11.Connection, reader: asyncio.StreamReader, most_bytes: int) -> Answer:
+    status, headers, parts, total = 0, {}, [], 0
+    while True:
+        match line.next_event():
+            case h11.NEED_DATA:
+                read = await reader.read(_PART_BYTES)
+                if not read and not status:
+                    raise OSError("the connection broke before a response arrived")
+                line.receive_data(read)
+            case h11.Response() as response:
+                status = response.status_code
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+            case h11.Data() as part:
+                total += len(part.data)
+                if total > most_bytes:
+                    raise OSError(f"the response is larger than {most_bytes} bytes")
+                parts.append(bytes(part.data))
+            case h11.EndOfMessage():
+                return Answer(status=status, headers=headers, body=b"".join(parts))
+            case h11.InformationalResponse():
+                pass
+            case _:
+                raise OSError("the connection broke before the response was complete")
+
+
+PREFIX = "/api/agent/v1"
+
+
+ANSWER_SECONDS = 30.0
+
+
+FILE_SECONDS = 600.0
+
+
+MOST_ANSWER_BYTES = 512 * 1024 * 1024
+
+
+LONGEST_PAUSE_SECONDS = 15.0
+
+
+FIRST_PAUSE_SECONDS = 0.2
+
+
+_UPLOAD_PART_BYTES = 256 * 1024
+
+
+_NO_API = "the server at this address is not an Evertick API of this release"
+
+
+T = TypeVar("T")
+
+
+class AgentClient:
+    """The API client of one attempt. `token` and `renewal` are the values from the latest response."""
+
+    def __init__(self, server: str, start_token: str, *, log: Log) -> None:
+        self._address = AgentEndpoint(server)
+        if self._address.is_plain:
+            log.warning("plain_http", message="Tokens and secrets are sent unencrypted: use https.", server=server)
+        self._renewal, self._token, self._log = start_token, "", log
+        self._nonce = secrets.token_hex(16)
+        # Timeout of one response; shorter when heartbeats are frequent.
+        self.answer_seconds = ANSWER_SECONDS
+
+    async def start(self) -> AgentOrder:
+        """Acknowledge the start. Raises Conflict or LeaseLost if the attempt must not run, Refused if the token is
+        invalid, or Unanswered."""
+        body = {"nonce": self._nonce, "version": version("evertick"), "place": agent_place()}
+        try:
+            told = read_order(await self._say("/start", body, token=self._renewal))
+        except (KeyError, TypeError, ValueError):
+            raise ApiUnreachable(_NO_API) from None
+        self._token, self._renewal = told.token, told.renewal
+        return told
+
+    async def heartbeat(self, wait_seconds: float) -> tuple[str, float]:
+        """The API's answer (continue, stop, lost), and how long to wait before the next heartbeat."""
+        seconds = wait_seconds + self.answer_seconds
+        answer = await self._with_token("/heartbeat", {"wait_seconds": wait_seconds}, seconds=seconds)
+        try:
+            token, renewal = str(answer["token"]), str(answer["renewal"])
+            word, rest_seconds = str(answer["word"]), float(answer["rest_seconds"])
+        except (KeyError, TypeError, ValueError):
+            # A proxy answered instead of the API. The attempt continues as if there were no answer.
+            raise ApiUnreachable(_NO_API) from None
+        self._token, self._renewal = token, renewal
+        return word, rest_seconds
+
+    async def ship(self, chunks: list[LogChunk]) -> None:
+        told = [
+            {"offset": chunk.offset, "end": chunk.end, "content": chunk.content.decode("utf-8", "replace")}
+            for chunk in chunks
+        ]
+        await self._with_token("/logs", {"chunks": told})
+
+    async def finish(self, outcome: Outcome) -> None:
+        log = None
+        if outcome.log:
+            text = outcome.log.decode("utf-8", "replace")
+            log = {"offset": outcome.log_offset, "end": outcome.log_end, "content": text}
+        told = asdict(outcome)
+        names = ("kind", "reason", "result_json", "exit_code", "no_retry", "retry_after_seconds", "start_seconds")
+        await self._with_token("/finish", {**{name: told[name] for name in names}, "log": log})
+
+    async def fetch(self, path: str) -> bytes:
+        """Download a file: the attempt's code, or a large result."""
+        request = Request(method="GET", path=f"{PREFIX}{path}", token=self._token)
+        return (await self._renewed(lambda: self._ask(request, FILE_SECONDS))).body
+
+    async def put(self, path: str, file: Path, size: int) -> None:
+        async def send() -> Answer:
+            made = _parts_of(file)
+            request = Request(
+                method="PUT",
+                path=f"{PREFIX}{path}",
+                token=self._token,
+                content=made,
+                size=size,
+                kind="application/octet-stream",
+            )
+            return await self._ask(request, FILE_SECONDS)
+
+        await self._renewed(send)
+
+    async def _with_token(self, path: str, body: Mapping[str, object], *, seconds: float | None = None) -> Any:
+        return await self._renewed(lambda: self._say(path, body, token=self._token, seconds=seconds))
+
+    async def _renewed(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Repeat the request once with a new token if the old one is no longer valid: it may have expired while the API
+        was unreachable."""
+        try:
+            return await ask()
+        except Unauthenticated:
+            await self.start()
+        return await ask()
+
+    async def _say(self, path: str, body: Mapping[str, object], *, token: str, seconds: float | None = None) -> Any:
+        request = Request(method="POST", path=f"{PREFIX}{path}", token=token, content=json.dumps(body).encode())
+        answer = await self._ask(request, seconds or self.answer_seconds)
+        try:
+            return json.loads(answer.body)
+        except ValueError:
+            raise ApiUnreachable(_NO_API) from None
+
+    async def _ask(self, request: Request, seconds: float) -> Answer:
+        try:
+            answer = await self._address.ask(request, seconds=seconds, most_bytes=MOST_ANSWER_BYTES)
+        except OSError as error:
+            raise ApiUnreachable(f"the API cannot be reached: {str(error) or type(error).__name__}") from None
+        if answer.status < 300:
+            return answer
+        raise _problem(answer)
+
+
+def _problem(answer: Answer) -> EvertickError:
+    """The error for a response that is not a success. Only an Evertick problem document is trusted: proxies send 4xx of
+    their own."""
+    code, detail = "", f"the API answered {answer.status}"
+    if 300 <= answer.status < 400:
+        # Redirects are not followed: the token goes only to the configured address.
+        detail = f"{detail}, redirecting to {answer.headers.get('location', 'another address')}: configure that address for agents"
+    with suppress(ValueError, KeyError, TypeError):
+        told = json.loads(answer.body)
+        code, detail = str(told["code"]), str(told["detail"])
+    kinds: dict[str, type[EvertickError]] = {
+        "conflict": Conflict,
+        "lease_lost": LeaseLost,
+        "refused": Unauthenticated,
+        "result_lost": ResultLost,
+    }
+    if answer.status in (400, 404, 413, 422) and code:
+        return EvertickError(detail)
+    return kinds.get(code, ApiUnreachable)(detail)
+
+
+async def _parts_of(file: Path) -> AsyncIterator[bytes]:
+    with await asyncio.to_thread(file.open, "rb") as opened:
+        while part := await asyncio.to_thread(opened.read, _UPLOAD_PART_BYTES):
+            yield part
+
+
+async def keep_asking(
+    ask: Callable[[], Awaitable[T]], *, until: asyncio.Event, seconds: float, what: str, log: Log
+) -> T:
+    """Repeat until answered, with growing, jittered pauses. Raises Unanswered after `seconds`, or when `until` is set."""
+    failures, give_up_at = 0, time.monotonic() + seconds
+    while True:
+        try:
+            answer = await ask()
+        except ApiUnreachable as error:
+            failures += 1
+            if until.is_set() or time.monotonic() >= give_up_at:
+                raise
+            pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures, 10)) * (
+                0.5 + random.random() / 2
+            )
+            log.warning("unanswered", what=what, failures=failures, error=error, again_in=round(pause, 1))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(until.wait(), min(pause, max(0.0, give_up_at - time.monotonic())))
+        else:
+            if failures:
+                log.info("answered", what=what, after_failures=failures)
+            return answer

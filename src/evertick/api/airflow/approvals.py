@@ -1,0 +1,226 @@
+"""Approvals as Airflow's "human in the loop" details, with the options Approve and Reject."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query
+from psycopg import AsyncConnection
+from pydantic import Field
+
+from evertick.api.airflow.labels import OPERATORS, TASK_STATES
+from evertick.api.airflow.models import (
+    HITLDetail,
+    HITLDetailCollection,
+    HITLDetailHistory,
+    HITLDetailResponse,
+    TaskInstanceState,
+)
+from evertick.api.airflow.query import (
+    EVERY,
+    Body,
+    Paged,
+    Pattern,
+    Small,
+    begins,
+    columns,
+    contains,
+    paged,
+    plainly_contains,
+    span,
+)
+from evertick.api.airflow.runs import R, find_run, whose
+from evertick.api.airflow.task_instances import MapIndex, T, find_instance, instance_documents
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Caller, Who
+from evertick.db.notify import Channel
+from evertick.db.queries import waits
+from evertick.db.queries.run_lists import PageRequest
+from evertick.db.queries.waits import ApprovalRow, Question, QuestionFilter
+from evertick.domain.access import Permission
+from evertick.domain.errors import NotFound, UserError
+from evertick.engine.waits import Decision, decide_approval
+
+router = APIRouter(route_class=GuardedRoute, tags=["Task Instance"])
+
+APPROVE, REJECT = "Approve", "Reject"
+PLACE = ["run_id", "idx", "map_index"]
+ORDER = {
+    "ti_id": PLACE,
+    "subject": ["title"],
+    "responded_at": ["decided_at"],
+    "created_at": ["asked_at"],
+    "responded_by_user_id": ["answerer"],
+    "responded_by_user_name": ["answerer"],
+    "dag_id": ["dag"],
+    "run_id": ["text_id"],
+    "task_display_name": ["task"],
+    "run_after": ["due_at"],
+    "rendered_map_index": ["map_index"],
+    "task_instance_operator": ["operator"],
+    "task_instance_state": ["shown"],
+}
+_MOST_TRIES = 1000
+
+
+class ApprovalQuery(Paged):
+    dag_id_pattern: Pattern = None
+    dag_id_prefix_pattern: Pattern = None
+    task_id: str | None = None
+    task_id_pattern: Pattern = None
+    task_id_prefix_pattern: Pattern = None
+    map_index: Small | None = None
+    state: list[TaskInstanceState | Literal["none", "no_status"]] | None = None
+    response_received: bool | None = None
+    responded_by_user_id: list[str] | None = None
+    responded_by_user_name: list[str] | None = None
+    subject_search: Pattern = None
+    body_search: Pattern = None
+    created_at_gte: datetime | None = None
+    created_at_gt: datetime | None = None
+    created_at_lte: datetime | None = None
+    created_at_lt: datetime | None = None
+
+
+class Answer(Body):
+    chosen_options: list[str]
+    params_input: dict[str, Any] = Field(default_factory=dict)
+
+
+@router.get(f"{R}/hitlDetails", response_model=HITLDetailCollection)
+@requires(Permission.READ_RUNS)
+async def get_hitl_details(
+    dag_id: str, dag_run_id: str, caller: Who, asked: Annotated[ApprovalQuery, Query()]
+) -> dict[str, Any]:
+    """List the newest approval of each task, open or decided, of one run or of all with `~`."""
+    order = columns(asked.order_by, ORDER)
+    async with caller.reading() as conn:
+        where = await whose(caller, conn, dag_id)
+        if dag_run_id != EVERY:
+            where["run_id"] = (await find_run(caller, conn, dag_id, dag_run_id)).run_id
+        found, total = await waits.list_questions(conn, _filter(asked, where), paged(asked, order))
+        # Evertick's approvals have a title but no body.
+        if contains(asked.body_search) is not None:
+            found, total = [], 0
+        return {"hitl_details": await _documents(conn, found), "total_entries": total}
+
+
+@router.get(f"{T}/{{map_index}}/hitlDetails", response_model=HITLDetail)
+@requires(Permission.READ_RUNS)
+async def get_hitl_detail(
+    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, caller: Who
+) -> dict[str, Any]:
+    async with caller.reading() as conn:
+        found = await _find(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+        return (await _documents(conn, [found]))[0]
+
+
+@router.patch(f"{T}/{{map_index}}/hitlDetails", response_model=HITLDetailResponse)
+@requires(Permission.DECIDE_APPROVALS)
+async def update_hitl_detail(
+    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, body: Answer, caller: Who
+) -> dict[str, Any]:
+    """Approve or reject, with form values in `params_input`. The first decision is final; later ones get 409."""
+    if body.chosen_options not in ([APPROVE], [REJECT]):
+        raise UserError(f"chosen_options must be [{APPROVE!r}] or [{REJECT!r}].")
+    decision = Decision(
+        is_approved=body.chosen_options == [APPROVE], actor=caller.actor, fields=lambda form: body.params_input
+    )
+    async with caller.changing(Channel.READY, Channel.PLAN) as conn:
+        found = await _find(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+        row = await decide_approval(
+            conn,
+            run_id=found.task.run_id,
+            task=task_id,
+            map_index=map_index,
+            decision=decision,
+            role=caller.principal.role,
+        )
+    return {
+        "chosen_options": body.chosen_options,
+        "params_input": row.fields,
+        "responded_at": row.decided_at,
+        "responded_by": _user(row.decided_by),
+    }
+
+
+@router.get(f"{T}/{{map_index}}/hitlDetails/tries/{{try_number}}", response_model=HITLDetailHistory)
+@requires(Permission.READ_RUNS)
+async def get_hitl_detail_try_detail(
+    dag_id: str,
+    dag_run_id: str,
+    task_id: str,
+    map_index: MapIndex,
+    try_number: Annotated[int, Path(ge=0, le=2**31 - 1)],
+    caller: Who,
+) -> dict[str, Any]:
+    """The approval of one try: a cleared task requests a new one, and the first one is try 1."""
+    async with caller.reading() as conn:
+        task = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+        made = await waits.of_task(conn, run_id=task.run_id, task=task_id, map_index=map_index, limit=_MOST_TRIES)
+        (instance,) = await instance_documents(conn, [task])
+    questions = made[::-1]
+    if not 1 <= try_number <= len(questions):
+        raise NotFound(f"Task {task_id!r} of run {dag_run_id!r} has no approval in try {try_number}.")
+    return {**_question(questions[try_number - 1]), "task_instance": {**instance, "try_number": try_number}}
+
+
+def _filter(asked: ApprovalQuery, where: dict[str, Any]) -> QuestionFilter:
+    names = {*(asked.responded_by_user_id or ()), *(asked.responded_by_user_name or ())}
+    if asked.responded_by_user_id and asked.responded_by_user_name:
+        names = set(asked.responded_by_user_id) & set(asked.responded_by_user_name)
+    is_by_name = bool(asked.responded_by_user_id or asked.responded_by_user_name)
+    return QuestionFilter(
+        **where,
+        dag_like=contains(asked.dag_id_pattern),
+        dag_heads=begins(asked.dag_id_prefix_pattern),
+        task=asked.task_id,
+        like=contains(asked.task_id_pattern),
+        heads=begins(asked.task_id_prefix_pattern),
+        map_index=asked.map_index,
+        states=["none" if state == "no_status" else state for state in asked.state] if asked.state else None,
+        is_answered=asked.response_received,
+        answerers=sorted(names) if is_by_name else None,
+        title_like=plainly_contains(asked.subject_search),
+        asked=span(asked, "created_at"),
+        names=TASK_STATES,
+        kinds=OPERATORS,
+    )
+
+
+async def _find(caller: Caller, conn: AsyncConnection, names: tuple[str, str, str], map_index: int) -> Question:
+    run = await find_run(caller, conn, *names[:2])
+    wanted = QuestionFilter(run_id=run.run_id, task=names[2], map_index=map_index)
+    found, _ = await waits.list_questions(conn, wanted, PageRequest(limit=1, is_counted=False))
+    if found:
+        return found[0]
+    await find_instance(caller, conn, names, map_index)
+    raise NotFound(f"Task {names[2]!r} of run {names[1]!r} has no approval.")
+
+
+async def _documents(conn: AsyncConnection, found: list[Question]) -> list[dict[str, Any]]:
+    instances = await instance_documents(conn, [each.task for each in found])
+    return [{**_question(each), "task_instance": made} for each, made in zip(found, instances, strict=True)]
+
+
+def _question(row: Question | ApprovalRow) -> dict[str, Any]:
+    is_answered = row.decided_at is not None
+    form = row.wait.get("form", [])
+    return {
+        "subject": row.title,
+        "options": [APPROVE, REJECT],
+        "multiple": False,
+        "params": {each["name"]: {"value": each.get("default"), "schema": each} for each in form},
+        "created_at": row.asked_at,
+        "chosen_options": [APPROVE if row.is_approved else REJECT] if is_answered else None,
+        "params_input": (row.fields or {}) if is_answered else None,
+        "responded_at": row.decided_at,
+        "responded_by_user": _user(row.decided_by) if is_answered else None,
+        "response_received": is_answered,
+    }
+
+
+def _user(actor: str | None) -> dict[str, str]:
+    name = (actor or "").partition(":")[2] or (actor or "")
+    return {"id": name, "name": name}

@@ -1,0 +1,325 @@
+"""Task instance changes: mark, note and clear, in one run or also in past and future runs, each with a dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from psycopg import AsyncConnection
+from pydantic import Field
+
+from evertick.api.airflow.bulk import BulkBody, Tally
+from evertick.api.airflow.models import BulkResponse, TaskInstanceCollectionResponse
+from evertick.api.airflow.query import EVERY, Body, Texts
+from evertick.api.airflow.run_actions import FAILED, How, Note, clear_chosen, mark_one, whose_run
+from evertick.api.airflow.runs import R, find_run
+from evertick.api.airflow.selection import Choice, choose, runs_around, runs_between, spec_of_version
+from evertick.api.airflow.task_instances import MapIndex, T, find_instance, instance_documents, missing
+from evertick.api.auth import GuardedRoute, requires
+from evertick.api.context import Caller, Who
+from evertick.db.notify import Channel
+from evertick.db.queries import listings
+from evertick.db.queries.listings import ListedTask
+from evertick.db.queries.run_lists import ListedRun
+from evertick.domain.access import Permission
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import Conflict, NotFound, UserError
+from evertick.engine.runs import write_note
+
+router = APIRouter(route_class=GuardedRoute, tags=["Task Instance"])
+
+MapIndexAsked = Annotated[int | None, Query(ge=-1, le=2**31 - 1)]
+State = Literal["success", "failed", "skipped"]
+Chosen = list[tuple[ListedRun, list[ListedTask]]]
+
+
+class InstancePatch(Body):
+    new_state: State | None = None
+    note: Note = None
+    include_upstream: bool = False
+    include_downstream: bool = False
+    include_future: bool = False
+    include_past: bool = False
+
+
+class BulkInstance(InstancePatch):
+    task_id: Annotated[str, Field(max_length=1000)]
+    map_index: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    dag_id: Annotated[str | None, Field(max_length=250)] = None
+    dag_run_id: Annotated[str | None, Field(max_length=250)] = None
+
+
+class ClearBody(Body):
+    dry_run: bool = True
+    start_date: datetime | None = None
+    end_date: datetime | None = None
+    only_failed: bool = True
+    only_running: bool = False
+    reset_dag_runs: bool = True
+    task_ids: list[str | Annotated[tuple[str, int], Field(min_length=2)]] | None = None
+    dag_run_id: Annotated[str | None, Field(max_length=250)] = None
+    include_upstream: bool = False
+    include_downstream: bool = False
+    include_future: bool = False
+    include_past: bool = False
+    run_on_latest_version: bool | None = None
+    prevent_running_task: bool = False
+    note: Note = None
+
+
+@router.patch(T, response_model=TaskInstanceCollectionResponse)
+@requires(Permission.MARK_TASKS)
+async def patch_task_instance(
+    dag_id: str,
+    dag_run_id: str,
+    task_id: str,
+    body: InstancePatch,
+    caller: Who,
+    map_index: MapIndexAsked = None,
+    update_mask: Texts = None,
+) -> dict[str, Any]:
+    return await _patch(caller, (dag_id, dag_run_id, task_id), map_index, body, update_mask)
+
+
+@router.patch(f"{T}/dry_run", response_model=TaskInstanceCollectionResponse)
+@requires(Permission.MARK_TASKS)
+async def patch_task_instance_dry_run(
+    dag_id: str,
+    dag_run_id: str,
+    task_id: str,
+    body: InstancePatch,
+    caller: Who,
+    map_index: MapIndexAsked = None,
+    update_mask: Texts = None,
+) -> dict[str, Any]:
+    return await _foresee(caller, (dag_id, dag_run_id, task_id), map_index, body, update_mask)
+
+
+@router.patch(f"{T}/{{map_index}}", response_model=TaskInstanceCollectionResponse)
+@requires(Permission.MARK_TASKS)
+async def patch_task_instance_by_map_index(
+    dag_id: str,
+    dag_run_id: str,
+    task_id: str,
+    map_index: MapIndex,
+    body: InstancePatch,
+    caller: Who,
+    update_mask: Texts = None,
+) -> dict[str, Any]:
+    return await _patch(caller, (dag_id, dag_run_id, task_id), map_index, body, update_mask)
+
+
+@router.patch(f"{T}/{{map_index}}/dry_run", response_model=TaskInstanceCollectionResponse)
+@requires(Permission.MARK_TASKS)
+async def patch_task_instance_dry_run_by_map_index(
+    dag_id: str,
+    dag_run_id: str,
+    task_id: str,
+    map_index: MapIndex,
+    body: InstancePatch,
+    caller: Who,
+    update_mask: Texts = None,
+) -> dict[str, Any]:
+    return await _foresee(caller, (dag_id, dag_run_id, task_id), map_index, body, update_mask)
+
+
+@router.delete(T, status_code=204)
+@requires(Permission.MARK_TASKS)
+async def delete_task_instance(
+    dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndexAsked = None
+) -> None:
+    """Always refused: the tasks of a run are those of its DAG version."""
+    async with caller.reading() as conn:
+        await find_instance(caller, conn, (dag_id, dag_run_id, task_id), -1 if map_index is None else map_index)
+    raise Conflict("A task instance cannot be deleted. Mark it skipped, or delete the run.")
+
+
+@router.patch(f"{R}/taskInstances", response_model=BulkResponse)
+@requires(Permission.MARK_TASKS)
+async def bulk_task_instances(
+    dag_id: str, dag_run_id: str, body: BulkBody[BulkInstance], caller: Who
+) -> dict[str, Any]:
+    """Bulk updates. Task instances can be neither created nor deleted."""
+    tally = Tally()
+    for action in body.actions:
+        for entity in action.entities:
+            wish = entity if isinstance(entity, BulkInstance) else BulkInstance(task_id=entity)
+            run_id = wish.dag_run_id if dag_run_id == EVERY else dag_run_id
+            async with tally.counting(action, f"{dag_id}.{run_id}.{wish.task_id}[{_index(wish.map_index)}]"):
+                if action.action != "update":
+                    raise UserError(f"Bulk {action.action} is not supported for task instances.")
+                if run_id is None:
+                    raise UserError("With ~ in the path, each task instance needs a dag_run_id.")
+                names = (whose_run(dag_id, wish.dag_id), run_id, wish.task_id)
+                fields = set(InstancePatch.model_fields) & wish.model_fields_set
+                patch = InstancePatch.model_validate(wish.model_dump(include=fields))
+                await _patch(caller, names, wish.map_index, patch, action.update_mask)
+    return tally.document()
+
+
+@router.patch(f"{R}/taskGroupInstances/{{group_id}}", response_model=TaskInstanceCollectionResponse)
+@requires(Permission.MARK_TASKS)
+async def patch_task_group_instances(
+    dag_id: str, dag_run_id: str, group_id: str, body: InstancePatch, caller: Who, update_mask: Texts = None
+) -> dict[str, Any]:
+    """Update all task instances of a group."""
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+        found = await _of_group(caller, conn, (dag_id, dag_run_id), group_id, body)
+        return await _carry_out(caller, conn, found, body, update_mask)
+
+
+@router.patch(f"{R}/taskGroupInstances/{{group_id}}/dry_run", response_model=TaskInstanceCollectionResponse)
+@requires(Permission.MARK_TASKS)
+async def patch_task_group_instances_dry_run(
+    dag_id: str, dag_run_id: str, group_id: str, body: InstancePatch, caller: Who
+) -> dict[str, Any]:
+    async with caller.reading() as conn:
+        found = await _of_group(caller, conn, (dag_id, dag_run_id), group_id, body)
+        return await _told(conn, [row for _, rows in found for row in rows if row.phase != body.new_state])
+
+
+@router.post("/dags/{dag_id}/clearTaskInstances", response_model=TaskInstanceCollectionResponse)
+@requires(Permission.CLEAR_TASKS)
+async def post_clear_task_instances(dag_id: str, body: ClearBody, caller: Who) -> dict[str, Any]:
+    """Clear task instances of one run, also of past and future runs, or of all runs between two dates. Finished runs are
+    restarted even without `reset_dag_runs`, because tasks of a finished run cannot run."""
+    async with caller.reading() as conn:
+        runs = await _runs_to_clear(caller, conn, dag_id, body)
+        found = [(run, await _to_clear(conn, run, body)) for run in runs]
+    if body.prevent_running_task and any(row.phase == "running" for _, rows in found for row in rows):
+        raise Conflict("Task instances are running and prevent_running_task is set. Wait until they end, or omit it.")
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+        for run, rows in found if not body.dry_run else ():
+            await clear_chosen(caller, conn, run, rows, How(body.run_on_latest_version, body.note))
+        return await _told(conn, [row for _, rows in found for row in rows])
+
+
+async def _runs_to_clear(caller: Caller, conn: AsyncConnection, dag_id: str, body: ClearBody) -> list[ListedRun]:
+    if body.dag_run_id is not None:
+        run = await find_run(caller, conn, dag_id, body.dag_run_id)
+        return await runs_around(conn, run, past=body.include_past, future=body.include_future)
+    row = await caller.dag(conn, dag_id)
+    first = None if body.include_past else body.start_date
+    last = None if body.include_future else body.end_date
+    return await runs_between(conn, row.dag_id, first, last)
+
+
+async def _to_clear(conn: AsyncConnection, run: ListedRun, body: ClearBody) -> list[ListedTask]:
+    choice = Choice(
+        names=None if body.task_ids is None else [(e, None) if isinstance(e, str) else e for e in body.task_ids],
+        with_upstream=body.include_upstream,
+        with_downstream=body.include_downstream,
+        with_setups=True,
+    )
+    found = await choose(conn, run, choice, is_strict=body.dag_run_id is not None)
+    if body.only_running:
+        return [row for row in found if row.phase == "running"]
+    return [row for row in found if not body.only_failed or row.phase in FAILED]
+
+
+async def _patch(
+    caller: Caller,
+    names: tuple[str, str, str],
+    map_index: int | None,
+    body: InstancePatch,
+    update_mask: list[str] | None,
+) -> dict[str, Any]:
+    # Select the runs first, on a read connection.
+    async with caller.reading() as conn:
+        found = await _meant(caller, conn, names, map_index, body)
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+        return await _carry_out(caller, conn, found, body, update_mask)
+
+
+async def _foresee(
+    caller: Caller,
+    names: tuple[str, str, str],
+    map_index: int | None,
+    body: InstancePatch,
+    update_mask: list[str] | None,
+) -> dict[str, Any]:
+    """The task instances that the request would change without `dry_run`."""
+    async with caller.reading() as conn:
+        found = await _meant(caller, conn, names, map_index, body)
+        is_marked = "new_state" in _fields(body, update_mask)
+        rows = [row for _, rows in found for row in rows if not is_marked or row.phase != body.new_state]
+        return await _told(conn, rows)
+
+
+async def _meant(
+    caller: Caller, conn: AsyncConnection, names: tuple[str, str, str], map_index: int | None, body: InstancePatch
+) -> Chosen:
+    run = await find_run(caller, conn, *names[:2])
+    choice = Choice(
+        names=[(names[2], map_index)],
+        with_upstream=body.include_upstream,
+        with_downstream=body.include_downstream,
+    )
+    found = await _in_each(conn, run, choice, body)
+    if not any(rows for each, rows in found if each.run_id == run.run_id):
+        raise missing(*names)
+    return found
+
+
+async def _of_group(
+    caller: Caller, conn: AsyncConnection, names: tuple[str, str], group: str, body: InstancePatch
+) -> Chosen:
+    run = await find_run(caller, conn, *names)
+    spec = await spec_of_version(conn, run.version_id)
+    members = [task.name for task in spec.tasks if task.name.startswith(f"{group}.")]
+    if not members:
+        raise NotFound(f"Task group with id {group} was not found in run {names[1]}")
+    choice = Choice(
+        names=[(name, None) for name in members],
+        with_upstream=body.include_upstream,
+        with_downstream=body.include_downstream,
+    )
+    return await _in_each(conn, run, choice, body)
+
+
+async def _in_each(conn: AsyncConnection, run: ListedRun, choice: Choice, body: InstancePatch) -> Chosen:
+    runs = await runs_around(conn, run, past=body.include_past, future=body.include_future)
+    return [(each, await choose(conn, each, choice, is_strict=each.run_id == run.run_id)) for each in runs]
+
+
+async def _carry_out(
+    caller: Caller, conn: AsyncConnection, found: Chosen, body: InstancePatch, update_mask: list[str] | None
+) -> dict[str, Any]:
+    """Mark and note. Returns the changed task instances with their new states."""
+    fields = _fields(body, update_mask)
+    rows = [row for _, rows in found for row in rows]
+    if "new_state" in fields and body.new_state is not None:
+        rows = [row for row in rows if row.phase != body.new_state]
+        if not rows:
+            raise Conflict(f"The task instance is already {body.new_state}.")
+        for row in rows:
+            await mark_one(caller, conn, row, body.new_state)
+    if "note" in fields:
+        for row in rows:
+            await write_note(conn, _key(row), content=body.note or None, actor=caller.actor)
+    touched = {_key(row) for row in rows}
+    after = [
+        row
+        for run, before in found
+        for row in await listings.tasks_of(conn, run_id=run.run_id, idxs={each.idx for each in before})
+        if _key(row) in touched
+    ]
+    return await _told(conn, after)
+
+
+async def _told(conn: AsyncConnection, rows: Sequence[ListedTask]) -> dict[str, Any]:
+    return {"task_instances": await instance_documents(conn, rows), "total_entries": len(rows)}
+
+
+def _fields(body: InstancePatch, update_mask: list[str] | None) -> set[str]:
+    return body.model_fields_set if not update_mask else body.model_fields_set.intersection(update_mask)
+
+
+def _key(row: ListedTask) -> TaskKey:
+    return TaskKey(row.run_id, row.idx, row.map_index)
+
+
+def _index(map_index: int | None) -> int:
+    return -1 if map_index is None else map_index

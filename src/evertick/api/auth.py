@@ -1,0 +1,176 @@
+"""Authentication and authorization, before the request body is read. Every route must declare its permission at registration.
+
+A bearer token takes precedence over the session cookie. With a cookie, a change also needs the session's CSRF token and, if the
+browser sends an origin, the origin of this server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import psycopg
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from evertick.api.context import NOBODY, ApiContext, Caller
+from evertick.api.fast_reads import plain_answer
+from evertick.db.queries import accounts
+from evertick.domain.access import MATRIX, Permission, Principal
+from evertick.domain.errors import EvertickError, Forbidden, PostgresUnavailable, Unauthenticated
+
+# Browsers accept a __Host- cookie only over TLS and send it only to this host.
+SECURE_COOKIE, PLAIN_COOKIE = "__Host-evertick", "evertick_session"
+CSRF_HEADER = "x-csrf-token"
+SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
+# Request state: the error of an authentication that already failed.
+ERROR = "evertick.error"
+# Refusals are recorded once a minute per address, so that clients cannot flood the audit log.
+_NOTE_SECONDS = 60.0
+_MOST_NOTED = 1000
+
+F = TypeVar("F", bound=Callable[..., Any])
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+def requires(permission: Permission) -> Callable[[F], F]:
+    """Declare the permission that a route needs."""
+
+    def mark(function: F) -> F:
+        function.permission = permission  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+class GuardedRoute(APIRoute):
+    """A route that must declare its permission: without one, registration fails."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        permission = getattr(endpoint, "permission", None)
+        if not isinstance(permission, Permission) or permission not in MATRIX:
+            raise TypeError(f"{path} declares no permission: decorate {endpoint.__name__} with @needs(...)")
+        self.permission = permission
+        super().__init__(path, endpoint, **options)
+        self.answer_plainly = plain_answer(self)
+
+    def get_route_handler(self) -> Handler:
+        answer = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            if (error := request.scope.get(ERROR)) is not None:
+                raise error
+            request.state.caller = await authenticate(request, self.permission)
+            if self.answer_plainly is not None and (response := await self.answer_plainly(request)) is not None:
+                return response
+            return await answer(request)
+
+        return guarded
+
+
+async def authenticate(request: Request, permission: Permission) -> Caller:
+    """Return the caller or raise an error. Refusals are recorded in the audit log."""
+    desk: ApiContext = request.app.state.desk
+    origin = request.client.host if request.client else "unknown"
+    caller = Caller(
+        desk=desk, principal=NOBODY, permission=permission, origin=origin, request_id=request.state.request_id
+    )
+    if permission is Permission.OPEN:
+        return caller
+    try:
+        secret, is_cookie = secret_of(request)
+        found = await desk.remembered.who(desk.readers, secret)
+        if found is None:
+            raise Unauthenticated("Invalid token or session: it is wrong, expired or revoked. Sign in again.")
+        caller.principal = found.principal
+        if is_cookie:
+            caller.csrf = csrf_of(secret)
+            _refuse_forgery(request, caller.csrf)
+        caller.require(permission)
+    except (Unauthenticated, Forbidden) as refusal:
+        await _note_refusal(request, caller, refusal)
+        raise
+    if found.is_use_old and caller.principal.credential_id is not None:
+        # Failing to record the use of the token does not fail the request.
+        with suppress(psycopg.Error, PostgresUnavailable, OSError):
+            async with desk.writers.lent() as conn:
+                await accounts.note_use(conn, credential_id=caller.principal.credential_id, origin=origin)
+    return caller
+
+
+def secret_of(request: Request) -> tuple[str, bool]:
+    """The caller's secret, and whether it came as a cookie, which browsers send automatically."""
+    header = request.headers.get("authorization")
+    if header is not None:
+        scheme, _, secret = header.partition(" ")
+        if scheme.lower() != "bearer" or not secret.strip():
+            raise Unauthenticated("Invalid Authorization header. Send: Authorization: Bearer TOKEN")
+        return secret.strip(), False
+    cookie = request.cookies.get(SECURE_COOKIE) or request.cookies.get(PLAIN_COOKIE)
+    if not cookie:
+        raise Unauthenticated("Not signed in. Send a token as `Authorization: Bearer TOKEN`, or a session cookie.")
+    return cookie, True
+
+
+def csrf_of(session_secret: str) -> str:
+    """The CSRF token: known to the session's owner, unknown to a site that makes the browser send a request."""
+    return hashlib.sha256(b"csrf " + session_secret.encode("utf-8", "replace")).hexdigest()
+
+
+def refuse_foreign(request: Request) -> None:
+    """Refuse changes that a page of another site makes the browser send."""
+    source = request.headers.get("origin") or request.headers.get("referer")
+    if source is not None and urlsplit(source).netloc != request.headers.get("host"):
+        raise Forbidden("The request was sent by a page of another site.")
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        raise Forbidden("The request was sent by a page of another site.")
+
+
+def refuse_foreign_reader(request: Request, caller: Caller) -> None:
+    """The same check for streams: browsers send cookies with them, and they hold resources."""
+    if caller.csrf is not None:
+        refuse_foreign(request)
+
+
+def _refuse_forgery(request: Request, csrf: str) -> None:
+    if request.method in SAFE_METHODS:
+        return
+    refuse_foreign(request)
+    given = request.headers.get(CSRF_HEADER, "")
+    if not hmac.compare_digest(given.encode(), csrf.encode()):
+        raise Forbidden(
+            "A change with a session cookie needs the X-CSRF-Token header. GET /auth/session returns the token."
+        )
+
+
+async def _note_refusal(request: Request, caller: Caller, refusal: EvertickError) -> None:
+    principal: Principal = caller.principal
+    if principal is NOBODY and not is_first(request.app.state.strangers, caller.origin):
+        return
+    detail: dict[str, object] = {
+        "method": request.method,
+        "path": request.url.path[:500],
+        "needs": caller.permission.value,
+        "why": refusal.code,
+    }
+    actor = "anonymous" if principal is NOBODY else caller.actor
+    # The request is refused even if the refusal cannot be recorded.
+    with suppress(psycopg.Error, PostgresUnavailable, OSError):
+        async with caller.changing() as conn:
+            await accounts.note(conn, verb="refuse", actor=actor, detail=detail)
+
+
+def is_first(noted: dict[str, float], origin: str) -> bool:
+    """Whether this client was not refused within the last minute."""
+    now = time.monotonic()
+    if now - noted.get(origin, -_NOTE_SECONDS) < _NOTE_SECONDS:
+        return False
+    if len(noted) >= _MOST_NOTED:
+        noted.clear()
+    noted[origin] = now
+    return True

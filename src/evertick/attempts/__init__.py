@@ -1,0 +1,1 @@
+"""Inside the process that runs user code."""

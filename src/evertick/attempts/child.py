@@ -1,0 +1,174 @@
+"""Inside an attempt's process: wait for an order, run it, report. Never outlives its parent.
+
+A single-use child runs one order and exits; a reused one continues until the runner closes the connection.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from evertick.attempts.body import Loaded, context_of, report_of_error, run_body
+from evertick.attempts.child_setup import (
+    RECEIVE_BYTES,
+    REPORTED_EXIT_CODE,
+    ChildSetup,
+    ReuseBudget,
+    adopt_fds,
+    enter_session,
+    kill_leftovers,
+    send,
+)
+from evertick.attempts.protocol import AttemptIO, Frames, Report, Start, frame
+from evertick.attempts.shell import become_shell
+from evertick.logs import format
+from evertick.logs.capture import CapturedStream, SpoolWriter, capture_logging, finish_lines
+from evertick.processes.linux import signal_mask
+from evertick.processes.tree import children_of
+from evertick.sdk.runtime import BoundTask, enter
+
+if TYPE_CHECKING:
+    from evertick.attempts.injected_secrets import InjectedSecrets
+
+Find = Callable[[str, str], BoundTask]
+_NO_SIGNALS = signal_mask(set())
+# Most orders fit; for so few bytes Python uses memory that it already has.
+_ORDER_BYTES = 448
+
+
+class Child:
+    """A process that runs attempts, one after the other."""
+
+    def __init__(self, seat: ChildSetup, spared: frozenset[int] = frozenset()) -> None:
+        self._seat = seat
+        self._writer = SpoolWriter(seat.own_fds[1])
+        self._wear = ReuseBudget(seat)
+        self._spared = spared
+        self._frames = Frames()
+        self._granted: InjectedSecrets | None = None
+
+    def live(self, code: Loaded | Callable[[], Loaded], unwanted: list[tuple[int, int]]) -> NoReturn:
+        """Run until the runner closes the connection or the one attempt is over. Does not return into the parent's
+        code."""
+        seat = self._seat
+        try:
+            enter_session(seat.parent_pid, seat.log_fd, _NO_SIGNALS)
+            gc.enable()
+            self.rehearse()
+            adopt_fds(seat, unwanted)
+            loaded = code if isinstance(code, Loaded) else self._load(code)
+            while received := os.read(seat.fd, RECEIVE_BYTES if self._frames.is_cut else _ORDER_BYTES):
+                self._take(received, loaded)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the runner is gone, and no process is left to report to
+        finally:
+            if (error := sys.exception()) is not None:
+                self._writer.write_text("ERROR", "".join(traceback.format_exception(error)))
+            os._exit(REPORTED_EXIT_CODE)
+
+    def rehearse(self) -> None:
+        """Run through an attempt once: the memory pages it writes are then copied before an order arrives."""
+        self._seat.captured.writer = self._writer
+        for message in self._frames.feed(_REHEARSAL):
+            self._attempt(tuple.__new__(Start, message), _find_warm_up)
+
+    def _take(self, received: bytes, loaded: Loaded) -> None:
+        messages = self._frames.feed(received)
+        if messages and messages[0][0] == "join":
+            _serve_coroutines(self._seat, loaded, self._spared, messages, self._frames)
+        for message in messages:
+            start = tuple.__new__(Start, message)
+            send(self._seat.fd, self._attempt(start, loaded.find))
+            if start.is_single_use:
+                os._exit(REPORTED_EXIT_CODE)
+
+    def _load(self, load: Callable[[], Loaded]) -> Loaded:
+        """Import here what cannot be forked. The runner uses this child only after it knows the result."""
+        loaded = load()
+        capture_logging(self._seat.captured)
+        self._spared = frozenset(children_of(os.getpid()))
+        message = ("loaded", loaded.failure, loaded.traceback, loaded.coroutine_tasks())
+        send(self._seat.fd, frame(message))
+        return loaded
+
+    def _attempt(self, start: Start, find: Find) -> bytes:
+        """Run it and return the frame of its report."""
+        pid = os.getpid()
+        writer = self._writer
+        writer.append(format.header(start.run_id, start.idx, start.map_index, start.epoch, start.session))
+        hidden = self._hide(start) if start.granted_json else None
+        report = self._run(start, find)
+        if os.getpid() != pid:
+            os._exit(0)  # a copy that the body forked: only the original process reports
+        finish_lines()
+        kill_leftovers(self._spared)
+        if hidden is not None:
+            hidden.close()
+        trouble, writer.dropped_bytes = writer.trouble(), 0
+        should_retire = start.is_single_use or self._wear.should_retire(report)
+        return frame((*report[:7], os.lseek(writer.fd, 0, os.SEEK_END), trouble, should_retire))
+
+    def _hide(self, start: Start) -> Any:
+        """The process with injected secrets runs only this attempt: nothing is left for the next."""
+        from evertick.attempts.injected_secrets import InjectedSecrets, MaskedOutput
+
+        self._granted = InjectedSecrets(start.granted_json)
+        self._writer.mask = self._granted.masker.hide
+        return MaskedOutput(self._writer, self._granted.masker)
+
+    def _run(self, start: Start, find: Find) -> Report:
+        desk = AttemptIO(self._writer.write_text, self._seat.files, self._granted)
+        try:
+            bound = find(start.dag, start.task)
+            context = context_of(start, bound, self._seat.cancellation.for_next_attempt(), self._granted)
+            if start.command is not None:
+                enter(context)
+                if self._granted is not None:
+                    return _run_shell(start, bound, desk)
+                become_shell(start, bound, desk)
+        except Exception as error:
+            return report_of_error(start.number, error, desk)
+        if bound.is_async:
+            return _run_alone(start, bound, context, desk)
+        return run_body(start, bound, context, desk)
+
+
+def _warm_up_body() -> list[float]:
+    """Does what most tasks do, with Evertick's own stream: a stream installed by user code must not receive this."""
+    if isinstance(sys.stdout, CapturedStream):
+        _PRINT("a line")
+    return [0.5]
+
+
+def _find_warm_up(_dag: str, _task: str) -> BoundTask:
+    return _REHEARSED_TASK
+
+
+_PRINT = print
+_REHEARSED_TASK = BoundTask(name="", function=_warm_up_body)
+_REHEARSAL = frame(Start("start", 0, 0, 0, -1, 0, 0, 0, "", "", "", None, "{}", "{}", True, None, ""))
+
+
+# asyncio is imported only when needed: it doubles the memory that each fork has to copy (1.1 ms against 0.5 ms).
+
+
+def _serve_coroutines(*everything: Any) -> None:
+    from evertick.attempts.coroutines import serve_coroutines
+
+    serve_coroutines(*everything)
+
+
+def _run_shell(*attempt: Any) -> Report:
+    from evertick.attempts.shell_process import run_shell
+
+    return run_shell(*attempt)
+
+
+def _run_alone(*attempt: Any) -> Report:
+    from evertick.attempts.coroutines import run_alone
+
+    return run_alone(*attempt)

@@ -1,0 +1,130 @@
+"""Keeps the fork hooks of `threading` and `logging` out of the forks of a fork server.
+
+They reset locks that another thread may hold during a fork. A fork server has one thread, and in a fresh process they
+touch 90 pages: 0.2 ms for nothing. A child that forks gets them back before it does. The hooks of all other modules,
+such as the one that reseeds `random`, are never deferred.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from evertick.attempts.fork_server import BLOCKED, ForkServer, ForkServerConfig
+from evertick.domain.attempt import FORK_SERVER_MARK
+from evertick.processes.linux import become_subreaper, block_signals, die_with_parent
+from evertick.processes.tree import children_of, kill_tree
+
+_LOCK_KEEPERS = ("threading", "logging")
+
+
+Hooks = dict[str, Callable[[], Any]]
+
+
+class DeferredForkHooks:
+    """Must be created before these modules are imported; if one already is, its hooks stay in place."""
+
+    def __init__(self) -> None:
+        self._hooks: list[Hooks] = []
+        self._warm_parent = 0
+        self._register = os.register_at_fork
+        os.register_at_fork = self._hold_or_register
+
+    def let_through(self) -> None:
+        """In the fork server, before it imports user code: hooks registered from now on run as usual."""
+        self._warm_parent = os.getpid()
+        os.register_at_fork = self._register
+        self._register(before=self._give_back)
+
+    def _hold_or_register(self, **hooks: Any) -> None:
+        if sys._getframe(1).f_globals["__name__"] in _LOCK_KEEPERS:
+            self._hooks.append(hooks)
+        else:
+            self._register(**hooks)
+
+    def _give_back(self) -> None:
+        """Called before any fork. Hooks registered here run only in later forks, so the first part is called directly."""
+        if os.getpid() == self._warm_parent or not self._hooks:
+            return
+        given, self._hooks = self._hooks, []
+        for hooks in given:
+            self._register(**hooks)
+        for hooks in reversed(given):
+            if "before" in hooks:
+                hooks["before"]()
+
+
+# Before any import of `threading` or `logging`.
+_HOOKS = DeferredForkHooks()
+
+
+_LONGEST_CLEANUP_SECONDS = 5.0
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    plan = ForkServerConfig.from_json(sys.argv[2])
+    block_signals(BLOCKED)
+    die_with_parent(signal.SIGTERM, plan.runner_pid)
+    become_subreaper()
+    os.putenv(FORK_SERVER_MARK, plan.spool_prefix)
+    keeper_pid = os.getpid()
+    parent_pid = os.fork()
+    if parent_pid == 0:
+        _HOOKS.let_through()
+        ForkServer(plan, control).run(keeper_pid)
+    _hold(plan.folder)
+    os._exit(_keep(parent_pid))
+
+
+def _hold(folder: str) -> None:
+    """Imported only here: otherwise every attempt's process would map its modules, too."""
+    from evertick.bundles.cache import hold
+
+    hold(folder)
+
+
+def _keep(parent_pid: int) -> int:
+    """Wait for the end, clean up, and return the exit code that tells the runner how the fork server ended."""
+    while signal.sigwait({signal.SIGCHLD, signal.SIGTERM}) == signal.SIGCHLD:
+        status = _reap_until(parent_pid)
+        if status is not None:
+            code = os.waitstatus_to_exitcode(status)
+            _leave_nothing()
+            return code if code >= 0 else 128 - code
+    kill_tree(parent_pid)
+    _leave_nothing()
+    return 0
+
+
+def _reap_until(wanted: int) -> int | None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if pid == wanted:
+            return status
+        if pid == 0:
+            return None
+
+
+def _leave_nothing() -> None:
+    give_up_at = time.monotonic() + _LONGEST_CLEANUP_SECONDS
+    while time.monotonic() < give_up_at:
+        left = children_of(os.getpid())
+        if not left:
+            return
+        for pid in left:
+            kill_tree(pid)
+        _reap_until(-1)
+        time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Turns an attempt's process into a shell that runs the task's command. Its exit status is the task's outcome.
+
+It runs as on a build server, by `bash -eo pipefail`, or `sh -e` where there is no bash: a failing line fails the task.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from evertick.attempts.body import attempt_variables, inputs_of, task_variables
+from evertick.attempts.protocol import AttemptIO, Start
+from evertick.sdk.runtime import BoundTask
+from evertick.sdk.templates import is_template, render_shell
+
+_BASH = "/bin/bash"
+_SHELL = "/bin/sh"
+
+
+def become_shell(start: Start, bound: BoundTask, desk: AttemptIO) -> NoReturn:
+    """Replace this process, whose context is entered. Its session, log and parent stay, so it is killed and reaped like
+    any other."""
+    arguments = prepare_shell(start, bound, desk)
+    # Python ignores these two; a command must get the default behaviour.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    os.execv(arguments[0], [Path(arguments[0]).name, *arguments[1:]])
+
+
+def prepare_shell(start: Start, bound: BoundTask, desk: AttemptIO) -> list[str]:
+    """The shell and its arguments; everything else that it needs is already in this process's environment."""
+    inputs, command = inputs_of(start, desk.files), start.command or ""
+    values: dict[str, str] = {}
+    if bound.is_template:
+        names = bound.template_names(inputs)
+        if is_template(command):
+            from evertick.attempts.rendered_templates import tell_rendered
+
+            raw = command
+            tell_rendered(desk, names, lambda hidden: _fields(raw, hidden))
+        command, values = render_shell(command, names)
+    variables = {**task_variables(start), **attempt_variables(desk), **bound.environment(inputs), **values}
+    for name, value in variables.items():
+        os.putenv(name, value)
+    if os.access(_BASH, os.X_OK):
+        return [_BASH, "--noprofile", "--norc", "-eo", "pipefail", "-c", command]
+    return [_SHELL, "-e", "-c", command]
+
+
+def _fields(raw: str, names: Mapping[str, object]) -> dict[str, str]:
+    command, values = render_shell(raw, names)
+    return {"command": command, **values}

@@ -1,1 +1,0 @@
-"""The API that users import to write a DAG, and its compilation to a spec."""

@@ -1,0 +1,1 @@
+"""The code of a DAG file: pack, cache and import."""

@@ -1,0 +1,238 @@
+"""Loads a DAG file in a separate process, with a timeout. User code never runs in the calling process.
+
+Whatever the file does (crash, hang, print, exit, start processes) becomes a LoadedFile with a described problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evertick.domain.attempt import storable_text
+from evertick.domain.dags.spec import DagSpec, from_json, structural_hash
+from evertick.domain.dags.validation import validate
+from evertick.domain.errors import InvalidDag
+from evertick.processes.tree import kill_tree
+
+MAX_ANSWER_BYTES = 128 * 1024 * 1024
+_CHUNK_BYTES = 256 * 1024
+_ERROR_TAIL_BYTES = 4_000
+_REAP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedDag:
+    """One DAG of a file: its spec, with its canonical text and hash."""
+
+    name: str
+    spec: DagSpec
+    spec_json: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportProblem:
+    """Why a file has no DAGs. `traceback` has the user's frames, or the last output of a process that died."""
+
+    file: str
+    line: int | None
+    message: str
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.message}" if self.line else f"{self.file}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedFile:
+    """The content of a file. `closure` are the Python files it needs; `uses_threads` are threads that importing
+    started."""
+
+    file: str
+    dags: tuple[LoadedDag, ...] = ()
+    error: ImportProblem | None = None
+    closure: tuple[str, ...] = ()
+    uses_threads: tuple[str, ...] = ()
+
+
+async def load_file(
+    folder: Path, file: str, *, timeout_seconds: float = 30, environment: Mapping[str, str] | None = None
+) -> LoadedFile:
+    """Import `folder/file` in another process and return its content. Never raises because of the file.
+
+    `environment` is the environment that the file sees; leave secrets out of it.
+    """
+    importing = _Importing(folder, file, environment)
+    try:
+        was_in_time = await importing.hear(timeout_seconds)
+    finally:
+        await importing.end()
+    if importing.body is not None:
+        return _read_answer(file, importing.body)
+    message = (
+        importing.why_no_answer()
+        if was_in_time
+        else f"importing took longer than {timeout_seconds:g} s and was stopped. Move slow work into tasks."
+    )
+    problem = ImportProblem(file=file, line=None, message=message, traceback=importing.said_last)
+    return LoadedFile(file=file, closure=(file,), error=problem)
+
+
+def find_duplicates(files: Iterable[LoadedFile]) -> dict[str, tuple[str, ...]]:
+    """DAG names that more than one file defines, with these files. The caller decides which file may publish it."""
+    owners: defaultdict[str, list[str]] = defaultdict(list)
+    for loaded in files:
+        for dag in loaded.dags:
+            owners[dag.name].append(loaded.file)
+    return {name: tuple(sorted(files)) for name, files in owners.items() if len(files) > 1}
+
+
+def _read_answer(file: str, body: bytes) -> LoadedFile:
+    """The validated answer: the process that wrote it ran user code."""
+    try:
+        raw = json.loads(body)
+        return LoadedFile(
+            file=file,
+            dags=tuple(_read_dag(each) for each in raw["dags"]),
+            error=_read_problem(raw["problem"]) if raw["problem"] else None,
+            closure=tuple(map(str, raw["closure"])),
+            uses_threads=tuple(storable_text(str(name)) for name in raw["uses_threads"]),
+        )
+    except (KeyError, TypeError, ValueError, RecursionError, InvalidDag) as error:
+        message = f"importing returned an invalid answer: {error!r}."
+        return LoadedFile(file=file, closure=(file,), error=ImportProblem(file=file, line=None, message=message))
+
+
+def _read_problem(raw: Mapping[str, Any]) -> ImportProblem:
+    file, message, trace = (storable_text(str(raw[key])) for key in ("file", "message", "traceback"))
+    return ImportProblem(file=file, line=raw["line"] and int(raw["line"]), message=message, traceback=trace)
+
+
+def _read_dag(raw: Mapping[str, Any]) -> LoadedDag:
+    spec = from_json(raw["spec"])
+    validate(spec)
+    if structural_hash(spec) != raw["hash"]:
+        raise ValueError(f"the hash of DAG {spec.name!r} is not that of its content")
+    return LoadedDag(name=spec.name, spec=spec, spec_json=raw["spec"], hash=raw["hash"])
+
+
+class _Importing:
+    """One import in progress: its process, and its answer so far."""
+
+    def __init__(self, folder: Path, file: str, environment: Mapping[str, str] | None) -> None:
+        self.body: bytes | None = None
+        self._answer = bytearray()
+        self._errors = bytearray()
+        self._is_over = asyncio.Event()
+        self._has_exited = asyncio.Event()
+        self._answer_fd, writer_fd = os.pipe()
+        try:
+            self._process = _start(folder, file, writer_fd, environment)
+        finally:
+            os.close(writer_fd)
+        assert self._process.stderr is not None
+        self._errors_fd = self._process.stderr.fileno()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        os.set_blocking(self._answer_fd, False)
+        os.set_blocking(self._errors_fd, False)
+
+    async def hear(self, timeout_seconds: float) -> bool:
+        """Wait until the answer is there or the process has ended. False on timeout."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._answer_fd, self._hear_answer)
+        loop.add_reader(self._errors_fd, self._hear_errors)
+        loop.add_reader(self._pidfd, self._hear_exit)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._is_over.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def end(self) -> None:
+        """Kill the process group. The process is not reaped before, so its pid and its group are certainly its own."""
+        kill_tree(self._process.pid)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            with suppress(TimeoutError):  # a process that hangs in the kernel must not block the caller
+                async with asyncio.timeout(_REAP_SECONDS):
+                    await self._has_exited.wait()
+        finally:
+            self._process.poll()
+            loop = asyncio.get_running_loop()
+            for fd in (self._answer_fd, self._errors_fd, self._pidfd):
+                loop.remove_reader(fd)
+            os.close(self._answer_fd)
+            os.close(self._pidfd)
+            if self._process.stderr is not None:
+                self._process.stderr.close()
+
+    def why_no_answer(self) -> str:
+        """For a process that ended without an answer or wrote too much."""
+        if len(self._answer) > MAX_ANSWER_BYTES:
+            return f"its DAGs take more than {MAX_ANSWER_BYTES:,} bytes. Split the file."
+        code = self._process.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
+        return f"the process that imported it {how}. Check for native code, os._exit() or a lack of memory."
+
+    @property
+    def said_last(self) -> str:
+        """The end of the process's standard error."""
+        return storable_text(self._errors.decode(errors="replace").strip())
+
+    def _hear_answer(self) -> None:
+        self._answer += self._read(self._answer_fd)
+        if self._answer.endswith(b"\n"):
+            self.body = bytes(self._answer)
+            self._is_over.set()
+        elif len(self._answer) > MAX_ANSWER_BYTES:
+            self._is_over.set()
+
+    def _hear_errors(self) -> None:
+        self._errors += self._read(self._errors_fd)
+        del self._errors[:-_ERROR_TAIL_BYTES]
+
+    def _read(self, fd: int) -> bytes:
+        """One chunk per turn of the event loop, however fast the process writes. No more turns after the last."""
+        with suppress(BlockingIOError):
+            if chunk := os.read(fd, _CHUNK_BYTES):
+                return chunk
+            asyncio.get_running_loop().remove_reader(fd)
+        return b""
+
+    def _hear_exit(self) -> None:
+        """The process has ended. Its last output is still in the pipes, and fits into one chunk."""
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self._hear_answer()
+        self._hear_errors()
+        self._has_exited.set()
+        self._is_over.set()
+
+
+def _start(folder: Path, file: str, writer_fd: int, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+    """`-P` keeps the folder's files from shadowing the library's; `-B` writes no byte code next to them.
+
+    One hash seed for all processes: a file that calls tasks in a loop over a set names them the same wherever it is
+    loaded.
+    """
+    command = ["/usr/bin/env", "PYTHONHASHSEED=0", sys.executable, "-P", "-B", "-m", "evertick.bundles.loader_process"]
+    return subprocess.Popen(
+        [*command, str(folder.absolute()), file, str(writer_fd), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=(writer_fd,),
+        start_new_session=True,
+        env=environment,
+    )

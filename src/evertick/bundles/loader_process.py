@@ -1,0 +1,173 @@
+"""The module closure of a DAG file: the files of the DAGs folder that it imports, anywhere in the code, and their
+imports.
+
+Reads source text; never imports it. Names that lead outside the folder are third-party packages.
+"""
+
+from __future__ import annotations
+
+import ast
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from evertick.domain.dags.spec import structural_hash, to_json
+from evertick.domain.errors import InvalidDag, UserError
+from evertick.processes.linux import become_subreaper, die_with_parent
+from evertick.sdk.dag import load_dags
+from evertick.sdk.runtime import Dag
+
+MAX_MODULES = 5_000
+
+
+def find_closure(folder: Path, file: str, loaded: Iterable[str] = ()) -> tuple[str, ...]:
+    """The Python files, relative to the folder and sorted: `file`, its imports, and `loaded` with theirs."""
+    waiting = [file, *loaded]
+    found: dict[str, None] = {}
+    while waiting and len(found) < MAX_MODULES:
+        path = waiting.pop()
+        if path in found or not (folder / path).is_file():
+            continue
+        found[path] = None
+        for name in _imported_names(folder, path):
+            waiting += _files_of(folder, name)
+    return tuple(sorted(found))
+
+
+def _imported_names(folder: Path, path: str) -> Iterator[tuple[str, ...]]:
+    try:
+        tree = ast.parse((folder / path).read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    package = PurePosixPath(path).parts[:-1]
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                yield from (tuple(alias.name.split(".")) for alias in node.names)
+            case ast.ImportFrom():
+                yield from _from_names(node, package)
+            case ast.Call(
+                func=ast.Name(id=called) | ast.Attribute(attr=called), args=[ast.Constant(value=str(name)), *_]
+            ):
+                if called in ("import_module", "__import__"):
+                    yield tuple(name.split("."))
+
+
+def _from_names(node: ast.ImportFrom, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """`from a.b import c` may name the module a.b.c, or something in a.b: both are searched."""
+    if node.level > len(package) + 1:
+        return
+    start = package[: len(package) - node.level + 1] if node.level else ()
+    module = (*start, *(node.module.split(".") if node.module else ()))
+    for alias in node.names:
+        yield (*module, alias.name)
+
+
+def _files_of(folder: Path, name: tuple[str, ...]) -> Iterator[str]:
+    """The files that importing a dotted name executes: the `__init__.py` of each package on the path, and the module."""
+    for depth in range(1, len(name) + 1):
+        stem = "/".join(name[:depth])
+        for candidate in (f"{stem}/__init__.py", f"{stem}.py"):
+            if (folder / candidate).is_file():
+                yield candidate
+                break
+
+
+_MAX_FRAMES = 20
+
+
+_MAX_MESSAGE = 4_000
+
+
+def main(folder: Path, file: str, answer_fd: int, parent_pid: int) -> None:
+    die_with_parent(signal.SIGKILL, parent_pid)
+    become_subreaper()
+    faulthandler.enable()
+    os.set_inheritable(answer_fd, False)  # processes that user code starts must not hold the answer open
+    remaining = memoryview(json.dumps(load(folder.absolute(), file)).encode() + b"\n")
+    while remaining:
+        remaining = remaining[os.write(answer_fd, remaining) :]
+    os._exit(0)  # skip user code's exit handlers and threads
+
+
+def load(folder: Path, file: str) -> dict[str, object]:
+    """The report about the file: its DAGs or its error, the modules it needs, and the threads it started."""
+    dags: list[dict[str, str]] = []
+    problem: Mapping[str, object] | None = None
+    try:
+        dags = [_described(dag) for dag in load_dags(folder, file).values()]
+    except BaseException as error:  # SystemExit too: a file must not end this process without an answer
+        problem = _problem(error, folder, file)
+    return {
+        "dags": dags,
+        "problem": problem,
+        "closure": find_closure(folder, file, _loaded_files(folder)),
+        "uses_threads": _threads(),
+    }
+
+
+def _described(dag: Dag) -> dict[str, str]:
+    return {"name": dag.name, "spec": to_json(dag.spec), "hash": structural_hash(dag.spec)}
+
+
+def _problem(error: BaseException, folder: Path, file: str) -> Mapping[str, object]:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_within(folder, frame.filename)]
+    at_file, at_line = (frames[-1].filename, frames[-1].lineno) if frames else (str(folder / file), None)
+    if isinstance(error, InvalidDag) and error.file:
+        at_file, at_line = error.file, error.line
+    if isinstance(error, SyntaxError) and error.filename:
+        at_file, at_line = error.filename, error.lineno
+    return {
+        "file": os.path.relpath(at_file, folder) if _is_within(folder, at_file) else at_file,
+        "line": at_line,
+        "message": _message(error)[:_MAX_MESSAGE],
+        "traceback": "".join(traceback.format_list(frames[-_MAX_FRAMES:])),
+    }
+
+
+def _message(error: BaseException) -> str:
+    match error:
+        case InvalidDag():
+            return error.message
+        case UserError():
+            return str(error)
+        case SyntaxError():
+            return f"{type(error).__name__}: {error.msg}"
+        case SystemExit():
+            return f"it calls sys.exit({error.code!r}) when imported; guard that with `if __name__ == '__main__':`."
+        case _:
+            return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _loaded_files(folder: Path) -> list[str]:
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return [
+        os.path.relpath(file, folder)
+        for file in files
+        if isinstance(file, str) and file.endswith(".py") and _is_within(folder, file)
+    ]
+
+
+def _is_within(folder: Path, file: str) -> bool:
+    return file.startswith(f"{folder}{os.sep}")
+
+
+def _threads() -> list[str]:
+    """The threads that importing left running, which make a later fork unsafe; native ones by their name."""
+    known = {thread.native_id: thread.name for thread in threading.enumerate()}
+    own = os.getpid()
+    return sorted(
+        known.get(int(thread.name)) or (thread / "comm").read_text().strip()
+        for thread in Path("/proc/self/task").iterdir()
+        if int(thread.name) != own
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

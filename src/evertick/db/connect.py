@@ -1,0 +1,314 @@
+"""Connections to PostgreSQL, one set of session options per purpose, and the retry of a deadlocked transaction.
+
+Every connection is opened here, so that every session has its timeouts and none leads to a server that was
+replaced. Must never log or show a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, conninfo, errors
+
+from evertick.db import failover, failpoints
+from evertick.db.connection import (
+    Parts,
+    TimedConnection,
+    each_host,
+    in_transactions,
+    parse,
+    place_of,
+    where,
+    without_password,
+)
+from evertick.db.failover import ServerGuard, guard_of
+from evertick.db.function_sets import TABLES_SCHEMA, own_set
+from evertick.db.statements import VALUES
+from evertick.domain.errors import EvertickError, PostgresUnavailable, StaleServer
+
+OLDEST_SERVER_VERSION = 150000
+
+T = TypeVar("T")
+
+
+class Purpose(StrEnum):
+    """The use of a connection. It decides the timeouts and how statements are planned."""
+
+    HOT = "hot"
+    PLANNING = "planning"
+    READ = "read"
+    LISTEN = "listen"
+    WATCH = "watch"
+    API_READ = "api-read"
+    API_WRITE = "api-write"
+
+
+# A frozen client must not hold locks for long, and a cut network must be noticed before a lease passes to another process.
+_NETWORK = {
+    "connect_timeout": "10",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+
+# The server must also notice soon that a client's host is gone: until then it keeps that client's locks.
+_EVERY_SESSION = {
+    "timezone": "UTC",
+    "jit": "off",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+
+# Data is in memory or on an SSD. With the default random_page_cost, which is meant for spinning disks, finding ten thousand
+# failed runs reads a million: 170 ms instead of 70.
+_READING = {"default_transaction_read_only": "on", "random_page_cost": "1.1"}
+
+# Half of the time the queue tables look empty to the planner; a plan made then must not read the whole table once it has
+# grown. Every join on these connections is a few keys against an index, so other join types are never right.
+_STEADY_PLANS = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    # Before PostgreSQL 18 a plan type that is "off" only counts as very expensive, and an expensive plan gets parallel workers.
+    "max_parallel_workers_per_gather": "0",
+}
+
+_SESSION: dict[Purpose, dict[str, str]] = {
+    Purpose.HOT: {
+        "statement_timeout": "15s",
+        "lock_timeout": "5s",
+        "idle_in_transaction_session_timeout": "5s",
+        **_STEADY_PLANS,
+    },
+    Purpose.PLANNING: {
+        "statement_timeout": "30s",
+        "lock_timeout": "5s",
+        "idle_in_transaction_session_timeout": "5s",
+        **_STEADY_PLANS,
+    },
+    Purpose.READ: {
+        "statement_timeout": "15s",
+        "lock_timeout": "2s",
+        "idle_in_transaction_session_timeout": "10s",
+        **_READING,
+    },
+    Purpose.LISTEN: {
+        "statement_timeout": "15s",
+        "lock_timeout": "2s",
+        "idle_in_transaction_session_timeout": "5s",
+    },
+    # A person waits for these results, and the engine has priority: a statement that takes longer is canceled (H4).
+    Purpose.API_READ: {
+        "statement_timeout": "5s",
+        "lock_timeout": "1s",
+        "idle_in_transaction_session_timeout": "5s",
+        **_READING,
+        "max_parallel_workers_per_gather": "0",
+    },
+    Purpose.API_WRITE: {
+        "statement_timeout": "10s",
+        "lock_timeout": "3s",
+        "idle_in_transaction_session_timeout": "5s",
+        **_STEADY_PLANS,
+    },
+    # Wake-ups and marks: the sender must soon notice if they cannot be sent.
+    Purpose.WATCH: {
+        "statement_timeout": "3s",
+        "lock_timeout": "2s",
+        "idle_in_transaction_session_timeout": "5s",
+    },
+}
+
+# The longest wait for a reply: longer than the server's own timeouts, so that the server's error arrives first if it has one.
+_LONGEST_SECONDS: dict[Purpose, float | None] = {
+    Purpose.HOT: 20.0,
+    Purpose.PLANNING: 35.0,
+    Purpose.READ: 20.0,
+    Purpose.LISTEN: None,
+    Purpose.WATCH: 5.0,
+    Purpose.API_READ: 7.0,
+    Purpose.API_WRITE: 13.0,
+}
+
+# One of several hosts may hang: this is how long to wait for it after another one has answered.
+FIRST_PATIENCE_SECONDS, PATIENCE_SECONDS = 2.0, 0.5
+
+_HINTS = {
+    "too many clients": "All connections are in use: see 'Connections' in docs/howto/operate.md for how to reserve some.",
+    "remaining connection slots": "All connections are in use: see 'Connections' in docs/howto/operate.md for how to"
+    " reserve some.",
+    "too many connections for role": "Raise the CONNECTION LIMIT of this role.",
+    "certificate verify failed": "The server's certificate is not signed by a CA in sslrootcert of EVERTICK_DATABASE_URL, or it"
+    " has expired: set the CA's certificate, or renew the server's.",
+    "does not match host name": "Connect by a name that is in the server's certificate, or issue a certificate for this name.",
+    "no encryption": "It accepts only TLS connections: add ?sslmode=verify-full&sslrootcert=ca.crt to EVERTICK_DATABASE_URL.",
+    "server does not support SSL": "Set ssl = on in its postgresql.conf; without TLS the traffic can be read on the network.",
+    "connection requires a valid client certificate": "Add sslcert= and sslkey= of this machine to EVERTICK_DATABASE_URL.",
+    "certificate expired": "The client certificate of this machine has expired: renew the file that sslcert= names.",
+    "unknown ca": "The server does not trust the CA of the certificate that sslcert= names.",
+    "certificate authentication failed": "The name (CN) in the certificate that sslcert= names must be that of the role.",
+    "root certificate file": "Correct sslrootcert= in EVERTICK_DATABASE_URL; sslrootcert=system uses the machine's own CAs.",
+    "unsupported startup parameter": "A connection pooler is in front of it: use the server's own address, or see"
+    " 'Behind a pooler' in docs/howto/operate.md.",
+}
+
+
+async def connect(url: str, *, purpose: Purpose) -> AsyncConnection:
+    """Open an autocommit connection for `purpose` to a primary of PostgreSQL 15 or newer.
+
+    With several hosts, all are tried, and the server that was promoted last is used.
+    """
+    parts, guard = parse(url), guard_of(url)
+    hosts = each_host(parts)
+    patience_seconds = FIRST_PATIENCE_SECONDS if guard.seen is None else PATIENCE_SECONDS
+    opened: list[TimedConnection] = []
+    refused: list[PostgresUnavailable] = []
+
+    async def knock(host: Parts) -> None:
+        try:
+            opened.append(await _open(host, purpose, guard))
+        except PostgresUnavailable as error:
+            refused.append(error)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tries = {group.create_task(knock(host)) for host in hosts}
+            while tries:
+                patience = patience_seconds if opened else None
+                done, tries = await asyncio.wait(tries, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+            for each in tries:
+                each.cancel()
+        if not opened:
+            raise _all_refused(refused, parts)
+        chosen = next((line for line in opened if guard.trusts(line.server)), opened[0])
+        opened.remove(chosen)
+        return chosen
+    finally:
+        for line in opened:
+            await line.close()
+
+
+async def retry_on_deadlock(work: Callable[[], Awaitable[T]], *, tries: int = 5) -> T:
+    """Run one whole transaction, and again if PostgreSQL aborted it because of a deadlock or a serialization failure.
+
+    `work` must begin and end its own transaction: the failed one is already rolled back when it runs again.
+    """
+    for number in range(1, tries):
+        try:
+            return await work()
+        except (errors.DeadlockDetected, errors.SerializationFailure):
+            # Two victims that wait equally long would collide again.
+            await asyncio.sleep(random.uniform(0, 0.01 * 2**number))
+    return await work()
+
+
+def refuse_old_server(server_version: int, place: str) -> None:
+    """Raise for a server older than the SQL that Evertick uses. `server_version` is libpq's number."""
+    if server_version >= OLDEST_SERVER_VERSION:
+        return
+    raise PostgresUnavailable(
+        f"PostgreSQL {server_version // 10000}.{server_version % 10000} at {place} is too old: Evertick needs"
+        f" {OLDEST_SERVER_VERSION // 10000} or newer. Upgrade the server, or unset EVERTICK_DATABASE_URL to use"
+        " the embedded one."
+    )
+
+
+async def _open(parts: Parts, purpose: Purpose, guard: ServerGuard) -> TimedConnection:
+    """A connection to one host, if its server may be used."""
+    place = place_of(parts)
+    try:
+        line = await TimedConnection.connect(
+            _conninfo(parts, purpose),
+            autocommit=True,
+            prepare_threshold=None,
+            context=VALUES,
+            cursor_factory=failpoints.cursor_class(),
+        )
+    except (psycopg.Error, OSError) as error:
+        raise PostgresUnavailable(_cannot(place, error, parts)) from None
+    try:
+        line.longest_seconds = _LONGEST_SECONDS[purpose] or _LONGEST_SECONDS[Purpose.WATCH]
+        refuse_old_server(line.info.server_version, place)
+        await verify_server(line, guard, place)
+        line.longest_seconds = _LONGEST_SECONDS[purpose]
+        if line.is_shared:
+            in_transactions(line, own_set().search_path)
+        else:
+            line.prepare_threshold = 0 if purpose is Purpose.HOT else 5
+        guard.watch_over(line)
+    except psycopg.Error as error:
+        await line.close()
+        raise PostgresUnavailable(_cannot(place, error, parts)) from None
+    except BaseException:
+        await line.close()
+        raise
+    return line
+
+
+async def verify_server(line: TimedConnection, guard: ServerGuard, place: str) -> None:
+    """Identify the server behind a connection, and refuse a replaced server or a session without our settings."""
+    sight = await failover.read_server_status(line)
+    if sight.is_standby:
+        raise PostgresUnavailable(f"The PostgreSQL at {place} is a standby, and Evertick needs the primary.")
+    # The backend pid in the startup message is not that of the server process that answers: a pooler is in between.
+    line.is_shared = sight.pid != line.info.backend_pid
+    if not _fits(sight.search_path, is_shared=line.is_shared):
+        raise PostgresUnavailable(
+            f"The PostgreSQL at {place} is behind a pooler that drops session settings: search_path is"
+            f" {sight.search_path!r} and must be {TABLES_SCHEMA}. Set EVERTICK_DATABASE_URL to the server's own address,"
+            " or see 'Behind a pooler' in docs/howto/operate.md."
+        )
+    line.server, line.untold = sight.server, sight.untold
+    guard.admit(sight.server, place)
+
+
+def _fits(search_path: str, *, is_shared: bool) -> bool:
+    """Behind a pooler each transaction sets its own; there the database has the tables on its path, as an operator must see to."""
+    found = [each.strip().strip('"') for each in search_path.split(",")]
+    return found == own_set().search_path.split(",") or (is_shared and TABLES_SCHEMA in found)
+
+
+def _conninfo(host: Parts, purpose: Purpose) -> str:
+    parts = dict(host)
+    settings = {"search_path": own_set().search_path, **_EVERY_SESSION, **_SESSION[purpose]}
+    ours = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    parts["options"] = f"{parts.get('options', '')} {ours}".strip()
+    parts["application_name"] = f"evertick-{purpose}"
+    return conninfo.make_conninfo("", **{**_NETWORK, **parts})
+
+
+def _cannot(place: str, error: Exception, parts: Parts) -> str:
+    text = without_password(str(error), parts)
+    hint = next((advice for sign, advice in _HINTS.items() if sign in text), None)
+    return f"Cannot connect to PostgreSQL at {place}: {text}" + (f" {hint}" if hint else "")
+
+
+def _all_refused(refused: list[PostgresUnavailable], parts: Parts) -> PostgresUnavailable:
+    """A single error unchanged; several in one message, with the type of a refusal by the server if there was one."""
+    if len(refused) == 1:
+        return refused[0]
+    kind = StaleServer if any(isinstance(each, StaleServer) for each in refused) else PostgresUnavailable
+    return kind(f"None of the servers {place_of(parts)} can be used. " + " ".join(str(each) for each in refused))
+
+
+@contextmanager
+def with_advice(url: str) -> Iterator[None]:
+    """Turn every PostgreSQL error into one of ours, with the server's location."""
+    try:
+        yield
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise PostgresUnavailable(f"PostgreSQL at {where(url)} failed: {error}. Try again.") from None
+    except psycopg.Error as error:
+        raise EvertickError(f"PostgreSQL at {where(url)} rejected the statement: {error}") from None

@@ -1,0 +1,1119 @@
+-- The tables of Evertick: what every release shares. Functions and views are in ../functions; a set of them belongs to
+-- one release. Why the tables are laid out like this: docs/decisions/0001-table-layout.md.
+--
+-- `task` holds the state of every task in one row, found by its key alone, so that claiming and finishing are HOT
+-- updates. `ready`, `lease` and `timer` are small companions that hold the order, the owner and the due time: a task is
+-- in `ready` while it is available, in `lease` while it runs, in `timer` while it waits for a time.
+--
+-- There are no triggers, and foreign keys only between tables that change rarely: on a hot table each insert would
+-- probe and lock the parent, and a bounded deletion would become a cascade (tests/test_sql.py lists both sets).
+
+-- Types ---------------------------------------------------------------------------------------------------------------
+
+create type task_state as enum (
+    'waiting', 'pending', 'available', 'queued', 'running', 'deferred',
+    'success', 'failed', 'skipped', 'canceled', 'upstream_failed');
+create type run_state as enum ('queued', 'running', 'success', 'failed', 'canceled');
+create type run_kind as enum ('scheduled', 'manual', 'backfill');
+create type trigger_rule as enum (
+    'all_success', 'all_failed', 'all_done', 'all_done_min_one_success', 'all_done_setup_success',
+    'one_success', 'one_failed', 'one_done', 'none_failed', 'none_skipped',
+    'none_failed_min_one_success', 'all_skipped', 'always');
+create type decision as enum ('wait', 'run', 'skip', 'upstream_failed');
+create type task_request as enum ('cancel', 'clear', 'mark_success', 'mark_failed', 'mark_skipped');
+-- A task holds slots of most gates from its admission until it ends. Of the last three it holds nothing: they are
+-- checked at admission (`checks`). A task passes such a check if its need is no larger than the room there (room_at).
+create type gate_kind as enum ('pool', 'mutex', 'key', 'group', 'task', 'dag', 'order', 'rate', 'past');
+create type map_how as enum ('product', 'zip', 'kwargs');
+-- What a task waits for: a DAG that is not started yet, or the run of it; an instant; a time of day that has no instant
+-- yet; an event; a person's decision; the next poll.
+create type wait_kind as enum ('start', 'run', 'time', 'clock', 'event', 'approval', 'poll');
+
+-- Functions that tables need ------------------------------------------------------------------------------------------
+
+-- The database's clock decides. Only tests set evertick.now. Stable, so that it can be compared with an index.
+create function clock() returns timestamptz language sql stable as $$
+    select coalesce(nullif(current_setting('evertick.now', true), '')::timestamptz, clock_timestamp())
+$$;
+
+-- The display id of a run: its key, or a text that ends with its number. Made of immutable parts, so that PostgreSQL
+-- inlines it: an index on it costs a new run 2.3 us this way, and 6 us with to_char.
+create function run_text(p_key text, p_kind run_kind, p_at timestamptz, p_run_id bigint)
+returns text language sql immutable as $$
+    select coalesce(p_key,
+        case p_kind when 'manual' then 'manual__' when 'scheduled' then 'scheduled__' else 'backfill__' end
+        || overlay(overlay(overlay(overlay(overlay(
+               lpad((date_part('year', p_at at time zone 'UTC') * 1e10
+                     + date_part('month', p_at at time zone 'UTC') * 1e8
+                     + date_part('day', p_at at time zone 'UTC') * 1e6
+                         + date_part('hour', p_at at time zone 'UTC') * 1e4
+                     + date_part('minute', p_at at time zone 'UTC') * 1e2
+                         + floor(date_part('second', p_at at time zone 'UTC')))::bigint::text, 14, '0')
+               placing ':' from 13 for 0) placing ':' from 11 for 0) placing 'T' from 9 for 0) placing '-' from 7 for 0)
+                   placing '-' from 5 for 0)
+        || '+00:00__' || p_run_id::text)
+$$;
+
+-- DAGs as published ---------------------------------------------------------------------------------------------------
+
+create table bundle (
+    hash         text primary key,
+    file         text not null,
+    archive      bytea not null,
+    uses_threads text,
+    created_at   timestamptz not null
+);
+
+create table dag (
+    dag_id          int generated always as identity primary key,
+    name            text not null unique,
+    shard           smallint not null default 0,
+    paused          boolean not null default false,
+    version_id      int,
+    max_active_runs int check (max_active_runs > 0),
+    has_run_timeout boolean not null default false,   -- whether some version of it limits how long a run may take
+    is_awaited      boolean not null default false,   -- whether some schedule waits for its runs
+    -- whether some schedule of it lets its runs start only one after the other
+    has_turns       boolean not null default false,
+    awaits_past     boolean not null default false,   -- whether some task of it waits for the run before
+    notifies        boolean not null default false,   -- whether its runs cause notifications
+    -- whether some version of it lets a run that fails begin again as a whole
+    has_run_retries boolean not null default false,
+    file            text not null,
+    deleted_at      timestamptz
+);
+create index dag_timed on dag (dag_id) where has_run_timeout;
+
+create table dag_version (
+    version_id  int generated always as identity primary key,
+    dag_id      int not null references dag on delete restrict,
+    number      int not null,
+    hash        text not null,
+    bundle_hash text not null,
+    spec        jsonb not null,
+    task_count  int not null,
+    run_timeout double precision check (run_timeout > 0),
+    run_retries int not null default 0 check (run_retries >= 0),
+    created_at  timestamptz not null,
+    -- When another version took its place, and the newest run of all then: none of its runs is newer. Null while
+    -- current.
+    retired_at   timestamptz,
+    final_run_id bigint,
+    unique (dag_id, number),
+    unique (dag_id, hash, bundle_hash)
+);
+
+create table task_spec (
+    version_id     int not null,
+    idx            int not null,
+    name           text not null,
+    queue          text not null,
+    priority       smallint not null check (priority between 0 and 9),
+    rule           trigger_rule not null,
+    upstream_total int not null,
+    setup_total    int not null,
+    is_setup       boolean not null,
+    is_leaf        boolean not null,
+    starts_at_once boolean not null,
+    max_attempts   int not null check (max_attempts > 0),
+    rerun_on_loss  boolean not null,
+    queue_timeout  double precision check (queue_timeout > 0),
+    outlets        text[],   -- the assets that it updates; null for none
+    is_gated       boolean not null default false,   -- it has rows in task_gate
+    is_ordered     boolean not null default false,   -- of them, one of an ordered key
+    -- of them, the one of the run before; or another version of it has that
+    awaits_past    boolean not null default false,
+    -- it waits without a slot, see deferral
+    defers         boolean not null default false,
+    is_mapped      boolean not null default false,   -- it is replaced by its instances when it may start
+    notifies       boolean not null default false,   -- it has rows in notice
+    grp            int,                              -- the group with retries that it belongs to
+    decides_grp    boolean not null default false,   -- its failure is that of the group
+    primary key (version_id, idx)
+);
+
+-- Groups of tasks that run again as a whole when they fail.
+create table retry_group (
+    version_id int not null,
+    grp        int not null,
+    name       text not null,
+    retries    int not null check (retries > 0),
+    members    int[] not null,
+    primary key (version_id, grp)
+);
+
+create table edge (
+    version_id int not null,
+    src        int not null,
+    dst        int not null,
+    -- the group with retries that it leads out of: then it says how src ended when all of the group has
+    out_of     int,
+    primary key (version_id, src, dst) include (out_of)
+);
+create index edge_upstream on edge (version_id, dst, src) include (out_of);
+
+-- The upstream results that a task takes as arguments, under the names of the upstream tasks.
+create table task_input (
+    version_id int not null,
+    idx        int not null,
+    src        int not null,
+    primary key (version_id, idx, src)
+);
+
+-- What a task needs. Either the name is the same for all runs, or it is made of parts: texts, and paths into the run's
+-- parameters.
+create table task_gate (
+    version_id int not null,
+    idx        int not null,
+    place      int not null,
+    kind       gate_kind not null,
+    name       text,
+    parts      jsonb,
+    weight     int not null check (weight > 0),
+    capacity   int check (capacity > 0),
+    -- of an ordered key: a number, or a path into the run's parameters
+    version    jsonb,
+    period     double precision check (period > 0),      -- of a rate
+    primary key (version_id, idx, place),
+    check ((name is null) <> (parts is null)),
+    check ((kind = 'order') = (version is not null)),
+    check ((kind = 'rate') = (period is not null))
+);
+create index task_gate_pool on task_gate (name) where kind = 'pool';
+
+create table task_mapping (
+    version_id int not null,
+    idx        int not null,
+    how        map_how not null,
+    most       int not null check (most > 0),
+    primary key (version_id, idx)
+);
+
+-- The lists that a mapped task is given, in the order of its arguments: what a task returned (src), or one in the code
+-- (length).
+create table task_list (
+    version_id int not null,
+    idx        int not null,
+    place      int not null,
+    src        int,
+    length     int,
+    primary key (version_id, idx, place),
+    check ((src is null) <> (length is null))
+);
+
+create table task_child (
+    version_id int not null,
+    idx        int not null,
+    dag        text not null,
+    params     jsonb not null,
+    given      jsonb,   -- params that are results of tasks, or parameters of its own run; null for none
+    waits      boolean not null,
+    timeout    double precision check (timeout > 0),
+    primary key (version_id, idx)
+);
+
+-- What a task of a version waits for. Names are made of parts, as those of gates: texts, and paths into the run's
+-- parameters.
+create table task_wait (
+    version_id int not null,
+    idx        int not null,
+    kind       wait_kind not null check (kind not in ('start', 'run')),
+    until      timestamptz,                              -- of a time: the instant,
+    seconds    double precision check (seconds >= 0),    -- or how long; of a poll: how long between two
+    at         text,                                     -- of a clock: the time of day there
+    timezone   text,
+    parts      jsonb,                                    -- of an event its name, of an approval its title
+    lookback   double precision not null default 0,      -- of an event: how long before its run it may have been sent
+    timeout    double precision check (timeout > 0),
+    on_timeout task_state not null default 'failed' check (on_timeout in ('failed', 'skipped')),
+    on_reject  task_state not null default 'failed' check (on_reject in ('failed', 'skipped')),
+    backoff    double precision not null default 1 check (backoff >= 1),
+    longest    double precision,                         -- of a poll that backs off: the longest wait between two
+    primary key (version_id, idx)
+);
+
+-- The notifications that the version asks for: of a task, or of the run as a whole (idx -1).
+create table notice (
+    version_id int not null,
+    idx        int not null,
+    event      text not null check (event in ('success', 'failure', 'retry', 'skipped', 'deadline')),
+    sink       text not null,   -- refers to secrets by their names
+    every_time boolean not null,
+    primary key (version_id, idx, event, sink)
+);
+
+-- The notifications for the runs of all DAGs: the settings of the leader.
+create table default_notice (
+    event      text not null check (event in ('failure', 'deadline')),
+    sink       text not null,
+    every_time boolean not null,
+    primary key (event, sink)
+);
+
+create table import_error (
+    file        text primary key,
+    line        int,
+    message     text not null,
+    detail      text not null default '',
+    occurred_at timestamptz not null
+);
+
+-- Schedules -----------------------------------------------------------------------------------------------------------
+
+create table schedule (
+    schedule_id int generated always as identity primary key,
+    dag_id      int not null references dag on delete restrict,
+    name        text not null,
+    version     int not null check (version > 0),
+    spec        jsonb not null,
+    params      jsonb not null,
+    misfire     text not null,
+    window_seconds double precision not null,
+    catchup_limit int check (catchup_limit > 0),
+    overlap     text not null default 'allow' check (overlap in ('allow', 'skip', 'queue_one', 'queue_all', 'cancel')),
+    start_within  double precision check (start_within > 0),   -- deadlines of its runs, from when they are due
+    finish_within double precision check (finish_within > 0),
+    delay_seconds double precision not null default 0,   -- its jitter: how much later than its instants it is due
+    origin      text not null default 'code' check (origin in ('code', 'user')),
+    request     text,
+    changed_by  text not null,
+    changed_at  timestamptz not null,
+    deleted_at  timestamptz,
+    unique (dag_id, name)
+);
+
+create table schedule_state (
+    schedule_id int primary key references schedule on delete restrict,
+    shard       smallint not null,
+    version     int not null,
+    next_due    timestamptz,
+    last_fired  timestamptz,
+    paused      boolean not null default false,   -- its own pause or the DAG's
+    is_held     boolean not null default false,   -- its own
+    error       text
+) with (fillfactor = 70);
+-- The due scan reads exactly the rows that are due: paused, finished and quarantined schedules are not in the index.
+create index schedule_due on schedule_state (shard, next_due)
+    where next_due is not null and not paused and error is null;
+
+-- Every version that a schedule had, with its author and the reason. Grows with changes, not with fires.
+create table schedule_version (
+    schedule_id int not null references schedule on delete restrict,
+    version     int not null,
+    change      text not null check (change in ('publish', 'put', 'pause', 'unpause', 'delete')),
+    changed_by  text not null,
+    changed_at  timestamptz not null,
+    origin      text not null,
+    is_held     boolean not null,
+    settings    jsonb not null,   -- spec, params and rules
+    primary key (schedule_id, version)
+);
+
+create table skip_record (
+    schedule_id int not null,
+    first_at    timestamptz not null,
+    last_at     timestamptz not null,
+    count       bigint not null check (count > 0),
+    reason      text not null,
+    recorded_at timestamptz not null,
+    primary key (schedule_id, first_at)
+);
+
+-- Dependencies: the schedules that wait for a name, the events that are not delivered yet, the events that each
+-- schedule has received since its last run, and the events that caused a fire.
+create table awaited (
+    kind        text not null check (kind in ('dag', 'end', 'asset')),
+    name        text not null,
+    schedule_id int not null,
+    primary key (kind, name, schedule_id)
+);
+create index awaited_of on awaited (schedule_id);
+
+-- Updates of assets that were reported from outside. Those that tasks make follow from the tasks.
+create table asset_update (
+    update_id   bigint generated always as identity primary key,
+    asset       text not null,
+    extra       jsonb not null,
+    updated_by  text not null,
+    occurred_at timestamptz not null
+);
+
+-- Each of a run that ended or has updated it, or of an asset_update.
+create table arrival (
+    arrival_id  bigint generated always as identity primary key,
+    kind        text not null,
+    name        text not null,
+    run_id      bigint,
+    occurred_at timestamptz not null,
+    update_id   bigint,
+    check (num_nonnulls(run_id, update_id) = 1)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+create table heard (
+    schedule_id int not null,
+    kind        text not null,
+    name        text not null,
+    run_id      bigint,
+    occurred_at timestamptz not null,
+    update_id   bigint,
+    check (num_nonnulls(run_id, update_id) = 1),
+    primary key (schedule_id, kind, name)
+);
+
+create table cause (
+    schedule_id int not null,
+    fire_at     timestamptz not null,
+    kind        text not null,
+    name        text not null,
+    run_id      bigint,
+    occurred_at timestamptz not null,
+    update_id   bigint,
+    check (num_nonnulls(run_id, update_id) = 1),
+    primary key (schedule_id, fire_at, kind, name)
+);
+
+create table backfill (
+    backfill_id  int generated always as identity primary key,
+    shard        smallint not null,
+    dag_id       int not null references dag on delete restrict,
+    schedule_id  int,                  -- null: of an expression of its own
+    spec         jsonb not null,       -- as it was when the backfill was made
+    params       jsonb not null,
+    first_at     timestamptz not null, -- both ends belong to it
+    last_at      timestamptz not null,
+    reprocess    text not null check (reprocess in ('none', 'failed', 'all')),
+    newest_first boolean not null,
+    parallel     int not null check (parallel between 1 and 1000),
+    request      text not null unique, -- the same request twice is one backfill
+    state        text not null check (state in ('running', 'paused', 'done', 'canceled', 'failed')),
+    reason       text,
+    position     timestamptz,          -- the last instant that was dealt with
+    is_planned   boolean not null default false,   -- no instant is left
+    total        bigint not null check (total > 0),
+    left_alone   bigint not null default 0,
+    made         bigint not null default 0,
+    open_runs    int not null default 0 check (open_runs >= 0),
+    succeeded    bigint not null default 0,
+    failed       bigint not null default 0,
+    canceled     bigint not null default 0,
+    created_by   text not null,
+    created_at   timestamptz not null,
+    finished_at  timestamptz,
+    check (first_at <= last_at),
+    check ((finished_at is not null) = (state in ('done', 'canceled', 'failed')))
+);
+create index backfill_live on backfill (shard, backfill_id) where state = 'running' or open_runs > 0;
+
+-- Which run is for which instant of which backfill. Open: not counted yet.
+create table backfill_run (
+    run_id      bigint primary key,
+    backfill_id int not null,
+    dag_id      int not null,
+    schedule_id int not null,          -- 0: of no schedule
+    fire_at     timestamptz not null,
+    is_open     boolean not null default true
+);
+create index backfill_run_open on backfill_run (backfill_id, run_id) where is_open;
+create index backfill_run_instant on backfill_run (dag_id, schedule_id, fire_at, run_id);
+
+-- Runs and tasks ------------------------------------------------------------------------------------------------------
+
+-- The fact: inserted once, never updated.
+create table run (
+    run_id       bigint generated always as identity primary key,
+    dag_id       int not null,
+    version_id   int not null,
+    kind         run_kind not null,
+    key          text,
+    schedule_id  int,
+    fire_at      timestamptz,
+    params       jsonb not null,
+    triggered_by text not null,
+    created_at   timestamptz not null
+) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
+create index run_of_dag on run (dag_id, run_id);
+create unique index run_fire on run (schedule_id, fire_at) where schedule_id is not null;
+create unique index run_key on run (dag_id, key) where key is not null;
+-- Runs with an explicit instant. There are hardly any, so the index is almost empty and costs the other runs nothing.
+create unique index run_instant on run (dag_id, fire_at) where kind = 'manual' and fire_at is not null;
+-- Clients of other schedulers order by this text: of a DAG with a million runs that took 1.8 s to sort.
+create index run_of_text on run (dag_id, (run_text(key, kind, coalesce(fire_at, created_at), run_id)));
+-- Runs in the order of time (db/queries/listing.sql). Scheduled ones are in run_fire already, so that they are in none
+-- of the first two; all are in the third from their end on. What that costs is in
+-- docs/decisions/0031-lists-in-order.md.
+create index run_filled on run (dag_id, fire_at) where kind = 'backfill';
+create index run_made on run (dag_id, created_at) where kind = 'manual';
+
+-- Where it stands. Every verb that moves a run's tasks, but claim, locks this row first.
+create table run_status (
+    run_id           bigint primary key,
+    dag_id           int not null,
+    version_id       int not null,
+    state            run_state not null,
+    open_tasks       int not null check (open_tasks >= 0),
+    failed_leaves    int not null default 0 check (failed_leaves >= 0),
+    extra_tasks      int not null default 0,   -- how many more than its version names, by mapping
+    cancel_requested boolean not null default false,
+    retried          smallint not null default 0,   -- how often it has begun again as a whole
+    started_at       timestamptz,
+    finished_at      timestamptz,
+    reason           text,
+    check (state not in ('success', 'failed', 'canceled') or (open_tasks = 0 and finished_at is not null)),
+    check (state <> 'running' or open_tasks > 0)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
+-- The state in the index keeps every change of state from being HOT. It is worth it: a companion table costs a run 95
+-- bytes of WAL more. Statistics usually know of no open run, so a scan of all of them looks cheaper than a lookup by
+-- id. A query for a batch of run ids therefore excludes the closed states instead of naming the open ones: then the
+-- planner does not consider this index.
+create index run_active on run_status (dag_id, state, run_id) where state in ('queued', 'running');
+-- Runs that did not succeed, which people search among a million that did. Only they are in it.
+create index run_unwell on run_status (dag_id, run_id) where state in ('failed', 'canceled');
+create index run_ended on run_status (dag_id, finished_at) where finished_at is not null;
+
+-- A task without a row is waiting. The n_* counters are of ended upstream tasks, kept while it waits.
+create table task (
+    run_id            bigint not null,
+    idx               int not null,
+    map_index         int not null default -1,
+    version_id        int not null,
+    state             task_state not null,
+    epoch             int not null default 0,
+    attempt           smallint not null default 0 check (attempt >= 0),
+    losses            smallint not null default 0,
+    session           bigint,
+    request           task_request,
+    not_before        timestamptz,
+    -- when its gates admitted it; null without gates. This and the next two are for display only
+    let_in_at         timestamptz,
+    -- when a runner took it for an executor elsewhere; it is started when its agent begins
+    taken_at          timestamptz,
+    started_at        timestamptz,
+    -- how long after that its body began, where that was longer than a moment; known at its end
+    start_seconds     real,
+    finished_at       timestamptz,
+    n_success         int,
+    n_failed          int,
+    n_upstream_failed int,
+    n_skipped         int,
+    n_setup_success   int,
+    n_setup_skipped   int,
+    n_more            int,   -- how many upstream tasks there are in addition to those of the version, by mapping
+    exit_code         int,
+    reason            text,
+    primary key (run_id, idx, map_index),
+    check (state <> 'running' or (session is not null and epoch > 0 and started_at is not null)),
+    check (state <> 'queued' or (session is not null and epoch > 0 and started_at is null)),
+    check (request is null or state in ('queued', 'running')),
+    check (not_before is null or state = 'pending'),
+    check (finished_at is not null or state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05,
+        autovacuum_freeze_min_age = 0, vacuum_truncate = off);
+
+-- How far a run's groups with retries are; none of a group means that nothing of it has ended.
+create table run_group (
+    run_id  bigint not null,
+    grp     int not null,
+    ended   int not null default 0,        -- how many of its tasks have ended
+    more    int not null default 0,        -- how many more there are than the version names, by mapping
+    retried smallint not null default 0,   -- how often it has begun again
+    primary key (run_id, grp)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
+
+-- Available tasks in the order in which they are claimed.
+create table ready (
+    queue      text not null,
+    rank       smallint not null,
+    seq        bigint generated always as identity,
+    run_id     bigint not null,
+    idx        int not null,
+    map_index  int not null,
+    expires_at timestamptz,   -- of a task with a queue_timeout
+    offered_at timestamptz not null default clock(),   -- since when it is queued
+    primary key (queue, rank, seq)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+        autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000, vacuum_truncate = off);
+create index ready_expiry on ready (expires_at) where expires_at is not null;
+
+-- Running tasks by the session that owns them.
+create table lease (
+    session   bigint not null,
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    epoch     int not null,
+    primary key (session, run_id, idx, map_index)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+        autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000, vacuum_truncate = off);
+
+-- Pending tasks that time alone makes available.
+create table timer (
+    shard     smallint not null,
+    due_at    timestamptz not null,
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    primary key (shard, due_at, run_id, idx, map_index)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- Attempts that were superseded by a retry, a loss or a clear. The latest one is in the task's own row.
+create table attempt (
+    run_id      bigint not null,
+    idx         int not null,
+    map_index   int not null,
+    epoch       int not null,
+    attempt     smallint not null,
+    session     bigint,
+    outcome     text not null,
+    reason      text,
+    exit_code   int,
+    let_in_at   timestamptz,
+    taken_at    timestamptz,
+    started_at  timestamptz,
+    start_seconds real,
+    finished_at timestamptz not null,
+    retry_at    timestamptz,   -- from when the next one might begin; null where a person had to ask for it
+    primary key (run_id, idx, map_index, epoch)
+) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
+
+create table result (
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    epoch     int not null,
+    value     jsonb not null,
+    primary key (run_id, idx, map_index)
+) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off,
+        toast.autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_freeze_min_age = 0);
+
+create table log_chunk (
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    epoch     int not null,
+    seq       bigint not null,   -- where the chunk starts in the attempt's spool file, and where it ends
+    until     bigint not null,
+    is_late   boolean not null default false,
+    content   text,
+    -- Where the lines are that are not here any more: a part of an object in the storage, and what it must be.
+    object_id uuid,
+    at        int,
+    bytes     int,
+    digest    bytea,
+    primary key (run_id, idx, map_index, epoch, seq),
+    check ((content is null) = (object_id is not null and at is not null and bytes is not null and digest is not null))
+) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off,
+        toast.autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_freeze_min_age = 0);
+
+-- Due retries that wait for room: at most max_active_retries of each queue are active at once, so that a storm of
+-- retries leaves room for new work (H5). The task stays pending with the instant that it waited for.
+create table retry_line (
+    shard     smallint not null,
+    queue     text not null,
+    due_at    timestamptz not null,
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    primary key (shard, queue, due_at, run_id, idx, map_index)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- Admitted retries, with the epoch that they had then: active while they are available with it or run with the next.
+create table retry_slot (
+    shard     smallint not null,
+    queue     text not null,
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    epoch     int not null,
+    primary key (shard, queue, run_id, idx, map_index)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- Runs that were moved to a later version than they began with: only this row shows that the version is still needed.
+create table moved_run (
+    run_id     bigint primary key,
+    version_id int not null
+);
+create index moved_run_version on moved_run (version_id);
+
+-- What an instance was given of each list: the element of a result, the place in a list that is in the code. A copy,
+-- because taking one element out of a stored list reads all of it, and so would each of ten thousand claims.
+create table map_item (
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    item      jsonb not null,
+    primary key (run_id, idx, map_index)
+) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off,
+        toast.autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_freeze_min_age = 0);
+
+-- Which run was started by which task, and how many stand above it.
+create table child_run (
+    run_id        bigint primary key,
+    parent_run_id bigint not null,
+    idx           int not null,
+    map_index     int not null,
+    depth         int not null check (depth > 0)
+);
+
+-- The epoch is the task's while it waits: a row whose task waits with another epoch, or not at all, is a leftover.
+create table deferral (
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    epoch     int not null,
+    shard     smallint not null,
+    kind      wait_kind not null,
+    key       text,
+    wake_at   timestamptz not null,
+    deadline  timestamptz,
+    primary key (run_id, idx, map_index)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+create index deferral_due on deferral (shard, wake_at);
+create index deferral_key on deferral (key) where key is not null;
+
+-- Events that were sent from outside. They stay for as long as runs do, so a wait that begins later finds them.
+create table event (
+    event_id bigint generated always as identity primary key,
+    name     text not null,
+    key      text,
+    payload  jsonb not null,
+    sent_at  timestamptz not null,
+    sent_by  text not null,
+    is_heard boolean not null default false   -- whether the waits that existed when it arrived have received it
+) with (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
+create index event_of_name on event (name, sent_at);
+create unique index event_key on event (name, key) where key is not null;
+create index event_new on event (event_id) where not is_heard;
+
+-- A question to people, and its answer. Each epoch of the task asks again.
+create table approval (
+    run_id      bigint not null,
+    idx         int not null,
+    map_index   int not null,
+    epoch       int not null,
+    title       text not null,
+    asked_at    timestamptz not null,
+    decided_at  timestamptz,
+    decided_by  text,
+    is_approved boolean,
+    note        text,
+    fields      jsonb,
+    primary key (run_id, idx, map_index, epoch),
+    check ((decided_at is null) = (decided_by is null) and (decided_at is null) = (is_approved is null))
+);
+create index approval_open on approval (asked_at) where decided_at is null;
+
+-- A condition that is polled: since when, until when at most, and how often so far. Its polls are no history of their
+-- own.
+create table poll (
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    since     timestamptz not null,
+    deadline  timestamptz,
+    polls     int not null,
+    primary key (run_id, idx, map_index)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- By when a run must have started or finished, or one of its tasks finished: one row each, gone when the time has come.
+-- Only of schedules and tasks that say so.
+create table deadline (
+    shard  smallint not null,
+    due_at timestamptz not null,
+    run_id bigint not null,
+    kind   text not null check (kind in ('start', 'finish', 'task')),
+    idx    int not null default -1,   -- of a task: which one
+    primary key (shard, due_at, run_id, kind, idx)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- Within how many seconds of when its run was due a task must have ended.
+create table task_deadline (
+    version_id int not null,
+    idx        int not null,
+    seconds    double precision not null check (seconds > 0),
+    primary key (version_id, idx)
+);
+
+-- Attempts that an executor may have something of, under the name that follows from key, epoch and session. A work list
+-- for the runners of that executor: only they take a row off, when nothing of it is left there. Rows outlive the
+-- attempt, and even the run.
+create table dispatch (
+    run_id       bigint not null,
+    idx          int not null,
+    map_index    int not null,
+    epoch        int not null,
+    -- of the attempt alone: after a lost failover an epoch can be given twice, this never
+    session      bigint not null unique,
+    executor     text not null,
+    owner        bigint not null,          -- the session of the runner that observes it
+    queue        text not null,
+    queued_at    timestamptz not null,
+    tries        int not null default 0,
+    tried_at     timestamptz,              -- when it was last handed over; written before that is done
+    submitted_at timestamptz,              -- when the executor said that it has it
+    started_at   timestamptz,              -- when its agent began
+    nonce        text,                     -- what the agent that began drew: another one of the same name is refused
+    trouble      text,                     -- the last error, for `why`
+    retry_at     timestamptz,              -- when it is handed over again
+    primary key (run_id, idx, map_index, epoch)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+create index dispatch_of on dispatch (owner);
+
+-- One note per run (idx and map_index -1) or task. It is deleted with the run, see sweep.
+create table note (
+    run_id     bigint not null,
+    idx        int not null,
+    map_index  int not null,
+    content    text not null,
+    written_by text not null,
+    written_at timestamptz not null,
+    primary key (run_id, idx, map_index)
+);
+
+-- Gates ---------------------------------------------------------------------------------------------------------------
+
+-- Operators create and change pools. Every other gate is created by the first task that needs it, with the capacity
+-- that the newest version states, and deleted when no task needs it.
+create table gate (
+    gate_id    int generated always as identity primary key,
+    kind       gate_kind not null,
+    name       text not null,
+    capacity   int not null check (capacity >= 0),
+    used       int not null default 0,
+    is_behind  boolean not null default false,   -- a verb could not process all of its queues: the leader does
+    version_id int,
+    period     double precision,   -- of a rate: for how many seconds a slot is taken
+    opens_at   timestamptz,        -- of a rate for which a task waits: when the next slot becomes free
+    unique (kind, name)
+) with (fillfactor = 30, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+create index gate_behind on gate (gate_id) where is_behind;
+create index gate_opens on gate (opens_at) where opens_at is not null;
+
+-- An available, queued or running task with the gates that it holds, in order of their ids. Never updated.
+create table gate_hold (
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    gate_ids  int[] not null,
+    weights   int[] not null,
+    since     timestamptz not null,
+    primary key (run_id, idx, map_index)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+        vacuum_truncate = off);
+
+-- The open tasks of an ordered key, from when they are pending for the first time until they have ended. Written under
+-- the key's lock; a verb that ends a task deletes its row, and processes the key at the end.
+create table gate_order (
+    gate_id   int not null,
+    version   bigint not null,
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    since     timestamptz not null,
+    primary key (gate_id, version, run_id, idx, map_index),
+    unique (run_id, idx, map_index, gate_id)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- The slots of a rate that are taken, and until when: as many as its counter says. Only time frees them.
+create table gate_pass (
+    gate_id int not null,
+    until   timestamptz not null,
+    seq     bigint generated always as identity,
+    primary key (gate_id, until, seq)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- All pending tasks that need exactly these gates: the gate that blocks them, how much they need there, which task is
+-- first, and since when. A change of a queue needs the lock of the gate that it is blocked on. Tasks whose admission
+-- was released because no live runner serves their queue are in a row with that queue: it is blocked on the queue
+-- alone.
+create table gate_line (
+    line_id    bigint generated always as identity primary key,
+    gate_ids   int[] not null,
+    weights    int[] not null,
+    checks     int[] not null default '{}',
+    needs      bigint[] not null default '{}',
+    queue      text,
+    blocked_on int,
+    need       bigint,
+    rank       smallint not null,
+    seq        bigint not null,
+    since      timestamptz not null,
+    unique nulls not distinct (gate_ids, weights, checks, needs, queue)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+create index gate_line_blocked on gate_line (blocked_on, need, rank, seq);
+create index gate_line_oldest on gate_line (blocked_on, since) where need > 1;
+create index gate_line_taken_back on gate_line (queue) where queue is not null;
+
+-- A pending task in its line.
+create table gate_wait (
+    line_id    bigint not null,
+    rank       smallint not null,
+    seq        bigint generated always as identity,
+    run_id     bigint not null,
+    idx        int not null,
+    map_index  int not null,
+    version_id int not null,
+    since      timestamptz not null,
+    primary key (line_id, rank, seq),
+    unique (run_id, idx, map_index)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+        vacuum_truncate = off);
+
+-- Descriptions of pools, by name: the row of the gate itself is read too often to carry texts.
+create table pool_text (
+    name        text primary key,
+    description text not null
+);
+
+-- Runners and schedulers ----------------------------------------------------------------------------------------------
+
+create table runner (
+    session            bigint primary key,
+    runner_id          text not null,
+    name               text,
+    version            text not null,
+    -- Where its process runs: another runner at the same place can prove that it has ended.
+    host               text not null,
+    boot_id            text not null,
+    pid_namespace      text not null,
+    uid                int not null,
+    pid                int not null,
+    pid_started        double precision not null,
+    queues             text[] not null,
+    slots              int not null,
+    -- How what it claims is run: by itself, or by that executor. The agent of an attempt has its executor's, too, and
+    -- no queue.
+    executor           text not null default 'local',
+    -- What operators ask of it: to claim no new work, or to exit as soon as it has none.
+    request            text check (request in ('drain', 'leave')),
+    beat               bigint not null default 0,
+    beat_at            timestamptz not null,
+    watched_beat       bigint not null default 0,
+    silent_seconds     double precision not null default 0,
+    -- The runner stops what must not outlive its lease just before it has been silent for this long: it must not be
+    -- declared dead earlier.
+    lost_after_seconds double precision not null,
+    started_at         timestamptz not null,
+    gone_at            timestamptz,
+    gone_reason        text,
+    -- Patterns on task names, of a runner that serves only some tasks of its queues; empty: all of them.
+    match              text[] not null default '{}'
+) with (fillfactor = 30);
+create index runner_live on runner (session) where gone_at is null;
+
+create table shard (
+    shard       smallint primary key,
+    epoch       bigint not null,
+    owner       text,
+    lease_until timestamptz,
+    is_watched  boolean not null default false,  -- the leader's session holds the session lock, see stand_by
+    led_since   timestamptz,
+    -- open: receives DAGs; leaving: is being emptied; closed: has no leader
+    state       text not null default 'open' check (state in ('open', 'leaving', 'closed')),
+    -- how many are led now; in every row, so that its leader reads it in passing
+    of_shards   smallint not null default 1,
+    chosen_at   timestamptz,                     -- when the number was set
+    moves_since timestamptz,                     -- since when its leader moves rows that belong to another shard
+    heir        text,                            -- the only scheduler that may take it until then, after a transfer
+    heir_until  timestamptz
+);
+insert into shard (shard, epoch) values (0, 0);
+
+-- Schedulers that are able to lead, where there is more than one shard.
+create table scheduler (
+    owner      text primary key,
+    since      timestamptz not null,
+    seen_until timestamptz not null,
+    pid        int                     -- of its session, if that is its own: once it is over, so is the scheduler
+) with (fillfactor = 50, vacuum_truncate = off);
+
+-- The servers that this database has lived on, one row per timeline. After a failover the row of the old timeline is as
+-- the standby had received it: a process that remembers a later mark knows that acknowledged writes are lost.
+create table cluster (
+    system_id      bigint not null,
+    timeline       bigint not null,
+    first_seen_at  timestamptz not null,
+    marked_at      timestamptz not null,
+    lsn            pg_lsn not null,   -- how far the log was in a transaction that is committed by now
+    is_synchronous boolean not null,  -- whether commits waited for a standby then
+    lost_until     pg_lsn,            -- up to where acknowledged writes are known to be lost
+    primary key (system_id, timeline)
+) with (fillfactor = 50);
+
+-- The function sets that are installed: schema evertick_fn_<hash>, one per release
+-- (docs/decisions/0036-function-sets.md).
+create table function_set (
+    hash       text primary key,
+    release    text not null,
+    created_at timestamptz not null default clock_timestamp()
+);
+
+-- Maintenance ---------------------------------------------------------------------------------------------------------
+
+-- Rows that could not be planned, promoted, repaired or reaped, with the reason. They are tried again at retry_at;
+-- where that is null, only publishing again helps.
+create table quarantine (
+    kind       text not null check (kind in ('schedule', 'run', 'dag')),
+    subject_id bigint not null,
+    verb       text not null,
+    reason     text not null,
+    failures   int not null,
+    since      timestamptz not null,
+    failed_at  timestamptz not null,
+    retry_at   timestamptz,
+    primary key (kind, subject_id)
+);
+
+-- Runs in which nothing can move although no final state follows from their tasks: for how long they have been observed
+-- in this state, and the fingerprint that would show a change.
+create table orphan_watch (
+    run_id          bigint primary key,
+    fingerprint     text not null,
+    watched_seconds double precision not null
+);
+
+create table remains (
+    shard smallint not null,
+    kind  text not null check (kind in ('run', 'version')),
+    id    bigint not null,
+    primary key (shard, kind, id)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- `look_at`: from then on it is removed if no line is in it. Null while there is one.
+create table log_object (
+    object_id uuid primary key default gen_random_uuid(),
+    run_id    bigint not null,
+    bytes     int not null,
+    look_at   timestamptz
+);
+create index log_object_of_run on log_object (run_id);
+create index log_object_look on log_object (look_at) where look_at is not null;
+
+-- Runs whose logs are still to be archived, and the position of the walk over all runs that adds them.
+create table log_watch (
+    run_id bigint primary key
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+create table log_walk (
+    is_only boolean primary key default true check (is_only),
+    after   bigint not null
+);
+
+-- The audit log: actions of people and repairs, kept.
+create table journal (
+    entry_id    bigint generated always as identity primary key,
+    occurred_at timestamptz not null,
+    verb        text not null,
+    actor       text not null,
+    dag_id      int,
+    run_id      bigint,
+    idx         int,
+    map_index   int,
+    detail      jsonb not null,
+    -- Where the request came from, and its id. The session that serves it sets both before it acts.
+    origin      text default nullif(current_setting('evertick.origin', true), ''),
+    request_id  text default nullif(current_setting('evertick.request_id', true), '')
+);
+create index journal_of_run on journal (run_id, entry_id) where run_id is not null;
+create index journal_in_time on journal (occurred_at);
+
+-- Alerts and notifications --------------------------------------------------------------------------------------------
+
+-- Missed deadlines. One row per failure streak: it begins with the first miss, counts the further ones, and ends
+-- when the schedule fires again or a later run is in time, or when there is no such deadline any more.
+create table alert (
+    alert_id    bigint generated always as identity primary key,
+    kind        text not null check (kind in ('not_fired', 'not_started', 'not_finished')),
+    schedule_id int not null,
+    task        text not null default '',   -- by its name; '' of a run as a whole
+    run_id      bigint,                 -- the first that was late
+    due_at      timestamptz not null,   -- by when it should have been, the first time
+    last_due_at timestamptz not null,
+    count       int not null default 1,
+    raised_at   timestamptz not null,
+    ended_at    timestamptz
+);
+create unique index alert_open on alert (schedule_id, kind, task) where ended_at is null;
+
+-- A failure streak: what of a schedule has failed and not succeeded since, a task by its name, or the run as a whole
+-- (''). A notification is sent when it begins.
+create table episode (
+    schedule_id int not null,
+    task        text not null,
+    run_id      bigint not null,   -- the first that failed
+    since       timestamptz not null,
+    failures    int not null,
+    primary key (schedule_id, task)
+);
+
+create table outbox (
+    delivery_id   bigint generated always as identity primary key,
+    shard         smallint not null,      -- always 0: one leader sends for all, so that the pace of a sink is one
+    sink          text not null,
+    event         text not null,
+    run_id        bigint,
+    fact          jsonb not null,
+    created_at    timestamptz not null,
+    waiting_since timestamptz not null,   -- later than that if it was requested again
+    state         text not null default 'waiting' check (state in ('waiting', 'sent', 'failed')),
+    attempts      int not null default 0,
+    due_at        timestamptz not null,   -- when it is tried next; while it is being sent, when another process may try
+    ended_at      timestamptz,
+    answer        text,                   -- what the sink said, or why it could not be reached
+    check ((ended_at is null) = (state = 'waiting'))
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+create index outbox_waiting on outbox (shard, sink, due_at) where state = 'waiting';
+
+-- Accounts and stored values ------------------------------------------------------------------------------------------
+
+-- People and programs. An account without a password can only sign in with a token or a one-time link. `tags`: only
+-- DAGs with one of them.
+create table account (
+    account_id          int generated always as identity primary key,
+    name                text not null,
+    role                text not null check (role in ('viewer', 'operator', 'editor', 'admin')),
+    tags                text[] check (cardinality(tags) > 0),
+    password_hash       text,
+    is_disabled         boolean not null default false,
+    created_by          text not null,
+    created_at          timestamptz not null,
+    password_changed_at timestamptz
+);
+create unique index account_name on account (lower(name));
+
+-- Tokens, browser sessions and one-time links. Only the hash of the secret is stored: the secret has 256 random bits,
+-- so a quick hash is enough. `role` and `tags` can only reduce what the account may do.
+create table credential (
+    credential_id bigint generated always as identity primary key,
+    secret_hash   bytea not null unique,
+    account_id    int not null references account on delete restrict,
+    kind          text not null check (kind in ('token', 'session', 'link')),
+    name          text not null,
+    role          text check (role in ('viewer', 'operator', 'editor', 'admin')),
+    tags          text[],
+    created_by    text not null,
+    created_at    timestamptz not null,
+    expires_at    timestamptz,
+    used_at       timestamptz,
+    used_from     text,
+    revoked_at    timestamptz,
+    check (expires_at is not null or kind = 'token')
+);
+create index credential_of_account on credential (account_id, credential_id);
+
+-- Failed logins in a row, by user and by address.
+create table login_try (
+    subject  text primary key,
+    failures int not null,
+    tried_at timestamptz not null
+);
+
+create table stored_value (
+    kind        text not null check (kind in ('variable', 'connection', 'secret')),
+    name        text not null,
+    content     text not null,
+    key_id      text not null,
+    description text,
+    changed_by  text not null,
+    changed_at  timestamptz not null,
+    primary key (kind, name)
+);

@@ -1,0 +1,1 @@
+"""Reads: each module declares the statements of its `.sql` file."""

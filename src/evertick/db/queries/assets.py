@@ -1,0 +1,202 @@
+"""Assets: their producers, their consumers, and the runs started after updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from psycopg import AsyncConnection
+from psycopg.types.json import Jsonb
+from psycopg.types.range import Range
+
+from evertick.db.queries.run_lists import PageRequest, read_page
+from evertick.db.statements import all_rows, one_row, one_value, sql
+
+MOST_ASSETS = 100_000
+
+# The asset, and the run that updated it or the number of an external update.
+Source = tuple[str, int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class AssetRow:
+    name: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    asset: str
+    dag: str
+    task: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """`heard_at`: when it was updated since the DAG's last run; the DAG now waits for its other dependencies."""
+
+    asset: str
+    dag: str
+    since: datetime
+    heard_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """An asset with the tasks that update it and the DAGs that wait for it."""
+
+    name: str
+    since: datetime
+    producers: list[Producer]
+    consumers: list[Consumer]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTrigger:
+    """The trigger of a run: another run, or an external update (`update_id`), whose `extra` is missing once it is pruned."""
+
+    asset: str
+    occurred_at: datetime
+    source_run_id: int | None
+    source_dag: str | None
+    source_text_id: str | None
+    update_id: int | None
+    extra: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedUpdate:
+    """An update by a task of a run, or an external update, which has an `update_id` and `extra` but no run."""
+
+    asset: str
+    update_id: int | None
+    run_id: int | None
+    dag: str | None
+    text_id: str | None
+    task: str | None
+    map_index: int
+    occurred_at: datetime
+    extra: dict[str, Any] | None
+
+    @property
+    def source(self) -> Source:
+        return self.asset, self.run_id, self.update_id
+
+
+@dataclass(frozen=True, slots=True)
+class AssetEvent:
+    """An external update that was recorded."""
+
+    update_id: int
+    occurred_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateFilter:
+    """A filter that is None does not apply."""
+
+    dag_ids: list[int] | None = None
+    assets: list[str] | None = None
+    dag: str | None = None
+    task: str | None = None
+    text_id: str | None = None
+    map_index: int | None = None
+    like: list[str] | None = None
+    heads: list[str] | None = None
+    occurred: Range[datetime] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A run that was started after an update."""
+
+    asset: str
+    source_run_id: int | None
+    update_id: int | None
+    dag: str
+    text_id: str
+    fire_at: datetime | None
+    started_at: datetime
+    finished_at: datetime | None
+    state: str
+
+
+async def list_updates(
+    conn: AsyncConnection, wanted: UpdateFilter, asked: PageRequest
+) -> tuple[list[ListedUpdate], int]:
+    """Oldest first by default."""
+    never_null = frozenset({"map_index"})
+    return await read_page(conn, sql("assets", "updates"), asdict(wanted), asked, ListedUpdate, never_null=never_null)
+
+
+async def followers(
+    conn: AsyncConnection, updates: list[ListedUpdate], dag_ids: list[int] | None
+) -> dict[Source, list[Follower]]:
+    """The runs that were started after each update, of these DAGs; None for all."""
+    params = {
+        "assets": sorted({each.asset for each in updates}),
+        "run_ids": sorted({each.run_id for each in updates if each.run_id is not None}),
+        "update_ids": sorted({each.update_id for each in updates if each.update_id is not None}),
+        "dag_ids": dag_ids,
+    }
+    found: dict[Source, list[Follower]] = {}
+    for each in await all_rows(conn, sql("assets", "followers"), params, Follower):
+        found.setdefault((each.asset, each.source_run_id, each.update_id), []).append(each)
+    return found
+
+
+async def update(conn: AsyncConnection, *, asset: str, extra: Mapping[str, object], actor: str) -> AssetEvent:
+    params = {"asset": asset, "extra": Jsonb(dict(extra)), "actor": actor}
+    return cast(AssetEvent, await one_row(conn, sql("assets", "update"), params, AssetEvent))
+
+
+async def discard_asset_events(
+    conn: AsyncConnection, *, dag_ids: list[int] | None, asset: str | None, before: datetime | None, actor: str
+) -> int:
+    params = {"dag_ids": dag_ids, "asset": asset, "before": before, "actor": actor}
+    return cast(int, await one_value(conn, sql("assets", "unhear"), params))
+
+
+async def is_known(conn: AsyncConnection, asset: str) -> bool:
+    return cast(bool, await one_value(conn, sql("assets", "is_known"), {"asset": asset}))
+
+
+async def list_whole(conn: AsyncConnection) -> list[Asset]:
+    """All assets by name, each with its producers and consumers."""
+    return await _whole(conn, await list_assets(conn), None)
+
+
+async def page(conn: AsyncConnection, *, like: str | None, after: str, limit: int) -> list[Asset]:
+    """One page of assets after a name, with their producers and consumers."""
+    params = {"like": like, "after": after, "limit": limit}
+    found = await all_rows(conn, sql("assets", "page"), params, AssetRow)
+    return await _whole(conn, found, [row.name for row in found])
+
+
+async def _whole(conn: AsyncConnection, found: list[AssetRow], names: list[str] | None) -> list[Asset]:
+    makers: dict[str, list[Producer]] = {}
+    takers: dict[str, list[Consumer]] = {}
+    for maker in await producers(conn, names):
+        makers.setdefault(maker.asset, []).append(maker)
+    for taker in await consumers(conn, names):
+        takers.setdefault(taker.asset, []).append(taker)
+    return [Asset(row.name, row.since, makers.get(row.name, []), takers.get(row.name, [])) for row in found]
+
+
+async def list_assets(conn: AsyncConnection) -> list[AssetRow]:
+    return await all_rows(conn, sql("assets", "list"), {"limit": MOST_ASSETS}, AssetRow)
+
+
+async def producers(conn: AsyncConnection, names: list[str] | None = None) -> list[Producer]:
+    return await all_rows(conn, sql("assets", "producers"), {"names": names}, Producer)
+
+
+async def consumers(conn: AsyncConnection, names: list[str] | None = None) -> list[Consumer]:
+    return await all_rows(conn, sql("assets", "consumers"), {"names": names}, Consumer)
+
+
+async def causes(conn: AsyncConnection, run_id: int) -> list[RunTrigger]:
+    return await all_rows(conn, sql("assets", "causes"), {"run_id": run_id}, RunTrigger)

@@ -1,0 +1,167 @@
+"""Changes since an earlier poll: runs, tasks and journal entries whose rows a later transaction wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from psycopg import AsyncConnection
+
+from evertick.db.statements import all_rows, one_row, one_value, sql
+
+_XID_MASK = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeMark:
+    """`oldest`: the oldest transaction that was open; `next`: the first one not yet started. The newest ids seen."""
+
+    oldest: int
+    next: int
+    newest_run: int
+    newest_entry: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRun:
+    run_id: int
+    dag_id: int
+    state: str
+    open_tasks: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    written_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTask:
+    run_id: int
+    dag_id: int
+    task: str
+    map_index: int
+    state: str
+    attempt: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    written_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditChange:
+    entry_id: int
+    occurred_at: datetime
+    verb: str
+    dag_id: int | None
+    run_id: int | None
+    task: str | None
+    map_index: int | None
+    subject: str | None
+    backfill: int | None
+    state: str | None
+    written_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedDag:
+    dag_id: int
+    name: str
+    tags: list[str]
+
+
+async def mark(conn: AsyncConnection) -> ChangeMark:
+    return cast(ChangeMark, await one_row(conn, sql("changes", "mark"), {}, ChangeMark))
+
+
+async def open_run_ids(conn: AsyncConnection, *, limit: int) -> list[int]:
+    """Newest first."""
+    cursor = await conn.execute(sql("changes", "open_run_ids"), {"limit": limit})
+    return [cast(int, row[0]) for row in await cursor.fetchall()]
+
+
+async def changed_runs(
+    conn: AsyncConnection, *, since: int, after: int, were_open: list[int], limit: int
+) -> list[ChangedRun]:
+    """Rows written by transaction `since` or later; finished runs only with an id above `after`, or if they were open."""
+    params = {"since": _xid(since), "after": after, "open": were_open, "limit": limit}
+    return await all_rows(conn, sql("changes", "changed_runs"), params, ChangedRun)
+
+
+async def entries(conn: AsyncConnection, *, since: int, after: int, limit: int) -> list[AuditChange]:
+    params = {"since": _xid(since), "after": after, "limit": limit}
+    return await all_rows(conn, sql("changes", "entries"), params, AuditChange)
+
+
+async def watched(conn: AsyncConnection, *, dags: list[str], is_all: bool, moved: list[int], limit: int) -> list[int]:
+    params = {"dags": dags, "is_all": is_all, "moved": moved, "limit": limit}
+    cursor = await conn.execute(sql("changes", "watched"), params)
+    return [cast(int, row[0]) for row in await cursor.fetchall()]
+
+
+async def tasks(conn: AsyncConnection, *, since: int, run_ids: list[int], limit: int) -> list[ChangedTask]:
+    params = {"since": _xid(since), "run_ids": run_ids, "limit": limit}
+    return await all_rows(conn, sql("changes", "tasks"), params, ChangedTask)
+
+
+async def tagged_dags(conn: AsyncConnection, dag_ids: list[int]) -> list[TaggedDag]:
+    return await all_rows(conn, sql("changes", "dags"), {"dag_ids": dag_ids}, TaggedDag)
+
+
+def _xid(full: int) -> str:
+    """The 32-bit transaction id that rows store: without the wraparound epoch."""
+    return str(full & _XID_MASK)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    run_id: int
+    dag: str
+    version: int
+    kind: str
+    fire_at: datetime | None
+    created_at: datetime
+    state: str
+    finished_at: datetime
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAttempt:
+    run_id: int
+    idx: int
+    map_index: int
+    task: str
+    queue: str
+    epoch: int
+    attempt: int
+    outcome: str
+    reason: str | None
+    started_at: datetime
+    finished_at: datetime
+    runner_id: str | None
+    host: str | None
+    ready_at: datetime
+
+
+async def newest(conn: AsyncConnection) -> int:
+    return cast(int, await one_value(conn, sql("changes", "newest"), {}))
+
+
+async def open_runs(conn: AsyncConnection, *, limit: int) -> set[int]:
+    cursor = await conn.execute(sql("changes", "open_runs"), {"limit": limit})
+    return {cast(int, row[0]) for row in await cursor.fetchall()}
+
+
+async def ended_after(conn: AsyncConnection, after: int, *, limit: int) -> list[int]:
+    cursor = await conn.execute(sql("changes", "ended_after"), {"after": after, "limit": limit})
+    return [cast(int, row[0]) for row in await cursor.fetchall()]
+
+
+async def runs(conn: AsyncConnection, run_ids: list[int]) -> list[EndedRun]:
+    """The finished ones of these runs."""
+    return await all_rows(conn, sql("changes", "runs"), {"run_ids": run_ids}, EndedRun)
+
+
+async def attempts(conn: AsyncConnection, run_ids: list[int], *, limit: int) -> list[EndedAttempt]:
+    return await all_rows(conn, sql("changes", "attempts"), {"run_ids": run_ids, "limit": limit}, EndedAttempt)

@@ -1,0 +1,117 @@
+-- Logs of attempts, in chunks. Lines of an ended attempt may arrive late, and are marked. A chunk whose lines are archived
+-- has a row with the position; sending it again finds that row.
+
+-- name: append
+-- The database decides whether a line is late: the session no longer holds that attempt. Lines of a run that was pruned
+-- meanwhile are dropped: they could be neither read nor deleted.
+insert into log_chunk (run_id, idx, map_index, epoch, seq, until, is_late, content)
+select x.r, x.i, x.m, x.e, x.seq, x.until,
+       not exists (select 1 from lease l where l.session = %(session)s::bigint and l.run_id = x.r and l.idx = x.i
+                   and l.map_index = x.m and l.epoch = x.e),
+       x.content
+  from jsonb_to_recordset(%(chunks)s::jsonb) as x(r bigint, i int, m int, e int, seq bigint, until bigint, content text)
+ where exists (select 1 from run f where f.run_id = x.r)
+on conflict (run_id, idx, map_index, epoch, seq) do nothing
+
+-- name: read
+select epoch, seq, until, is_late, content, object_id, at, bytes, digest from log_chunk
+ where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s
+     and (epoch, seq) > (%(epoch)s::int, %(seq)s::bigint)
+ order by epoch, seq limit %(limit)s
+
+-- name: news
+-- After the last known chunk of each attempt, by the key: an earlier attempt's lines may arrive while a later one
+-- writes.
+select n.epoch, n.seq, n.until, n.is_late, n.content, n.object_id, n.at, n.bytes, n.digest
+  from unnest(%(epochs)s::int[], %(seqs)s::bigint[]) as k(epoch, seq)
+ cross join lateral (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest
+                     from log_chunk c
+                      where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s
+                          and c.epoch = k.epoch
+                        and c.seq > k.seq order by c.seq limit %(limit)s) n
+union all
+(select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c
+  where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s and c.epoch > %(newest)s::int
+  order by c.epoch, c.seq limit %(limit)s)
+ order by epoch, seq limit %(limit)s
+
+-- name: shipped_until
+-- Where to continue with the log of a runner that died.
+select coalesce(max(until), 0) from log_chunk
+ where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s and epoch = %(epoch)s
+
+-- Archiving logs to object storage, by the functions of the migration that defines them.
+
+-- name: watch
+select watch_logs(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
+
+-- name: ended
+-- The watched runs that ended long enough ago, and how many bytes of their logs are in the database. The sizes are
+-- known without reading the lines. A deleted run has nothing to archive.
+select w.run_id, s.finished_at,
+       (select coalesce(sum(octet_length(c.content)), 0) from log_chunk c where c.run_id = w.run_id)::bigint as bytes
+  from log_watch w
+  left join lateral (select r.state, r.finished_at from run_status r where r.run_id = w.run_id offset 0) s on true
+ where w.run_id > %(after)s::bigint
+   and (s.state is null or (s.state in ('success', 'failed', 'canceled')
+                            and s.finished_at < clock() - make_interval(secs => %(seconds)s::float8)))
+ order by w.run_id limit %(batch)s::int
+
+-- name: part
+-- As many of a run's chunks, after the given one, as fit into an object.
+select x.idx, x.map_index, x.epoch, x.seq, x.content
+  from (select p.*, sum(octet_length(p.content)) over (order by p.idx, p.map_index, p.epoch, p.seq) as total
+          from (select c.idx, c.map_index, c.epoch, c.seq, c.content from log_chunk c
+                 where c.run_id = %(run_id)s::bigint and c.content is not null
+                   and (c.idx, c.map_index, c.epoch, c.seq)
+                       > (%(idx)s::int, %(map_index)s::int, %(epoch)s::int, %(seq)s::bigint)
+                 order by c.idx, c.map_index, c.epoch, c.seq limit %(chunks)s::int) p) x
+ where x.total - octet_length(x.content) < %(bytes)s::bigint
+ order by x.idx, x.map_index, x.epoch, x.seq limit %(chunks)s::int
+
+-- name: list_object
+select list_log_object(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint, %(bytes)s::int)
+
+-- name: move
+select move_logs(%(shard)s::smallint, %(epoch)s::bigint, %(object_id)s::uuid, %(pieces)s::jsonb)
+
+-- name: unwatch
+select unwatch_logs(%(shard)s::smallint, %(epoch)s::bigint, %(run_ids)s::bigint[], %(finished)s::timestamptz[])
+
+-- name: dead
+select object_id, run_id from dead_log_objects(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
+
+-- name: forget
+select forget_log_objects(%(shard)s::smallint, %(epoch)s::bigint, %(object_ids)s::uuid[])
+
+-- Windows of a task's log by position: in bytes, because a log has no line numbers.
+
+-- name: sizes
+-- The size of each attempt's log, in bytes of its spool, and where its last chunk begins.
+select epoch, max(until) as size, max(seq) as last from log_chunk
+ where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s group by epoch order by epoch limit 1000
+
+-- name: onward
+-- From the chunk at a position on, the chunks that could match a search: archived lines are searched only by their
+-- reader. The window bounds how much a search reads.
+select w.epoch, w.seq, w.until, w.is_late, w.content, w.object_id, w.at, w.bytes, w.digest
+  from (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c
+         where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s
+           and (c.epoch, c.seq) >= (%(epoch)s::int, coalesce((
+                select max(b.seq) from log_chunk b where b.run_id = %(run_id)s and b.idx = %(idx)s
+                   and b.map_index = %(map_index)s and b.epoch = %(epoch)s and b.seq <= %(seq)s::bigint), 0))
+         order by c.epoch, c.seq limit %(window)s) w
+ where w.content is null or ((%(pattern)s::text is null or w.content ~ %(pattern)s)
+                             and (%(like)s::text is null or w.content ilike %(like)s))
+ order by w.epoch, w.seq limit %(limit)s
+
+-- name: backward
+-- Backwards, from the chunk at a position.
+select w.epoch, w.seq, w.until, w.is_late, w.content, w.object_id, w.at, w.bytes, w.digest
+  from (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c
+         where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s
+           and (c.epoch, c.seq) <= (%(epoch)s::int, %(seq)s::bigint)
+         order by c.epoch desc, c.seq desc limit %(window)s) w
+ where w.content is null or ((%(pattern)s::text is null or w.content ~ %(pattern)s)
+                             and (%(like)s::text is null or w.content ilike %(like)s))
+ order by w.epoch desc, w.seq desc limit %(limit)s

@@ -1,0 +1,1 @@
+"""The checks of `evertick doctor`."""

@@ -1,0 +1,1 @@
+"""A DAG as it is published."""

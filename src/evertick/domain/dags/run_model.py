@@ -1,0 +1,148 @@
+"""A model of one run: trigger rules, mapping, branches, retries of tasks and of groups, clear. It decides in memory what the
+database decides; `dag.test()` uses it, and tests/engine/shapes.py compares both on generated DAGs, step by step. At most a
+hundred lines of code, so that a person can review it: it is the reference for the engine."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from evertick.domain.dags.graph import group_leaves, groups_of, leaves, skipped_by
+from evertick.domain.dags.mapping import items_of
+from evertick.domain.dags.spec import DagSpec
+from evertick.domain.dags.trigger_rules import RuleDecision, UpstreamCounts, decide
+from evertick.domain.states import FAILED_TASK_STATES
+
+WHOLE, READY, WAITING = -1, "available", "waiting"
+
+
+class TaskId(NamedTuple):
+    idx: int
+    map_index: int = WHOLE
+
+
+class RunModel:
+    """`items` are the arguments of mapped instances, `reasons` why some tasks have no instances."""
+
+    def __init__(self, spec: DagSpec) -> None:
+        self.spec, self._group, self._every = spec, groups_of(spec), range(len(spec.tasks))
+        self.results, self.items, self.reasons = (
+            dict[TaskId, object](),
+            dict[TaskId, list[object]](),
+            dict[TaskId, str](),
+        )
+        self.attempts, self._retried = Counter[TaskId](), Counter[int | None]()
+        self._heard, self._unchosen = set[int | None](), dict[int, int]()
+        self._place = {task.name: idx for idx, task in enumerate(spec.tasks)}
+        self._up, self._down = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        for up, down in spec.edges:
+            self._up[down].append(up)
+            self._down[up].append(down)
+        self._rows: list[dict[int, str]] = [{} for _ in self._every]  # by map index; an empty dict is a waiting task
+        self.clear(())
+
+    @property
+    def states(self) -> dict[TaskId, str]:
+        return {TaskId(idx, number): state for idx, rows in enumerate(self._rows) for number, state in rows.items()}
+
+    def end(self, key: TaskId, state: str, value: object = None, *, no_retry: bool = False) -> None:
+        """An attempt of a ready task ended. A failed one becomes ready again while it has retries."""
+        self.attempts[key] += 1
+        if state == "failed" and not no_retry and self.attempts[key] <= self.spec.tasks[key.idx].retry.retries:
+            return
+        self.results |= {key: value} if state == "success" and value is not None else {}
+        skips = skipped_by(self.spec, key.idx, value) if state == "success" else []
+        self._unchosen |= (unchosen := {idx: key.idx for idx in skips if not self._rows[idx]})
+        self._settle({key: state, **{TaskId(idx): "skipped" for idx in unchosen}})
+
+    def run_state(self) -> str | None:
+        """None while a task is open."""
+        is_bad = leaves(self.spec) & self._in(FAILED_TASK_STATES)
+        return None if self._in((READY, WAITING)) else "failed" if is_bad else "success"
+
+    def clear(self, whole: Collection[int], instances: Collection[TaskId] = ()) -> None:
+        """Reset tasks of an ended run so that they run again. An instance keeps its arguments unless one of its upstream tasks
+        runs again, too: then its task is reset as a whole."""
+        cleared = {key for key in self.states if key.idx in whole or key in instances}
+        for idx in sorted({key.idx for key in cleared}):  # tasks are in topological order
+            held = {self._group[up] for up in self._up[idx]} - {None, self._group[idx]}
+            if any(key.idx in self._up[idx] or self._group[key.idx] in held for key in cleared):
+                cleared |= {TaskId(idx, number) for number in self._rows[idx]}
+        self._retried.clear()
+        self._settle(self._reopened(cleared))
+
+    def result_of(self, name: str) -> object:
+        """A task's return value; for a mapped task the list of its instances' values, where there are any."""
+        if self.spec.tasks[self._place[name]].mapping is None:
+            return self.results.get(TaskId(self._place[name]))
+        return [self.results[key] for key in sorted(self.results) if key.idx == self._place[name]]
+
+    def _in(self, states: Iterable[str]) -> set[int]:
+        """The tasks that are, or have an instance, in one of these states."""
+        return {i for i in self._every if not {*states}.isdisjoint((self._rows[i] or {WHOLE: WAITING}).values())}
+
+    def _settle(self, ended: dict[TaskId, str]) -> None:
+        """Decide the tasks downstream of the ended ones, level by level; then finished groups release their edges, and mapped
+        tasks expand."""
+        while True:
+            for key, state in ended.items():
+                self._rows[key.idx][key.map_index] = state
+            ended = self._decided({down for key in ended for down in self._down[key.idx]})
+            if not (ended := ended or (self._leave_groups() if self.spec.groups else {}) or self._expanded()):
+                return
+
+    def _decided(self, idxs: Iterable[int]) -> dict[TaskId, str]:
+        """The tasks of these that end by their trigger rules. A task that may run becomes ready."""
+        found: dict[TaskId, str] = {}
+        for idx, rows in ((idx, self._rows[idx] or {WHOLE: WAITING}) for idx in idxs):
+            decision = self._decision(idx) if WAITING in rows.values() else RuleDecision.WAIT
+            waiting = [number for number, state in rows.items() if state == WAITING]
+            if decision is RuleDecision.RUN:
+                self._rows[idx].update(dict.fromkeys(waiting, READY))
+            elif decision is not RuleDecision.WAIT:
+                state = "skipped" if decision is RuleDecision.SKIP else decision.value
+                found |= dict.fromkeys((TaskId(idx, number) for number in waiting), state)
+        return found
+
+    def _decision(self, idx: int) -> RuleDecision:
+        heard = {up: self._group[up] in {None, self._group[idx], *self._heard} for up in self._up[idx]}
+        counts = Counter(state for up in heard if heard[up] for state in self._rows[up].values())
+        setups = [self._rows[up].get(WHOLE) if heard[up] else None for up in heard if self.spec.tasks[up].is_setup]
+        total = sum(max(len(self._rows[up]), 1) for up in heard)
+        return decide(self.spec.tasks[idx].trigger_rule, UpstreamCounts.of(total, counts, setups))
+
+    def _leave_groups(self) -> dict[TaskId, str]:
+        """A group that ended releases all its edges at once; a group that failed with retries left starts again instead."""
+        over = {*self._group} - self._heard - {None} - {self._group[idx] for idx in self._in((READY, WAITING))}
+        bad = self._in(FAILED_TASK_STATES) & group_leaves(self.spec)
+        failed = {self._group[idx] for idx in self._in(["failed"])} & {self._group[idx] for idx in bad} & over
+        again = {n for n, each in enumerate(self.spec.groups) if n in failed and self._retried[n] < each.retries}
+        self._heard |= over - again
+        if ended := self._decided(self._every) if over - again else {}:
+            return ended
+        self._retried.update(again)
+        # A task that a branch outside the group skipped stays skipped: the branch does not run again.
+        kept = {idx for idx, by in self._unchosen.items() if self._group[by] != self._group[idx]}
+        return self._reopened({key for key in self.states if self._group[key.idx] in again and key.idx not in kept})
+
+    def _reopened(self, cleared: Collection[TaskId]) -> dict[TaskId, str]:
+        self._heard -= {self._group[key.idx] for key in cleared}
+        for key in cleared:
+            self._rows[key.idx][key.map_index] = WAITING
+            self._unchosen.pop(key.idx, None)
+            for known in (self.results, self.attempts):
+                known.pop(key, None)
+        for idx in {key.idx for key in cleared if {*self._rows[key.idx].values()} == {WAITING}}:
+            self._rows[idx] = {}
+        return self._decided(self._every)
+
+    def _expanded(self) -> dict[TaskId, str]:
+        """A mapped task that may start becomes its instances, or ends."""
+        for idx in (idx for idx in self._every if self._rows[idx].get(WHOLE) == READY):
+            if (mapping := self.spec.tasks[idx].mapping) is not None:
+                found = items_of(mapping, self.result_of, lambda name: self._rows[self._place[name]].get(WHOLE))
+                self._rows[idx] = dict.fromkeys(range(len(found.items)), READY)
+                self.items |= {TaskId(idx, number): item for number, item in enumerate(found.items)}
+                if found.instead is not None:
+                    self.reasons[TaskId(idx)] = found.reason
+                    return {TaskId(idx): found.instead}
+        return {}

@@ -1,0 +1,294 @@
+"""A DAG as it is published: plain, immutable, canonical. It contains no code, no external defaults and no accidental order.
+
+Two loads of the same source give the same `structural_hash`, whatever the iteration order of sets and dicts was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from evertick.domain.access import Role
+from evertick.domain.attempt import Isolation
+from evertick.domain.dags.gates import GateKind, GateSpec
+from evertick.domain.dags.mapping import MapHow, MappedList
+from evertick.domain.dags.mapping import Mapping as TaskMapping
+from evertick.domain.dags.params import JsonValue, ParamSpec, ParamType
+from evertick.domain.dags.waits import TimeoutAction, WaitKind, WaitSpec
+from evertick.domain.errors import InvalidDag, InvalidSchedule
+from evertick.domain.notifications import Event, NotificationRuleSpec
+from evertick.domain.retry import Backoff, RetryPolicy
+from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy
+from evertick.domain.schedules.spec import ScheduleSpec
+from evertick.domain.states import TriggerRule
+
+
+class TaskKind(StrEnum):
+    PYTHON = "python"
+    SHELL = "shell"
+    HTTP = "http"
+    PROGRAM = "program"
+    TRIGGER = "trigger"
+    WAIT = "wait"
+
+
+class OnLostContact(StrEnum):
+    """What a runner does with an attempt while it cannot reach the database."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
+
+
+class BranchChoice(StrEnum):
+    """A task whose result decides which downstream tasks are skipped: all but those it names, or all if it is false."""
+
+    BRANCH = "branch"
+    SHORT_CIRCUIT = "short_circuit"
+    SHORT_CIRCUIT_DIRECT = "short_circuit_direct"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """The DAG that a task starts, and whether it waits for that run to end. `given` are params known only at that time:
+    `{"task": "count", "path": ["rows"]}` for a result or a part of it, `{"param": "day"}` for a parameter of its own run."""
+
+    dag: str
+    params: Mapping[str, JsonValue] = field(default_factory=dict)
+    given: Mapping[str, JsonValue] = field(default_factory=dict)
+    waits: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """One task of the plan. `name` is the full id, with its groups: `extract.orders`. `inputs` are upstream names.
+
+    `queue` is what the author declared; None leaves it to the routing rules. `wait` is what it waits for without a slot.
+    `executor_options` take precedence over the DAG's: `domain/executor_options.py` merges them.
+    """
+
+    name: str
+    kind: TaskKind = TaskKind.PYTHON
+    group: str | None = None
+    queue: str | None = None
+    priority: int = 5
+    trigger_rule: TriggerRule = TriggerRule.ALL_SUCCESS
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    timeout_seconds: float | None = None
+    queue_timeout_seconds: float | None = None
+    finish_within_seconds: float | None = None
+    isolation: Isolation = Isolation.PROCESS
+    rerun_on_loss: bool = True
+    on_lost_contact: OnLostContact = OnLostContact.CONTINUE
+    is_async: bool = False
+    is_setup: bool = False
+    is_teardown: bool = False
+    fails_run: bool = False
+    choice: BranchChoice | None = None
+    command: str | None = None
+    summary: str | None = None
+    inputs: tuple[str, ...] = ()
+    outlets: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    connections: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    gates: tuple[GateSpec, ...] = ()
+    mapping: TaskMapping | None = None
+    child: ChildSpec | None = None
+    notices: tuple[NotificationRuleSpec, ...] = ()
+    wait: WaitSpec | None = None
+    executor_options: Mapping[str, JsonValue] = field(default_factory=dict)
+    doc: str | None = None
+
+    @property
+    def runs_nowhere(self) -> bool:
+        """Whether the task never runs on a runner."""
+        return self.kind in (TaskKind.TRIGGER, TaskKind.WAIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """A group of tasks that runs again as a whole when it fails, up to `retries` times. Other groups are only names."""
+
+    name: str
+    retries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedSchedule:
+    """One of a DAG's schedules, with the parameters of its runs. A field that is None takes the DAG's value."""
+
+    name: str
+    spec: ScheduleSpec
+    params: Mapping[str, JsonValue] = field(default_factory=dict)
+    misfire: MisfirePolicy | None = None
+    catchup_window_seconds: float | None = None
+    catchup_limit: int | None = None
+    overlap: OverlapPolicy | None = None
+    start_within_seconds: float | None = None
+    finish_within_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DagSpec:
+    """The whole plan. Tasks are in topological order, and edges are sorted (upstream, downstream) positions in that order."""
+
+    name: str
+    tasks: tuple[TaskSpec, ...]
+    edges: tuple[tuple[int, int], ...] = ()
+    description: str | None = None
+    tags: tuple[str, ...] = ()
+    params: tuple[ParamSpec, ...] = ()
+    schedules: tuple[NamedSchedule, ...] = ()
+    timezone: str = "UTC"
+    max_active_runs: int | None = None
+    max_active_tasks: int | None = None
+    run_timeout_seconds: float | None = None
+    retries: int = 0
+    misfire: MisfirePolicy = MisfirePolicy.LATEST
+    catchup_window_seconds: float | None = None
+    catchup_limit: int | None = None
+    overlap: OverlapPolicy = OverlapPolicy.ALLOW
+    start_within_seconds: float | None = None
+    finish_within_seconds: float | None = None
+    starts_paused: bool = False
+    executor_options: Mapping[str, JsonValue] = field(default_factory=dict)
+    notices: tuple[NotificationRuleSpec, ...] = ()
+    groups: tuple[GroupSpec, ...] = ()
+
+
+def to_json(spec: DagSpec) -> str:
+    """The canonical text: sorted keys, no spaces, and only values that differ from the default, so that a later release
+    that adds a field creates no new version of old DAGs."""
+    return json.dumps(spec, default=_given, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def structural_hash(spec: DagSpec) -> str:
+    """The same for every DAG with the same meaning: the order of declaration does not count."""
+    order = sorted(range(len(spec.tasks)), key=lambda position: spec.tasks[position].name)
+    rank = {position: place for place, position in enumerate(order)}
+    canonical = replace(
+        spec,
+        tasks=tuple(replace(spec.tasks[i], inputs=tuple(sorted(spec.tasks[i].inputs))) for i in order),
+        edges=tuple(sorted((rank[up], rank[down]) for up, down in spec.edges)),
+        tags=tuple(sorted(spec.tags)),
+        params=tuple(sorted(spec.params, key=lambda param: param.name)),
+        schedules=tuple(sorted(spec.schedules, key=lambda schedule: schedule.name)),
+        groups=tuple(sorted(spec.groups, key=lambda group: group.name)),
+    )
+    return hashlib.sha256(to_json(canonical).encode()).hexdigest()
+
+
+def from_json(text: str) -> DagSpec:
+    """Parse the spec that `to_json` wrote."""
+    try:
+        return _read(DagSpec, json.loads(text), _DAG)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, InvalidSchedule) as error:
+        raise InvalidDag(
+            f"this release cannot read the published DAG: {error!r}. If a later release published it, upgrade Evertick here;"
+            " otherwise publish the DAG file again."
+        ) from None
+
+
+def _given(record: object) -> object:
+    """A record's fields that differ from their defaults; a schedule serializes itself."""
+    if isinstance(record, ScheduleSpec):
+        return json.loads(record.to_json())
+    found = {}
+    for name, default in _DEFAULTS[type(record)]:
+        if (value := getattr(record, name)) != default:
+            found[name] = value
+    return found
+
+
+_DEFAULTS: dict[type, list[tuple[str, object]]] = {
+    kind: [
+        (each.name, each.default_factory() if each.default_factory is not MISSING else each.default)
+        for each in fields(kind)
+    ]
+    for kind in (
+        DagSpec,
+        TaskSpec,
+        NamedSchedule,
+        ParamSpec,
+        RetryPolicy,
+        GateSpec,
+        TaskMapping,
+        MappedList,
+        ChildSpec,
+        NotificationRuleSpec,
+        WaitSpec,
+        GroupSpec,
+    )
+}
+
+
+T = TypeVar("T")
+_Readers = Mapping[str, Callable[..., object]]
+
+
+def _read(make: Callable[..., T], raw: Mapping[str, object], readers: _Readers) -> T:
+    return make(**{key: readers[key](value) if key in readers else value for key, value in raw.items()})
+
+
+def _read_all(make: Callable[..., T], readers: _Readers) -> Callable[[list[dict[str, object]]], tuple[T, ...]]:
+    return lambda rows: tuple(_read(make, row, readers) for row in rows)
+
+
+_RETRY: _Readers = {"backoff": Backoff, "retry_on": tuple, "never_on": tuple}
+_PARAM: _Readers = {"type": ParamType, "choices": tuple}
+_SCHEDULE: _Readers = {
+    "spec": lambda raw: ScheduleSpec.from_json(json.dumps(raw)),
+    "misfire": MisfirePolicy,
+    "overlap": OverlapPolicy,
+}
+_NOTICE: _Readers = {"event": Event}
+_WAIT: _Readers = {
+    "kind": WaitKind,
+    "on_timeout": TimeoutAction,
+    "on_reject": TimeoutAction,
+    "approvers": Role,
+    "form": _read_all(ParamSpec, _PARAM),
+}
+_MAPPING: _Readers = {"how": MapHow, "lists": _read_all(MappedList, {})}
+_TASK: _Readers = {
+    "kind": TaskKind,
+    "trigger_rule": TriggerRule,
+    "retry": lambda raw: _read(RetryPolicy, raw, _RETRY),
+    "choice": BranchChoice,
+    "isolation": Isolation,
+    "on_lost_contact": OnLostContact,
+    "inputs": tuple,
+    "outlets": tuple,
+    "outputs": tuple,
+    "variables": tuple,
+    "connections": tuple,
+    "secrets": tuple,
+    "gates": _read_all(GateSpec, {"kind": GateKind}),
+    "child": lambda raw: ChildSpec(**raw),
+    "wait": lambda raw: _read(WaitSpec, raw, _WAIT),
+    "mapping": lambda raw: _read(TaskMapping, raw, _MAPPING),
+    "notices": _read_all(NotificationRuleSpec, _NOTICE),
+}
+
+
+def read_form(wait: Mapping[str, object]) -> tuple[ParamSpec, ...]:
+    """The form of an approval, from its published wait."""
+    return _read(WaitSpec, wait, _WAIT).form
+
+
+_DAG: _Readers = {
+    "tasks": _read_all(TaskSpec, _TASK),
+    "edges": lambda rows: tuple((up, down) for up, down in rows),
+    "tags": tuple,
+    "params": _read_all(ParamSpec, _PARAM),
+    "schedules": _read_all(NamedSchedule, _SCHEDULE),
+    "notices": _read_all(NotificationRuleSpec, _NOTICE),
+    "groups": _read_all(GroupSpec, {}),
+    "misfire": MisfirePolicy,
+    "overlap": OverlapPolicy,
+}

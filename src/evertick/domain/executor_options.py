@@ -1,0 +1,340 @@
+"""The short options of a task's pod, and the manifest parts that they expand to. Pure: no cluster is contacted.
+
+`pod` takes everything that has no short form, as a part of a manifest. Only the cluster validates that part, at submission.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from evertick.domain.dags.params import JsonValue
+
+# The container in which the task runs; a pod may have others.
+TASK_CONTAINER = "task"
+
+
+Patch = dict[str, Any]
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+_LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+
+
+_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+
+_OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+
+
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTPE]i?|[mkunEe]|[eE][0-9]+)?")
+
+
+_OURS = "evertick.io/"
+
+
+def check_pod_options(options: Mapping[str, object]) -> None:
+    """The TypeError or ValueError names the option and what it must be."""
+    pod_patch(options)
+
+
+def pod_patch(options: Mapping[str, object]) -> Patch:
+    """The part of a manifest that these options expand to."""
+    patch: Patch = {}
+    for name, value in options.items():
+        if (write := _WRITERS.get(name)) is None:
+            near = difflib.get_close_matches(str(name), _WRITERS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_WRITERS)}"
+            raise ValueError(f"a pod has no option {name!r}; {hint}")
+        try:
+            patch = merge(patch, write(value))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"its {name} is {value!r:.200}, where {error}") from None
+    return patch
+
+
+def join_pod_options(below: Mapping[str, Any], above: Mapping[str, Any]) -> Patch:
+    """The options of a DAG, overridden by those of its task, merged like manifests."""
+    found = dict(below)
+    for name, value in above.items():
+        under = found.get(name)
+        if isinstance(under, list) and isinstance(value, list) and name in _MARKS:
+            found[name] = _merge_lists(under, value, _MARKS[name], is_joined=False)
+        elif isinstance(under, list) and isinstance(value, list):
+            found[name] = under + [each for each in value if each not in under]
+        else:
+            found |= merge({name: under}, {name: value})
+    return found
+
+
+def merge(below: Patch, above: Mapping[str, Any]) -> Patch:
+    """`above` takes precedence. Dicts are merged; lists whose items Kubernetes identifies by a key are merged, too."""
+    found = dict(below)
+    for key, value in above.items():
+        under = found.get(key)
+        if isinstance(under, dict) and isinstance(value, Mapping):
+            found[key] = merge(under, value)
+        elif isinstance(under, list) and isinstance(value, list) and key in _TOLD_APART_BY:
+            found[key] = _merge_lists(under, value, _TOLD_APART_BY[key], is_joined=key in _JOINED)
+        elif isinstance(under, list) and isinstance(value, list) and key in _ADDED_TO:
+            found[key] = under + [each for each in value if each not in under]
+        else:
+            found[key] = value
+    return found
+
+
+_TOLD_APART_BY = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+}
+
+
+# The keys that identify an item in the lists of a DAG and of a task.
+_MARKS = {"volumes": "name", "volume_mounts": "mountPath"}
+
+
+# The same container is merged. A volume or variable of the same name is replaced.
+_JOINED = ("containers", "initContainers")
+
+
+_ADDED_TO = ("tolerations", "envFrom")
+
+
+def _merge_lists(below: Sequence[object], above: Sequence[object], mark: str, *, is_joined: bool) -> list[object]:
+    items = [*below, *above]
+    if not all(isinstance(item, dict) and isinstance(item.get(mark), str) for item in items):
+        return list(above)  # the cluster will reject what is wrong with it
+    found: dict[str, Patch] = {item[mark]: item for item in below}  # type: ignore[index, misc]
+    for item in above:
+        name = item[mark]  # type: ignore[index]
+        found[name] = merge(found[name], item) if is_joined and name in found else item  # type: ignore[arg-type, assignment]
+    return list(found.values())
+
+
+def _in_spec(**fields: Any) -> Patch:
+    return {"spec": fields}
+
+
+def _in_container(**fields: Any) -> Patch:
+    return {"spec": {"containers": [{"name": TASK_CONTAINER, **fields}]}}
+
+
+def _image(value: object) -> Patch:
+    if not isinstance(value, str) or not value.strip() or len(value) > 500 or any(c.isspace() for c in value):
+        raise TypeError("it must be the name of an image, as in 'registry.example.com/etl:7'")
+    return _in_container(image=value)
+
+
+def _pull_policy(value: object) -> Patch:
+    if value not in ("Always", "IfNotPresent", "Never"):
+        raise ValueError("it must be Always, IfNotPresent or Never")
+    return _in_container(imagePullPolicy=value)
+
+
+def _resources(value: object) -> Patch:
+    wanted = 'it must be a dict, as in {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}'
+    if not isinstance(value, Mapping) or not value.keys() <= {"requests", "limits"}:
+        raise TypeError(wanted)
+    for amounts in value.values():
+        if not isinstance(amounts, Mapping):
+            raise TypeError(wanted)
+        for name, amount in amounts.items():
+            if isinstance(amount, bool) or not _QUANTITY.fullmatch(str(amount)):
+                raise ValueError(f"{name} is {amount!r:.50}: write it as '500m' or '2Gi'")
+    texts = {kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in value.items()}
+    return _in_container(resources=texts)
+
+
+def _env(value: object) -> Patch:
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
+        raise TypeError('it must be a dict of texts, as in {"REGION": "eu"}')
+    for name in value:
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name) or name.startswith("EVERTICK_"):
+            raise ValueError(
+                f"{name!r:.100} cannot be set: use letters, digits and '_', and no name reserved by Evertick"
+            )
+    return _in_container(env=[{"name": name, "value": text} for name, text in value.items()])
+
+
+def _env_secrets(value: object) -> Patch:
+    return _in_container(envFrom=[{"secretRef": {"name": name}} for name in _names(value, "Secrets")])
+
+
+def _env_config_maps(value: object) -> Patch:
+    return _in_container(envFrom=[{"configMapRef": {"name": name}} for name in _names(value, "ConfigMaps")])
+
+
+def _pull_secrets(value: object) -> Patch:
+    return _in_spec(imagePullSecrets=[{"name": name} for name in _names(value, "Secrets")])
+
+
+def _names(value: object, what: str) -> list[str]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f'it must be a list of names of {what}, as in ["warehouse"]')
+    for name in value:
+        if not isinstance(name, str) or not _OBJECT.fullmatch(name):
+            raise ValueError(f"{name!r:.100} is not a valid name")
+    return list(value)
+
+
+def _volumes(value: object) -> Patch:
+    return _in_spec(
+        volumes=_dicts(value, ("name",), '[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]')
+    )
+
+
+def _volume_mounts(value: object) -> Patch:
+    example = '[{"name": "data", "mountPath": "/data"}]'
+    return _in_container(volumeMounts=_dicts(value, ("name", "mountPath"), example))
+
+
+def _tolerations(value: object) -> Patch:
+    return _in_spec(tolerations=_dicts(value, (), '[{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]'))
+
+
+def _dicts(value: object, required: Sequence[str], example: str) -> list[Patch]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(f"it must be a list of dicts, as in {example}")
+    for item in value:
+        if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in required):
+            raise TypeError(f"it must be a list of dicts, as in {example}")
+    return [dict(item) for item in value]
+
+
+def _node_selector(value: object) -> Patch:
+    return _in_spec(nodeSelector=_labels_of(value))
+
+
+def _labels(value: object) -> Patch:
+    return {"metadata": {"labels": _labels_of(value)}}
+
+
+def _labels_of(value: object) -> Mapping[str, str]:
+    found = _texts(value)
+    for name, text in found.items():
+        if not _LABEL.fullmatch(text):
+            raise ValueError(
+                f"{name}={text!r:.100} is not a valid label: use at most 63 letters, digits, '_', '-' and '.'"
+            )
+    return found
+
+
+def _annotations(value: object) -> Patch:
+    return {"metadata": {"annotations": _texts(value)}}
+
+
+def _texts(value: object) -> Mapping[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
+        raise TypeError('it must be a dict of texts, as in {"team": "data"}')
+    for name in value:
+        if not isinstance(name, str) or not _KEY.fullmatch(name) or name.startswith(_OURS):
+            raise ValueError(f"{name!r:.100} is not a valid key")
+    return dict(value)
+
+
+def _service_account(value: object) -> Patch:
+    return _in_spec(serviceAccountName=_name(value, "service account"))
+
+
+def _priority_class(value: object) -> Patch:
+    return _in_spec(priorityClassName=_name(value, "priority class"))
+
+
+def _name(value: object, what: str) -> str:
+    if not isinstance(value, str) or not _OBJECT.fullmatch(value):
+        raise TypeError(f"it must be the name of a {what}")
+    return value
+
+
+def _pod(value: object) -> Patch:
+    if not isinstance(value, Mapping) or not value.keys() <= {"metadata", "spec"}:
+        raise TypeError('it must be a part of a manifest, as in {"spec": {"hostAliases": [...]}}')
+    if not all(isinstance(part, Mapping) for part in value.values()):
+        raise TypeError("its metadata and spec must be dicts")
+    for part in ("labels", "annotations"):
+        _texts(value.get("metadata", {}).get(part, {}))
+    return {key: dict(part) for key, part in value.items()}
+
+
+_WRITERS: dict[str, Callable[[object], Patch]] = {
+    "image": _image,
+    "image_pull_policy": _pull_policy,
+    "image_pull_secrets": _pull_secrets,
+    "resources": _resources,
+    "env": _env,
+    "env_secrets": _env_secrets,
+    "env_config_maps": _env_config_maps,
+    "volumes": _volumes,
+    "volume_mounts": _volume_mounts,
+    "node_selector": _node_selector,
+    "tolerations": _tolerations,
+    "service_account": _service_account,
+    "priority_class": _priority_class,
+    "labels": _labels,
+    "annotations": _annotations,
+    "pod": _pod,
+}
+
+
+POD_OPTIONS = tuple(_WRITERS)
+
+
+MOST_BYTES = 16_384
+
+
+_JOINS: dict[str, Callable[[Mapping[str, object], Mapping[str, object]], dict[str, JsonValue]]] = {
+    "kubernetes": join_pod_options
+}
+
+
+_CHECKS: dict[str, Callable[[Mapping[str, object]], None]] = {"kubernetes": check_pod_options}
+
+
+Options = Mapping[str, JsonValue]
+
+
+def read_executor_options(value: object) -> Options:
+    """The options as plain JSON. The TypeError or ValueError says what is wrong."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise TypeError('it must be a dict keyed by executor, as in {"kubernetes": {"image": "registry/etl:7"}}')
+    for executor, options in value.items():
+        if not isinstance(options, Mapping):
+            raise TypeError(f'the options of {executor!r} must be a dict, as in {{"{executor}": {{...}}}}')
+        if check := _CHECKS.get(executor):
+            check(options)
+    try:
+        text = json.dumps(value, allow_nan=False, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        raise TypeError("it may contain only texts, numbers, True, False, None, lists and dicts") from None
+    if len(text.encode("utf-8", "surrogatepass")) > MOST_BYTES or "\\u0000" in text or "\\ud" in text:
+        raise ValueError(f"it must be valid text without NUL, of at most {MOST_BYTES:,} bytes as JSON")
+    return cast("Options", json.loads(text))
+
+
+def place_of(dag: Options, task: Options) -> dict[str, JsonValue]:
+    """The effective options of a task: the DAG's, overridden by the task's. A known executor's options are merged by its own
+    rules; for any other executor dicts are merged, and everything else is replaced."""
+    found = _joined(dag, task)
+    for name, join in _JOINS.items():
+        below, above = dag.get(name), task.get(name)
+        if isinstance(below, dict) and isinstance(above, dict):
+            found[name] = join(below, above)
+    return found
+
+
+def _joined(below: Options, above: Options) -> dict[str, JsonValue]:
+    found = dict(below)
+    for name, value in above.items():
+        under = found.get(name)
+        both = isinstance(under, dict) and isinstance(value, dict)
+        found[name] = _joined(under, value) if both else value  # type: ignore[arg-type]
+    return found

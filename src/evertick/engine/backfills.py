@@ -1,0 +1,299 @@
+"""backfill: turns a range of a DAG's schedule into runs, a few at a time, alongside the schedule and with lower priority.
+
+Users create, pause, resume and cancel it; the leader advances it. A backfill that cannot be planned ends alone (V11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import psycopg
+from psycopg import AsyncConnection
+
+from evertick.db.connect import retry_on_deadlock
+from evertick.db.queries import backfills, schedules, shards
+from evertick.db.queries.backfills import Advanced, BackfillRow, Canceled, Created
+from evertick.domain.dags.gates import awaits_past
+from evertick.domain.dags.validation import check_run_params
+from evertick.domain.errors import Conflict, NotFound, UserError
+from evertick.domain.schedules.preview import (
+    MOST_PARALLEL,
+    Reprocess,
+    count_fires,
+    fires_between,
+    last_fires_between,
+    next_batch,
+)
+from evertick.domain.schedules.spec import ScheduleSpec
+from evertick.engine.fire_schedules import UNPLANNABLE, CpuLimitExceeded, cpu_limit, read_spec, spec_json
+from evertick.engine.runs import find_dag
+from evertick.engine.verbs import as_leader, is_poison
+
+# How many instants one step reads. Usually only a few of them can start; newest first, finding each takes about
+# twenty times as long.
+BATCH, NEWEST_FIRST_BATCH = 200, 50
+PLAN_SECONDS = 1.0
+SAMPLE = 5
+# The most existing runs that a preview counts.
+_MOST_COMPARED = 10_000
+_TICK = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillRequest:
+    """A requested backfill. `schedule` names one of the DAG's; `spec` is an ad-hoc schedule instead."""
+
+    dag: str
+    first: datetime
+    last: datetime | None
+    schedule: str | None = None
+    spec: ScheduleSpec | None = None
+    reprocess: Reprocess = Reprocess.NONE
+    newest_first: bool = False
+    parallel: int = 1
+    params: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillPreview:
+    """The preview of a backfill. `sample` are the first instants in its order. `existing`: how many instants have a run now, by the
+    state of the newest; None if they are too many to compare."""
+
+    dag_id: int
+    schedule_id: int | None
+    schedule: str | None
+    spec: ScheduleSpec
+    params: Mapping[str, object]
+    first: datetime
+    last: datetime
+    total: int
+    sample: tuple[datetime, ...]
+    existing: Mapping[str, int] | None
+
+    def new_runs(self, reprocess: Reprocess) -> int | None:
+        """How many runs it would create if nothing changed meanwhile."""
+        if self.existing is None:
+            return self.total if reprocess is Reprocess.ALL else None
+        again = {
+            Reprocess.NONE: (),
+            Reprocess.FAILED: ("failed", "canceled"),
+            Reprocess.ALL: ("success", "failed", "canceled"),
+        }[reprocess]
+        return self.total - sum(count for state, count in self.existing.items() if state not in again)
+
+
+async def preview(conn: AsyncConnection, wish: BackfillRequest) -> BackfillPreview:
+    """Validate a requested backfill and preview it. Changes nothing."""
+    if not 1 <= wish.parallel <= MOST_PARALLEL:
+        raise UserError(f"{wish.parallel} runs at once is not allowed: use a number from 1 to {MOST_PARALLEL}.")
+    row, dag_spec = await find_dag(conn, wish.dag)
+    now = await shards.read_clock(conn)
+    schedule_id, name, spec, params = await _when(conn, wish)
+    last = now if wish.last is None else wish.last
+    if wish.first > now:
+        raise UserError(
+            f"The range begins at {wish.first.isoformat()}, in the future: the schedule itself fires those instants."
+            " Choose an earlier --from."
+        )
+    if last > now:
+        raise UserError(
+            f"The range ends at {last.isoformat()}, in the future: the schedule itself fires those instants."
+            " Omit --to for now."
+        )
+    if last < wish.first:
+        raise UserError(
+            f"The range ends at {last.isoformat()}, before it begins at {wish.first.isoformat()}: swap them."
+        )
+    if wish.newest_first and (tasks := [task.name for task in dag_spec.tasks if awaits_past(task.gates)]):
+        raise UserError(
+            f"DAG {wish.dag!r} cannot be backfilled newest first: {tasks[0]!r} has depends_on_past, so each run waits for the"
+            " previous one. Omit --newest-first."
+        )
+    total = count_fires(spec, wish.first, last)
+    if total == 0:
+        raise UserError(
+            f"The schedule does not fire from {wish.first.isoformat()} to {last.isoformat()}. Preview its fires with: evertick"
+            f" schedules simulate {wish.dag}"
+        )
+    find = last_fires_between if wish.newest_first else fires_between
+    return BackfillPreview(
+        dag_id=row.dag_id,
+        schedule_id=schedule_id,
+        schedule=name,
+        spec=spec,
+        params=check_run_params(dag_spec, params if wish.params is None else {**params, **wish.params}),
+        first=wish.first,
+        last=last,
+        total=total,
+        sample=tuple(find(spec, wish.first, last, SAMPLE)),
+        existing=await _existing(conn, row.dag_id, schedule_id, spec, (wish.first, last, total)),
+    )
+
+
+async def instants_of(conn: AsyncConnection, wish: BackfillRequest, *, limit: int) -> tuple[list[datetime], int]:
+    """The instants of a backfill, in its order, up to a limit; and their number. Changes nothing."""
+    outlook = await preview(conn, wish)
+    find = last_fires_between if wish.newest_first else fires_between
+    return find(outlook.spec, outlook.first, outlook.last, limit), outlook.total
+
+
+async def create(
+    conn: AsyncConnection, wish: BackfillRequest, *, request: str, actor: str
+) -> tuple[Created, BackfillPreview]:
+    """Create the backfill; the leader starts it. Repeating a request returns the same backfill; with other arguments it fails."""
+    outlook = await preview(conn, wish)
+    plan: dict[str, object] = {
+        "dag_id": outlook.dag_id,
+        "schedule_id": outlook.schedule_id,
+        "spec": spec_json(outlook.spec),
+        "params": outlook.params,
+        "first_at": outlook.first.isoformat(),
+        "last_at": outlook.last.isoformat(),
+        "reprocess": wish.reprocess,
+        "newest_first": wish.newest_first,
+        "parallel": wish.parallel,
+        "total": outlook.total,
+    }
+    made = await retry_on_deadlock(lambda: backfills.create(conn, plan=plan, request=request, actor=actor))
+    if made is None:
+        raise NotFound(f"DAG {wish.dag!r} was deleted while its backfill was being created. Publish it again first.")
+    row = None if made.is_new else await backfills.find(conn, made.id)
+    if row is not None and not _is_same(row, wish, outlook):
+        raise Conflict(f"Key {request!r} belongs to another backfill: choose another key.")
+    return made, outlook
+
+
+def _is_same(row: BackfillRow, wish: BackfillRequest, outlook: BackfillPreview) -> bool:
+    """Whether the earlier request had the same arguments. An omitted end may have moved since."""
+    said = {"dag": wish.dag, "first_at": wish.first, "reprocess": wish.reprocess, "newest_first": wish.newest_first}
+    said |= {"last_at": wish.last} if wish.last is not None else {}
+    said |= {"schedule": wish.schedule} if wish.schedule is not None else {}
+    said |= {"spec": spec_json(wish.spec)} if wish.spec is not None else {}
+    given = {name: outlook.params[name] for name in wish.params or ()}
+    is_told = all(getattr(row, name) == value for name, value in said.items())
+    return is_told and all(row.params.get(name) == value for name, value in given.items())
+
+
+async def advance(conn: AsyncConnection, *, shard: int, epoch: int, backfill_id: int) -> Advanced:
+    """One step by the leader: count what ended, and create as many runs as the limit allows."""
+    found = await backfills.position(conn, backfill_id=backfill_id)
+    over = Advanced(made=0, ended=0, moved=False, is_over=True)
+    if found is None:
+        return over
+    instants: tuple[datetime, ...] = ()
+    is_all = False
+    try:
+        if found.is_planning:
+            with cpu_limit(PLAN_SECONDS):
+                batch = next_batch(
+                    read_spec(found.spec),
+                    first=found.first_at,
+                    last=found.last_at,
+                    position=found.position,
+                    newest_first=found.newest_first,
+                    most=NEWEST_FIRST_BATCH if found.newest_first else BATCH,
+                )
+            instants, is_all = batch.instants, batch.is_all
+        return await as_leader(
+            lambda: backfills.advance_backfill(
+                conn,
+                leader=(shard, epoch),
+                backfill_id=backfill_id,
+                position=found.position,
+                instants=instants,
+                is_all=is_all,
+            ),
+            shard=shard,
+            epoch=epoch,
+        )
+    except psycopg.Error as error:
+        if not is_poison(error.sqlstate):
+            raise
+        reason = f"PostgreSQL rejected its next run: {error}"
+    except (*UNPLANNABLE, CpuLimitExceeded) as error:
+        reason = f"{type(error).__name__}: {error}"
+    await as_leader(
+        lambda: backfills.fail(conn, leader=(shard, epoch), backfill_id=backfill_id, reason=reason),
+        shard=shard,
+        epoch=epoch,
+    )
+    return over
+
+
+async def pause(conn: AsyncConnection, *, backfill_id: int, actor: str) -> BackfillRow:
+    """It creates no more runs; the open ones continue."""
+    return await _change(conn, backfill_id, paused=True, actor=actor)
+
+
+async def resume(conn: AsyncConnection, *, backfill_id: int, actor: str) -> BackfillRow:
+    return await _change(conn, backfill_id, paused=False, actor=actor)
+
+
+async def cancel(conn: AsyncConnection, *, backfill_id: int, leaves_runs: bool, actor: str) -> Canceled:
+    """It creates no more runs, and its open ones are canceled unless `leaves_runs`."""
+    done = await retry_on_deadlock(
+        lambda: backfills.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves_runs, actor=actor)
+    )
+    if done.runs is None:
+        row = await find_backfill(conn, backfill_id)
+        raise Conflict(f"Backfill {backfill_id} of {row.dag} is over ({row.state}); there is nothing to cancel.")
+    return done
+
+
+async def find_backfill(conn: AsyncConnection, backfill_id: int) -> BackfillRow:
+    row = await backfills.find(conn, backfill_id)
+    if row is None:
+        raise NotFound(f"There is no backfill {backfill_id}. List backfills with `evertick backfill list`.")
+    return row
+
+
+async def _change(conn: AsyncConnection, backfill_id: int, *, paused: bool, actor: str) -> BackfillRow:
+    is_done = await retry_on_deadlock(
+        lambda: backfills.pause(conn, backfill_id=backfill_id, paused=paused, actor=actor)
+    )
+    row = await find_backfill(conn, backfill_id)
+    if not is_done:
+        verb = "pause" if paused else "resume"
+        raise Conflict(f"Backfill {backfill_id} of {row.dag} is {row.state}: there is nothing to {verb}.")
+    return row
+
+
+async def _when(
+    conn: AsyncConnection, wish: BackfillRequest
+) -> tuple[int | None, str | None, ScheduleSpec, Mapping[str, object]]:
+    """The schedule's id, name and params, or none of these for an ad-hoc schedule."""
+    if wish.spec is not None:
+        return None, None, wish.spec, {}
+    known = await schedules.of_dag(conn, dag=wish.dag)
+    names = ", ".join(each.name for each in known)
+    found = [each for each in known if wish.schedule in (None, each.name)]
+    if not known:
+        raise UserError(f"{wish.dag} has no schedule: set the instants with --cron or --every.")
+    if not found:
+        raise UserError(f"{wish.dag} has no schedule {wish.schedule!r}. It has: {names}.")
+    if len(found) > 1:
+        raise UserError(f"{wish.dag} has several schedules: choose one with --schedule. It has: {names}.")
+    one = found[0]
+    try:
+        return one.schedule_id, one.name, read_spec(one.spec), one.params
+    except UNPLANNABLE as error:
+        raise UserError(f"Schedule {one.name!r} of {wish.dag} cannot be decoded: {error}") from None
+
+
+async def _existing(
+    conn: AsyncConnection,
+    dag_id: int,
+    schedule_id: int | None,
+    spec: ScheduleSpec,
+    extent: tuple[datetime, datetime, int],
+) -> Mapping[str, int] | None:
+    first, last, total = extent
+    if total > _MOST_COMPARED:
+        return None
+    instants = fires_between(spec, first, last, _MOST_COMPARED)
+    counts: dict[str, int] = {}
+    for each in await backfills.existing(conn, dag_id=dag_id, schedule_id=schedule_id, instants=instants):
+        counts[each.state] = counts.get(each.state, 0) + 1
+    return counts

@@ -1,0 +1,341 @@
+"""Refuses cycles of DAGs that start each other endlessly, when a DAG is published or its dependencies change.
+
+Checks the currently published DAGs. Two changes that close a cycle at the same moment both pass; the next publish fails.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+import psycopg
+from psycopg import AsyncConnection
+
+from evertick.db.connect import retry_on_deadlock
+from evertick.db.queries import schedules, shards
+from evertick.db.queries.schedules import DagSchedule, DependencyWait, ScheduleChange
+from evertick.domain.dags.spec import DagSpec, NamedSchedule
+from evertick.domain.dags.validation import check_run_params
+from evertick.domain.errors import Conflict, CyclicDependency, InvalidSchedule, NotFound
+from evertick.domain.schedules.dependencies import Condition, Source, find_loop, read_text
+from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, SkipRange, SkipReason, delay_of, skip_until
+from evertick.domain.schedules.spec import EARLIEST, ScheduleKind, ScheduleSpec, next_after
+from evertick.domain.schedules.time_zones import EPOCH
+from evertick.engine.fire_schedules import (
+    UNPLANNABLE,
+    JsonObject,
+    is_last,
+    plan_end,
+    plan_if_possible,
+    plan_row,
+    plan_skip,
+    skip_row,
+    spec_json,
+)
+from evertick.engine.runs import find_dag, find_dag_row
+
+
+async def refuse_loops(
+    conn: AsyncConnection,
+    *,
+    dag: str,
+    wanted: Sequence[NamedSchedule],
+    outlets: Collection[str],
+    stays: Callable[[DependencyWait], bool],
+) -> None:
+    """`wanted`: the schedules that the DAG is about to have, in addition to current ones that stay."""
+    new = [each for each in wanted if each.spec.kind is ScheduleKind.AFTER]
+    if not new:
+        return
+    waits: dict[str, list[Condition | Source]] = {}
+    kept = [each for each in await schedules.waits(conn) if each.dag != dag or stays(each)]
+    own = {each.name for each in kept if each.dag == dag}
+    for name, text in [
+        *((each.dag, each.condition) for each in kept),
+        *((dag, each.spec.after or "") for each in new if each.name not in own),
+    ]:
+        try:
+            waits.setdefault(name, []).append(read_text(text))
+        except InvalidSchedule:
+            continue  # it never fires
+    updated: dict[str, set[str]] = {}
+    for outlet in await schedules.outlets(conn, dags=waits):
+        updated.setdefault(outlet.dag, set()).add(outlet.asset)
+    updated[dag] = set(outlets)
+    if way := find_loop(dag, waits, updated):
+        raise CyclicDependency(
+            f"DAG {dag!r} would start itself again endlessly: {' → '.join(way)}. Give one of them a time instead of"
+            " after(...), or let it also wait for something that none of them causes."
+        )
+
+
+MOVED = "EV002"
+
+
+# A schedule fires at most twenty times a second, and a change takes milliseconds: this many conflicts mean heavy contention.
+_MOST_TRIES = 100
+
+
+T = TypeVar("T")
+
+
+Planner = Callable[[DagSchedule, datetime], JsonObject | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSnapshot:
+    """The state of the schedules at `now`, and their due fires: few enough to be decided by the change itself."""
+
+    now: datetime
+    rows: list[DagSchedule]
+    plans: list[JsonObject]
+
+    @property
+    def seen(self) -> list[list[object]]:
+        return [
+            [row.schedule_id, row.version, _microseconds(row.next_due), row.paused, row.error is not None]
+            for row in self.rows
+        ]
+
+    def change(self, dag_id: int, actor: str, expected: int | None) -> ScheduleChange:
+        return ScheduleChange(dag_id=dag_id, actor=actor, expected=expected, seen=self.seen, settle=self.plans)
+
+
+async def read_snapshot(conn: AsyncConnection, *, dag: str, plan: Planner, name: str | None = None) -> ScheduleSnapshot:
+    """Read the DAG's schedules, or the one of that name. Of a long backlog all but the last part is decided immediately."""
+    while True:
+        now = await shards.read_clock(conn)
+        rows = await schedules.of_dag(conn, dag=dag, name=name)
+        plans = [each for row in rows if (each := plan(row, now))]
+        more = [each for each in plans if not is_last(each, now)]
+        if not more:
+            return ScheduleSnapshot(now=now, rows=rows, plans=plans)
+        await schedules.settle(conn, plans=more)
+
+
+async def retry_if_changed(change: Callable[[], Awaitable[T]]) -> T:
+    """Plan and apply a change, and repeat it whenever a fire or another change came in between."""
+    for _ in range(_MOST_TRIES):
+        try:
+            return await retry_on_deadlock(change)
+        except psycopg.Error as error:
+            if error.sqlstate != MOVED:
+                raise
+    raise Conflict("The schedules change faster than this change can be made. Nothing was changed: try again.")
+
+
+def _microseconds(instant: datetime | None) -> int | None:
+    return None if instant is None else (instant - EPOCH) // timedelta(microseconds=1)
+
+
+DEFAULT_WINDOW_SECONDS = 86_400.0
+
+
+async def put_schedule(
+    conn: AsyncConnection,
+    *,
+    dag: str,
+    schedule: NamedSchedule,
+    actor: str,
+    expected_version: int | None = None,
+    request: str | None = None,
+    origin: str = "user",
+) -> int:
+    """The schedule's new version. `expected_version` 0 means that it must not exist; None overwrites any.
+
+    A `request` id makes a call that is repeated after a lost reply one change. The origin "code" returns it to the code.
+    """
+    row, spec = await find_dag(conn, dag)
+    await refuse_loops(
+        conn,
+        dag=dag,
+        wanted=[schedule],
+        outlets={asset for task in spec.tasks for asset in task.outlets},
+        stays=lambda wait: wait.name != schedule.name,
+    )
+
+    async def once() -> int | None:
+        before = await read_snapshot(conn, dag=dag, name=schedule.name, plan=plan_end)
+        old = before.rows[0] if before.rows else None
+        made = before.change(row.dag_id, actor, expected_version)
+        wanted = schedule_row(spec, schedule, before.now, old=old)
+        return await schedules.put(conn, made, schedule=wanted, request=request, origin=origin)
+
+    version = await retry_if_changed(once)
+    if version is None:
+        raise await conflict(conn, dag=dag, name=schedule.name, expected=expected_version)
+    return version
+
+
+async def conflict(conn: AsyncConnection, *, dag: str, name: str, expected: int | None) -> Conflict:
+    """The error for a writer whose version is outdated."""
+    found = [each.version for each in await schedules.of_dag(conn, dag=dag, name=name)]
+    stands = f"is at version {found[0]}" if found else "does not exist"
+    return Conflict(f"Schedule {name!r} of {dag} {stands}, not at {expected}. Read it again and repeat the change.")
+
+
+def schedule_row(spec: DagSpec, schedule: NamedSchedule, now: datetime, *, old: DagSchedule | None) -> JsonObject:
+    """One schedule of the DAG as the tables hold it. It starts after `now`; if its instants stay and only its jitter
+    or its policies change, it continues after the fires that were already due."""
+    delay = delay_of(schedule.spec, dag=spec.name, name=schedule.name)
+    keeps = old is not None and _pattern(old.spec) == _pattern(schedule.spec.to_json())
+    first = next_after(schedule.spec, now - timedelta(seconds=old.delay_seconds) if old and keeps else now)
+    window = spec.catchup_window_seconds if schedule.catchup_window_seconds is None else schedule.catchup_window_seconds
+    return {
+        "name": schedule.name,
+        "spec": spec_json(schedule.spec),
+        "params": check_run_params(spec, schedule.params),
+        "misfire": schedule.misfire or spec.misfire,
+        "window_seconds": DEFAULT_WINDOW_SECONDS if window is None else window,
+        "catchup_limit": schedule.catchup_limit or spec.catchup_limit,
+        "overlap": schedule.overlap or spec.overlap,
+        "start_within": schedule.start_within_seconds or spec.start_within_seconds,
+        "finish_within": schedule.finish_within_seconds or spec.finish_within_seconds,
+        "delay_seconds": delay.total_seconds(),
+        "next_due": (first + delay).isoformat() if first else None,
+        "skipped": None if keeps else skip_row(_passed(schedule.spec, now)),
+    }
+
+
+def _pattern(text: str) -> object:
+    """The part of a schedule that defines its instants, without the jitter."""
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return {name: value for name, value in raw.items() if name != "jitter_seconds"} if isinstance(raw, dict) else raw
+
+
+def _passed(spec: ScheduleSpec, now: datetime) -> SkipRange | None:
+    """The past instants of a schedule that lists its instants."""
+    if spec.kind not in (ScheduleKind.ONCE, ScheduleKind.TIMES):
+        return None
+    return skip_until(spec, next_due=next_after(spec, EARLIEST), now=now, reason=SkipReason.PAST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatchUp:
+    """`policy` SKIP runs none of them. Others go back as far as `window_seconds`, or the schedule's own window."""
+
+    policy: MisfirePolicy = MisfirePolicy.SKIP
+    window_seconds: float | None = None
+
+    def plan(self, schedule: DagSchedule, now: datetime) -> JsonObject | None:
+        """A plan for `settle_schedules`, complete: a remainder would fall under the schedule's own policy."""
+        if self.policy is MisfirePolicy.SKIP:
+            return plan_skip(schedule, now, SkipReason.PAUSED)
+        most = schedule.catchup_limit or MOST_MISSED
+        try:
+            return plan_row(schedule, now, most_fires=most, policy=self.policy, window_seconds=self.window_seconds)
+        except UNPLANNABLE:
+            return None
+
+
+NOTHING = CatchUp()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """The decision about one schedule's missed fires."""
+
+    name: str
+    runs: list[datetime]
+    skipped: int
+    reason: str | None
+
+
+async def preview(conn: AsyncConnection, *, dag: str, catch_up: CatchUp, name: str | None = None) -> list[Missed]:
+    """A preview of what an unpause now would do to the missed fires of a DAG's schedules, or of one. Ignores overlap."""
+    now = await shards.read_clock(conn)
+    found = []
+    for each in await schedules.of_dag(conn, dag=dag, name=name):
+        is_let_go = each.is_held if name is not None else not each.is_held
+        if each.paused and is_let_go and (plan := catch_up.plan(each, now)):
+            found.append(_missed(each.name, plan))
+    return found
+
+
+def _missed(name: str, plan: JsonObject) -> Missed:
+    fires, skipped = plan["fires"], plan.get("skipped")
+    assert isinstance(fires, list)
+    runs = [datetime.fromisoformat(fire) for fire in fires]
+    if not isinstance(skipped, dict):
+        return Missed(name=name, runs=runs, skipped=0, reason=None)
+    return Missed(name=name, runs=runs, skipped=int(skipped["count"]), reason=str(skipped["reason"]))
+
+
+async def pause_schedule(
+    conn: AsyncConnection, *, dag: str, name: str, actor: str, expected_version: int | None = None
+) -> int:
+    """Its new version. Due fires are decided first."""
+    return await _change(conn, "pause", dag, name, actor, expected_version, plan_if_possible)
+
+
+async def unpause_schedule(
+    conn: AsyncConnection,
+    *,
+    dag: str,
+    name: str,
+    actor: str,
+    expected_version: int | None = None,
+    catch_up: CatchUp = NOTHING,
+) -> int:
+    """Its new version. While its DAG is paused, it stays paused with it."""
+
+    def plan(schedule: DagSchedule, now: datetime) -> JsonObject | None:
+        # Applied under the version that this change gives the schedule.
+        if not schedule.is_held:
+            return None
+        return catch_up.plan(replace(schedule, version=schedule.version + 1), now)
+
+    return await _change(conn, "unpause", dag, name, actor, expected_version, plan)
+
+
+async def delete_schedule(
+    conn: AsyncConnection, *, dag: str, name: str, actor: str, expected_version: int | None = None
+) -> int:
+    """Its last version. Due fires are decided first; its runs and its history stay."""
+    return await _change(conn, "delete", dag, name, actor, expected_version, plan_end)
+
+
+async def reset_schedule(conn: AsyncConnection, *, dag: str, name: str, actor: str) -> bool:
+    """Give a schedule back to the code: as the DAG's file declares it, or deleted if it does not. Returns whether it exists."""
+    _, spec = await find_dag(conn, dag)
+    declared = next((each for each in spec.schedules if each.name == name), None)
+    if declared is None:
+        await delete_schedule(conn, dag=dag, name=name, actor=actor)
+        return False
+    await put_schedule(conn, dag=dag, schedule=declared, actor=actor, origin="code")
+    return True
+
+
+async def find_schedule(conn: AsyncConnection, dag: str, name: str) -> DagSchedule:
+    """The schedule, or an error that suggests a similar name."""
+    found = await schedules.of_dag(conn, dag=dag)
+    for each in found:
+        if each.name == name:
+            return each
+    names = [each.name for each in found]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else f" It has: {', '.join(names[:10]) or 'none'}."
+    raise NotFound(f"DAG {dag!r} has no schedule {name!r}.{hint}")
+
+
+async def _change(
+    conn: AsyncConnection, change: str, dag: str, name: str, actor: str, expected: int | None, plan: Planner
+) -> int:
+    row = await find_dag_row(conn, dag)
+    await find_schedule(conn, dag, name)
+
+    async def once() -> int | None:
+        before = await read_snapshot(conn, dag=dag, name=name, plan=plan)
+        return await schedules.change(conn, before.change(row.dag_id, actor, expected), name=name, change=change)
+
+    version = await retry_if_changed(once)
+    if version is None:
+        raise await conflict(conn, dag=dag, name=name, expected=expected)
+    return version

@@ -1,1 +1,0 @@
-"""Running user code: the fork server, its child processes, logs and results."""

@@ -1,1 +1,0 @@
-"""Tasks as pods. Needs `pip install evertick[kubernetes]`, and is imported only by runners with this executor."""

@@ -1,0 +1,1 @@
+"""How an attempt runs, as the runner sees it."""

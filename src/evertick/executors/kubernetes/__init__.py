@@ -1,0 +1,1 @@
+"""Attempts as pods."""

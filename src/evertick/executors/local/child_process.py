@@ -1,0 +1,221 @@
+"""The runner's end of one attempt's process: its socket, its spool file and its running attempts. Never blocks the
+loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from evertick.attempts.child_setup import RECEIVE_BYTES, ReuseLimits
+from evertick.attempts.protocol import Frames, frame
+from evertick.domain.attempt import AttemptOrder, OutcomeKind
+from evertick.logs.spool import AttemptLog, LogCap, SpoolFile
+from evertick.storage.result_files import ResultFiles
+
+# Most bodies start within 2 ms of their order. Shorter start times are not stored.
+_TOLD_START_SECONDS = 0.1
+
+
+class Attempt:
+    """One order on its way from `start_many` to its outcome, and until its log is stored."""
+
+    __slots__ = (
+        "is_drained",
+        "is_settled",
+        "last_words",
+        "link",
+        "log",
+        "number",
+        "order",
+        "ordered_at",
+        "spool",
+        "started_at",
+        "timer",
+        "verdict",
+    )
+
+    def __init__(self, order: AttemptOrder, now: float) -> None:
+        self.order = order
+        self.link: ChildProcess | None = None
+        self.number = 0
+        self.ordered_at = now
+        self.started_at = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        self.verdict: tuple[OutcomeKind, str] | None = None
+        self.log: AttemptLog | None = None
+        self.spool: SpoolFile | None = None
+        # Problems with the log, reported at its end.
+        self.last_words = b""
+        self.is_drained = False
+        self.is_settled = False
+
+    def told_start_seconds(self) -> float | None:
+        """How long its code was fetched, imported or waited for, if that is worth storing."""
+        seconds = self.started_at - self.ordered_at
+        return seconds if seconds >= _TOLD_START_SECONDS else None
+
+
+class ForkServerHandle(Protocol):
+    """The fork server of a child, which alone can kill it safely: the pid cannot be reused before its parent has reaped
+    it."""
+
+    is_retiring: bool
+
+    def guard(self, link: ChildProcess, contact_until: float) -> bool: ...
+    def ask_to_stop(self, link: ChildProcess) -> None: ...
+    def kill(self, link: ChildProcess) -> None: ...
+    def terminate(self) -> None: ...
+    def destroy(self) -> None: ...
+
+
+class ChildProcess:
+    """A child that waits for an order, runs some, or is disconnected."""
+
+    __slots__ = (
+        "_frames",
+        "_is_open",
+        "_loop",
+        "_on_message",
+        "_unsent",
+        "born_at",
+        "fate",
+        "hung_up_at",
+        "is_guarded",
+        "is_loaded",
+        "is_shared",
+        "is_worn",
+        "last_number",
+        "log_end",
+        "number",
+        "parent",
+        "pid",
+        "running",
+        "sock",
+        "spool",
+    )
+
+    def __init__(
+        self,
+        parent: ForkServerHandle,
+        number: int,
+        pid: int,
+        sock: socket.socket,
+        spool: SpoolFile,
+        on_message: Callable[[ChildProcess, list[Any]], None],
+    ) -> None:
+        self.parent = parent
+        self.number = number
+        self.pid = pid
+        self.sock = sock
+        self.spool = spool
+        self.running: dict[int, Attempt] = {}
+        self.last_number = 0
+        self.log_end = 0
+        self.is_worn = False
+        self.is_shared = False
+        self.is_loaded = False
+        self.is_guarded = False
+        self.fate: str | None = None
+        self.hung_up_at: float | None = None
+        self._on_message = on_message
+        self._frames = Frames()
+        self._unsent = b""
+        self._is_open = True
+        self._loop = asyncio.get_running_loop()
+        self.born_at = self._loop.time()
+        spool.acquire()
+        sock.setblocking(False)
+        self._loop.add_reader(sock.fileno(), self.receive)
+
+    def send(self, frames: bytes) -> None:
+        """Usually one system call; only a large order has to wait until the child reads."""
+        if self._unsent:
+            self._unsent += frames
+            return
+        try:
+            sent = self.sock.send(frames)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # the child is gone: its fork server reports how
+        if sent < len(frames):
+            self._unsent = frames[sent:]
+            self._loop.add_writer(self.sock.fileno(), self._send_rest)
+
+    def condemn(self, kind: OutcomeKind, reason: str) -> None:
+        """The attempt is being killed: record this verdict as its outcome, not the way it dies."""
+        for attempt in self.running.values():
+            attempt.verdict = attempt.verdict or (kind, reason)
+
+    def cancel(self, number: int) -> None:
+        """Ask one of several coroutines to stop."""
+        self.send(frame(("cancel", number)))
+
+    def receive(self) -> None:
+        """Process every message that has arrived. A disconnect is only noted: the fork server reports the reason."""
+        while self._is_open:
+            try:
+                received = self.sock.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                received = b""
+            if not received:
+                self._close()
+                return
+            try:
+                messages = self._frames.feed(received)
+            except (ValueError, StopIteration):
+                # User code wrote into our socket: nothing from it can be trusted any more.
+                self._close()
+                self.parent.kill(self)
+                return
+            for message in messages:
+                self._on_message(self, message)
+            if len(received) < RECEIVE_BYTES:
+                return
+
+    def hang_up(self) -> None:
+        """Close the connection; the child then exits by itself."""
+        if self.hung_up_at is None:
+            self.hung_up_at = self._loop.time()
+            self._close()
+            self.spool.stop_reading()
+            self.spool.stop_keeping()
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self.sock.fileno())
+            if self._unsent:
+                self._loop.remove_writer(self.sock.fileno())
+            self.sock.close()
+
+    def _send_rest(self) -> None:
+        rest, self._unsent = self._unsent, b""
+        self._loop.remove_writer(self.sock.fileno())
+        self.send(rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorLimits:
+    """`min_stock` and `max_stock` bound the idle children of the process pool, per bundle."""
+
+    max_parents: int = 8
+    parent_age_seconds: float = 3600.0
+    min_stock: int = 2
+    max_stock: int = 32
+    stock_decay_seconds: float = 5.0
+    warm_idle_seconds: float = 30.0
+    fetch_seconds: float = 600.0
+    load_seconds: float = 60.0
+    kill_confirm_seconds: float = 3.0
+    coroutine_grace_seconds: float = 1.0
+    inline_log_bytes: int = 64 * 1024
+    log_cap: LogCap = field(default_factory=LogCap)
+    reuse: ReuseLimits = field(default_factory=ReuseLimits)
+    results: ResultFiles = field(default_factory=ResultFiles)

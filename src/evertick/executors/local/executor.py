@@ -1,0 +1,291 @@
+"""The local executor: runs attempts in processes on this machine and reports how each ended. Does not use the database.
+
+An outcome is reported once, and only when no process of the attempt's tree is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from evertick.attempts.protocol import Report
+from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
+from evertick.domain.errors import Conflict, EvertickError
+from evertick.executors.local.attempt_logs import AttemptLogs
+from evertick.executors.local.bundle_executor import BundleExecutor
+from evertick.executors.local.child_process import Attempt, ExecutorLimits
+from evertick.executors.local.process_pool import BundlePlace
+from evertick.logs import format
+from evertick.logs.spool import LogChunk, SpoolFolder, remove_files, session_folder
+from evertick.processes.tree import OomEvidence, explain_exit, oom_counters
+
+_TICK_SECONDS = 0.25
+_LONGEST_FAREWELL_SECONDS = 3.0
+_STOPPED = "the runner stopped before the attempt ended"
+
+Name = tuple[TaskKey, int]
+Address = tuple[str, str]
+
+
+class LocalExecutor:
+    """`async with LocalExecutor(...) as executor:`; leaving the block kills all running attempts."""
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        spool_dir: Path,
+        session: int,
+        resolve_bundle: Callable[[str, str], Awaitable[BundlePlace]],
+        on_outcomes: Callable[[list[Outcome]], None],
+        limits: ExecutorLimits | None = None,
+    ) -> None:
+        self._slots = slots
+        self._spool = SpoolFolder(session_folder(spool_dir, session))
+        self._resolve_bundle = resolve_bundle
+        self._on_outcomes = on_outcomes
+        chosen = limits or ExecutorLimits()
+        self._limits = replace(chosen, max_stock=max(chosen.min_stock, min(chosen.max_stock, slots)))
+        self._attempts: dict[Name, Attempt] = {}
+        self._homes: dict[Address, BundleExecutor] = {}
+        self._leaving: list[BundleExecutor] = []
+        self._arriving: dict[Address, list[Attempt]] = {}
+        self._moving: list[asyncio.Task[None]] = []
+        self._outcomes: list[Outcome] = []
+        self._shipping = AttemptLogs(self._spool, self._limits)
+        self._oom = OomEvidence(oom_counters())
+        self._is_stopping = False
+        self._is_empty = asyncio.Event()
+        self.contact_until = math.inf
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._group = await asyncio.TaskGroup().__aenter__()
+        self._ticking = self._loop.call_later(_TICK_SECONDS, self._tick)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop(grace_seconds=0)
+        await self._group.__aexit__(None, None, None)
+
+    @property
+    def free_slots(self) -> int:
+        return self._slots - len(self._attempts)
+
+    def held(self) -> list[Name]:
+        """Every attempt that was started and has no outcome yet."""
+        return list(self._attempts)
+
+    @property
+    def bundles(self) -> set[str]:
+        """The bundles whose code it may use at any moment, without looking it up again."""
+        return {bundle for bundle, _ in (*self._homes, *self._arriving)}
+
+    def start_many(self, orders: list[AttemptOrder]) -> None:
+        """Start these now. More orders than free slots is a caller's error, and none is started."""
+        if self._is_stopping:
+            raise Conflict("the executor is stopping and starts no more attempts")
+        if len(orders) > self.free_slots:
+            free = f"{self.free_slots} of {self._slots} slots are free"
+            raise Conflict(f"cannot start {len(orders)} attempts: {free}; claim no more than there are free slots")
+        if any((order.key, order.epoch) in self._attempts for order in orders):
+            raise Conflict("an attempt that is running here cannot be started again")
+        by_address: dict[Address, list[Attempt]] = {}
+        for order in orders:
+            self._attempts[order.key, order.epoch] = attempt = Attempt(order, self._loop.time())
+            by_address.setdefault((order.bundle, order.file), []).append(attempt)
+        for address, attempts in by_address.items():
+            if (home := self._homes.get(address)) is not None:
+                home.start(attempts)
+            elif (arriving := self._arriving.get(address)) is not None:
+                arriving += attempts
+            else:
+                self._expect(address, attempts)
+
+    def kill(self, key: TaskKey, epoch: int, reason: str, grace_seconds: float = 0.0) -> None:
+        """Kill an attempt and its whole process tree, which its outcome then confirms. A grace period first asks it to
+        stop."""
+        if (attempt := self._attempts.get((key, epoch))) is not None:
+            self._condemn(attempt, OutcomeKind.KILLED, reason, grace_seconds)
+
+    def keep_contact(self, until: float) -> None:
+        """Until then, in seconds since boot, these attempts cannot be given to another runner: attempts that must not
+        overlap with a successor are stopped at that time by their fork server, unless this is called again before."""
+        self.contact_until = until
+        for home in (*self._homes.values(), *self._leaving):
+            home.stock.keep_contact(until)
+
+    def poll_logs(self) -> list[LogChunk]:
+        """New lines of running attempts, and lines that did not fit into an outcome. Call it every 200 ms.
+
+        Calling it again confirms that the previous chunks are stored; until then they stay in the spool.
+        """
+        return self._shipping.poll(self._attempts.values(), self._loop.time())
+
+    def settle(self, ended: Iterable[Name]) -> None:
+        """The outcomes of these attempts are stored: the spool may delete their last lines."""
+        self._shipping.settle(ended)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Return orders that have not started, let the rest end within the grace period, kill the others; leave no
+        process."""
+        self._is_stopping = True
+        for task in self._moving:
+            task.cancel()
+        for attempt in list(self._withdrawn()):
+            self.lost(attempt, OutcomeKind.GIVEN_BACK, _STOPPED)
+        await self._wait_until_empty(grace_seconds)
+        for attempt in list(self._attempts.values()):
+            self._condemn(attempt, OutcomeKind.GIVEN_BACK, _STOPPED, 0)
+        await self._wait_until_empty(3 * self._limits.kill_confirm_seconds)
+        self._ticking.cancel()
+        await self._close_homes()
+        self._deliver()
+        await asyncio.to_thread(remove_files, self._spool.take_stored())
+
+    def started(self, attempt: Attempt) -> None:
+        attempt.started_at = self._loop.time()
+        if (limit := attempt.order.timeout_seconds) is not None:
+            reason = f"execution_timeout: exceeded {limit:g} s"
+            attempt.timer = self._loop.call_later(limit, self._condemn, attempt, OutcomeKind.TIMED_OUT, reason, 0)
+
+    def reported(self, attempt: Attempt, report: Report) -> None:
+        """The body ended and reported."""
+        self._end(attempt, report)
+
+    def died(self, attempt: Attempt, wait_status: int) -> None:
+        """The process ended without a report. A shell also ends this way."""
+        is_shell = attempt.order.command is not None
+        if is_shell and wait_status == 0:
+            self._end(attempt, Report(attempt.number, OutcomeKind.SUCCESS, exit_code=0, log_end=None))
+            return
+        reason, code = explain_exit(wait_status, has_oom_evidence=self._oom.has_new(), is_shell=is_shell)
+        if code >= 0 and not is_shell:
+            reason += " before the task returned"
+        self._end(attempt, Report(attempt.number, OutcomeKind.FAILED, reason, exit_code=code, log_end=None))
+
+    def lost(self, attempt: Attempt, kind: OutcomeKind, reason: str, log_text: str = "") -> None:
+        """It never started, or ended through no fault of its own."""
+        spooled = format.framed(time.time_ns() // 1000, "ERROR", log_text) if log_text else b""
+        self._end(attempt, Report(attempt.number, kind, reason, log_end=None), format.shipped(spooled, 0))
+
+    def _end(self, attempt: Attempt, report: Report, note: bytes = b"") -> None:
+        order = attempt.order
+        if self._attempts.pop((order.key, order.epoch), None) is None:
+            return
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        if attempt.verdict is not None:
+            trouble, end = report.log_trouble, report.log_end
+            report = Report(attempt.number, *attempt.verdict, log_end=end, log_trouble=trouble)
+        last = self._shipping.ended(attempt, report.log_end, report.log_trouble)
+        if not self._outcomes:
+            self._loop.call_soon(self._deliver)
+        self._outcomes.append(
+            Outcome(
+                key=order.key,
+                epoch=order.epoch,
+                kind=report.kind,
+                reason=report.reason,
+                result_json=report.result_json,
+                exit_code=report.exit_code,
+                no_retry=report.no_retry,
+                retry_after_seconds=report.retry_after_seconds,
+                start_seconds=attempt.told_start_seconds(),
+                log=last.content + note,
+                log_offset=last.offset,
+                log_end=last.end,
+            )
+        )
+        if not self._attempts:
+            self._is_empty.set()
+
+    def _deliver(self) -> None:
+        outcomes, self._outcomes = self._outcomes, []
+        if outcomes:
+            self._on_outcomes(outcomes)
+
+    def _condemn(self, attempt: Attempt, kind: OutcomeKind, reason: str, grace_seconds: float) -> None:
+        """The first verdict stands; a later one can only shorten the grace period."""
+        if attempt.verdict is not None and grace_seconds > 0:
+            return
+        attempt.verdict = attempt.verdict or (kind, reason)
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        address = attempt.order.bundle, attempt.order.file
+        if attempt in self._arriving.get(address, ()):
+            self._arriving[address].remove(attempt)
+            self.lost(attempt, kind, reason)
+        elif (home := self._homes.get(address)) is not None:
+            home.stop(attempt, grace_seconds)
+
+    def _expect(self, address: Address, attempts: list[Attempt]) -> None:
+        self._arriving[address] = attempts
+        self._moving.append(self._group.create_task(self._move_in(address)))
+
+    async def _move_in(self, address: Address) -> None:
+        """Find the bundle's code and start the attempts that wait for it."""
+        try:
+            place = await asyncio.wait_for(self._resolve_bundle(*address), self._limits.fetch_seconds)
+        except Exception as error:
+            why = str(error) or type(error).__name__
+            # Code that does not exist is the version's fault; code that cannot be reached is not the task's.
+            kind = OutcomeKind.FAILED if isinstance(error, EvertickError) else OutcomeKind.GIVEN_BACK
+            for attempt in self._arriving.pop(address):
+                self.lost(attempt, kind, f"bundle {address[0]} could not be fetched: {why}")
+            return
+        self._make_room()
+        self._homes[address] = home = BundleExecutor(self, place, address[1], self._spool, self._limits)
+        home.start(self._arriving.pop(address))
+
+    def _make_room(self) -> None:
+        """Fork servers are limited: end the least recently used one, unless it is busy."""
+        excess = len(self._homes) + 1 - self._limits.max_parents
+        idle = sorted((home.last_used_at, address) for address, home in self._homes.items() if home.is_idle)
+        for _, address in idle[: max(0, excess)]:
+            home = self._homes.pop(address)
+            self._leaving.append(home)
+            home.stock.close()
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self._ticking = self._loop.call_later(_TICK_SECONDS, self._tick)
+        self._shipping.trim(self._attempts.values())
+        for home in self._homes.values():
+            home.tick(now)
+        if stored := self._spool.take_stored():
+            self._loop.run_in_executor(None, remove_files, stored)
+        self._leaving = [home for home in self._leaving if not home.stock.all_gone.is_set()]
+        self._moving = [task for task in self._moving if not task.done()]
+
+    def _withdrawn(self) -> Iterable[Attempt]:
+        for attempts in self._arriving.values():
+            yield from attempts
+            attempts.clear()
+        for home in self._homes.values():
+            yield from home.withdraw()
+
+    async def _wait_until_empty(self, seconds: float) -> None:
+        self._is_empty.clear()
+        if self._attempts and seconds > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_empty.wait(), seconds)
+
+    async def _close_homes(self) -> None:
+        self._leaving += self._homes.values()
+        self._homes.clear()
+        for home in self._leaving:
+            home.stock.close()
+        try:
+            async with asyncio.timeout(_LONGEST_FAREWELL_SECONDS):
+                for home in self._leaving:
+                    await home.stock.all_gone.wait()
+        except TimeoutError:
+            for home in self._leaving:
+                home.stock.destroy()

@@ -1,0 +1,255 @@
+"""The runner's client of one fork server: starts its process, requests forks and kills, and receives starts and deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evertick.attempts.child_setup import ReuseLimits
+from evertick.attempts.fork_server import BATCH, LEASE_EXPIRED, ForkServerConfig
+from evertick.domain.attempt import FORK_SERVER_MARK, OutcomeKind
+from evertick.executors.local.child_process import ChildProcess
+from evertick.logs import format
+from evertick.logs.spool import SpoolFolder
+from evertick.processes.tree import find_by_token, kill_tree
+from evertick.storage.result_files import ResultFiles
+
+_CONTROL_BYTES = 64 * 1024
+_MOST_FDS = 2 * BATCH
+_RETRY_SECONDS = 0.01
+_REAP_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkServerEvents:
+    """Receives the events of a fork server."""
+
+    ready: Callable[[ForkServerClient, list[list[str]]], None]
+    broken: Callable[[ForkServerClient, str, str], None]
+    unforkable: Callable[[ForkServerClient, str], None]
+    born: Callable[[ForkServerClient, ChildProcess], None]
+    unborn: Callable[[ForkServerClient, str], None]
+    message: Callable[[ChildProcess, list[Any]], None]
+    dead: Callable[[ForkServerClient, ChildProcess, int], None]
+    gone: Callable[[ForkServerClient, str], None]
+
+
+class ForkServerClient:
+    """One fork server from its start until no process of its tree is left."""
+
+    def __init__(self, events: ForkServerEvents, spool: SpoolFolder) -> None:
+        self.events = events
+        self._spool = spool
+        self.children: dict[int, ChildProcess] = {}
+        self.forking = 0
+        self.is_ready = False
+        self.is_retiring = False
+        self._loop = asyncio.get_running_loop()
+        self.started_at = self._loop.time()
+        self._pid = 0
+        self._token = secrets.token_hex(8)
+        self._requests: list[tuple[str, float]] = []
+
+    def start(
+        self,
+        folder: Path,
+        file: str,
+        limits: ReuseLimits,
+        files: ResultFiles,
+        *,
+        imports_in_child: bool,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        plan = ForkServerConfig(
+            runner_pid=os.getpid(),
+            folder=str(folder),
+            file=file,
+            imports_in_child=imports_in_child,
+            spool_prefix=str(self._spool.path / f"{self._token}-"),
+            token=self._token,
+            limits=limits,
+            files=files,
+        )
+        with theirs, (self._spool.path / f"{self._token}.err").open("wb") as errors:
+            # A fresh interpreter, so that none of the runner's threads, sockets and locks are copied into attempts.
+            self._keeper = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "evertick.attempts.fork_server_main",
+                    str(theirs.fileno()),
+                    plan.to_json(),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                # The loader's seed: a DAG that loops over a set must name its tasks here as it did there.
+                env=None
+                if environment is None
+                else {**environment, "PYTHONHASHSEED": "0", FORK_SERVER_MARK: plan.spool_prefix},
+            )
+        self._control = ours
+        ours.setblocking(False)
+        self._loop.add_reader(ours.fileno(), self._receive)
+
+    def fork(self, count: int) -> None:
+        self.forking += count
+        self._request("fork", count)
+
+    def guard(self, link: ChildProcess, contact_until: float) -> bool:
+        """Called before the start of an attempt that must not outlive the lease. False when the fork server could not
+        be reached."""
+        try:
+            self._control.send(json.dumps([("contact", contact_until), ("guard", link.number)]).encode())
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # it is gone: `_receive` will notice
+        link.is_guarded = True
+        return True
+
+    def keep_contact(self, until: float) -> None:
+        if any(link.is_guarded for link in self.children.values()):
+            self._request("contact", until)
+
+    def ask_to_stop(self, link: ChildProcess) -> None:
+        self._request("term", link.number)
+
+    def kill(self, link: ChildProcess) -> None:
+        self._request("kill", link.number)
+
+    @property
+    def has_work(self) -> bool:
+        return any(link.running for link in self.children.values())
+
+    def terminate(self) -> None:
+        """Ask the reaper to kill everything; `gone` follows when it has."""
+        if self._keeper.poll() is None:
+            self._keeper.send_signal(signal.SIGTERM)
+
+    def destroy(self) -> None:
+        """For a reaper that does not respond, or was itself killed: find its processes by their mark."""
+        found = find_by_token(self._token)
+        for pid in found:
+            kill_tree(pid)
+        adopted = [self._pid, *found, *(link.pid for link in self.children.values())]
+        self._loop.call_later(_REAP_SECONDS, _reap, adopted)
+
+    def _request(self, verb: str, argument: float) -> None:
+        """Requests of one turn of the loop are sent together."""
+        if not self._requests:
+            self._loop.call_soon(self._send_requests)
+        self._requests.append((verb, argument))
+
+    def _send_requests(self) -> None:
+        try:
+            self._control.send(json.dumps(self._requests).encode())
+        except BlockingIOError:
+            self._loop.call_later(_RETRY_SECONDS, self._send_requests)
+            return
+        except OSError:
+            pass  # it is gone: `_receive` will notice
+        self._requests = []
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                message, fds, _, _ = socket.recv_fds(self._control, _CONTROL_BYTES, _MOST_FDS)
+            except BlockingIOError:
+                return
+            except OSError:
+                message, fds = b"", []
+            if not message:
+                self._loop.remove_reader(self._control.fileno())
+                self._control.close()
+                self._wait_for_keeper()
+                return
+            self._hear(json.loads(message), fds)
+
+    def _hear(self, message: list[Any], fds: list[int]) -> None:
+        match message:
+            case ["born", born]:
+                self.forking -= len(born)
+                for at, (number, pid, path, start) in enumerate(born):
+                    spool = self._spool.file(path, fds[2 * at + 1])
+                    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fds[2 * at])
+                    self.children[number] = link = ChildProcess(self, number, pid, sock, spool, self.events.message)
+                    link.log_end = start
+                    self.events.born(self, link)
+            case ["dead", announced]:
+                for number, status, is_log_finished in announced:
+                    if (gone := self.children.pop(number, None)) is not None:
+                        gone.receive()
+                        self.events.dead(self, gone, status)
+                        gone.hang_up()
+                        if is_log_finished:
+                            self._spool.finish(gone.spool.path)
+            case ["cut_off", numbers]:
+                for number in numbers:
+                    if (cut_off := self.children.get(number)) is not None:
+                        cut_off.condemn(OutcomeKind.LOST, LEASE_EXPIRED)
+            case ["ready", pid, coroutine_tasks]:
+                self._pid = pid
+                self.is_ready = True
+                self.events.ready(self, coroutine_tasks)
+            case ["broken", reason, traceback]:
+                self.events.broken(self, reason, traceback)
+            case ["unforkable", reason]:
+                self.events.unforkable(self, reason)
+            case ["unborn", count, reason]:
+                self.forking -= count
+                self.events.unborn(self, reason)
+
+    def _wait_for_keeper(self) -> None:
+        """The socket closes an instant before the reaper is gone."""
+        if self._keeper.poll() is None:
+            self._loop.call_later(_RETRY_SECONDS, self._wait_for_keeper)
+            return
+        code = self._keeper.returncode
+        if code < 0:
+            self.destroy()
+        self.events.gone(self, _ended(code) + self._last_words(code))
+        for link in self.children.values():
+            link.hang_up()
+        self.children.clear()
+        self._spool.abandon(self._token)
+
+    def _last_words(self, code: int) -> str:
+        """The last output of a fork server that failed by itself: most likely a bug in Evertick."""
+        path = self._spool.path / f"{self._token}.err"
+        said = format.shipped(path.read_bytes()[-2000:], 0) if 0 < code < 128 and path.exists() else b""
+        return f"; its last output: {said.decode().splitlines()[-1].split(' ', 2)[2]}" if said else ""
+
+
+def _ended(code: int) -> str:
+    """How a fork server ended, from its reaper's exit code."""
+    number = code - 128 if code > 128 else -code
+    if code == 0:
+        return "stopped"
+    if number <= 0:
+        return f"exited with code {code}"
+    with suppress(ValueError):
+        return f"killed by {signal.Signals(number).name}"
+    return f"killed by signal {number}"
+
+
+def _reap(pids: list[int]) -> None:
+    """A runner that adopts orphans must also reap them. Only by pid: other children belong to other code."""
+    for pid in filter(None, pids):
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)

@@ -1,0 +1,314 @@
+"""The process pool of one bundle: its fork server, replaced when old or dead, and the idle children.
+
+Never forks without bound: a bundle that cannot be imported is retried only after a growing pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evertick.attempts.fork_server import BATCH
+from evertick.executors.local.child_process import ChildProcess, ExecutorLimits
+from evertick.executors.local.fork_server_client import ForkServerClient, ForkServerEvents
+from evertick.logs.spool import SpoolFolder
+from evertick.processes.tree import explain_exit
+
+_FIRST_PAUSE_SECONDS = 0.25
+_LONGEST_PAUSE_SECONDS = 15.0
+_LONGEST_GOODBYE_SECONDS = 1.0
+
+
+class BundlePlace(NamedTuple):
+    """Where a bundle's code is. If its import starts threads, it is imported in each process and never forked.
+
+    `environment` is the environment that its code sees; None passes on all of the runner's.
+    """
+
+    path: Path
+    uses_threads: bool
+    environment: Mapping[str, str] | None = None
+
+
+class LoadFailure(NamedTuple):
+    """Why no child is available. `is_ours`: not the bundle's fault."""
+
+    reason: str
+    traceback: str = ""
+    is_ours: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEvents:
+    """Receives the pool's events. `lost` is for a child whose fork server died."""
+
+    available: Callable[[], None]
+    failed: Callable[[LoadFailure], None]
+    message: Callable[[ChildProcess, list[Any]], None]
+    dead: Callable[[ChildProcess, int], None]
+    lost: Callable[[ChildProcess, str], None]
+
+
+class ProcessPool:
+    def __init__(
+        self, place: BundlePlace, file: str, spool: SpoolFolder, limits: ExecutorLimits, events: PoolEvents
+    ) -> None:
+        self._place = place
+        self._file = file
+        self._spool = spool
+        self._limits = limits
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._parents: set[ForkServerClient] = set()
+        self._parent: ForkServerClient | None = None
+        self._successor: ForkServerClient | None = None
+        self._idle: deque[ChildProcess] = deque()
+        self._imports_in_child = place.uses_threads
+        self._level = limits.min_stock
+        self._last_miss_at = self._loop.time()
+        self._failure: LoadFailure | None = None
+        self._pause_seconds = 0.0
+        self._paused_until = 0.0
+        self._barren_since: float | None = None
+        self._revival: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self.all_gone = asyncio.Event()
+        self.all_gone.set()
+        self.coroutine_tasks: set[tuple[str, str]] = set()
+        self._start_parent()
+
+    @property
+    def has_work(self) -> bool:
+        return any(parent.has_work for parent in self._parents)
+
+    def take(self) -> ChildProcess | None:
+        """An idle child, if there is one."""
+        return self._idle.popleft() if self._idle else None
+
+    def missed(self, count: int) -> None:
+        """This many orders found the pool empty: keep more idle children from now on."""
+        self._last_miss_at = self._loop.time()
+        if self._parent is not None and self._parent.is_ready:
+            self._level = min(self._limits.max_stock, self._level + count)
+
+    def refill(self, waiting_count: int) -> None:
+        """Request the children that waiting orders and the pool lack."""
+        parent = self._parent
+        if parent is None:
+            self._revive(waiting_count)
+        elif parent.is_ready:
+            missing = self._level + waiting_count - len(self._idle) - parent.forking
+            if missing >= (1 if waiting_count else min(BATCH, self._level // BATCH + 1)):
+                parent.fork(missing)
+
+    def tick(self, now: float) -> None:
+        """Time-based work: retire old fork servers, shrink the pool, time out what hangs."""
+        for parent in list(self._parents):
+            self._watch(parent, now)
+        current = self._parent
+        if current is not None and current.is_ready and now - current.started_at > self._limits.parent_age_seconds:
+            with suppress(OSError):
+                self._successor = self._successor or self._spawn()
+        if now - self._last_miss_at > self._limits.stock_decay_seconds and self._level > self._limits.min_stock:
+            self._last_miss_at = now
+            self._level -= 1
+        if len(self._idle) > self._level:
+            self._idle.pop().hang_up()
+
+    def keep_contact(self, until: float) -> None:
+        for parent in self._parents:
+            parent.keep_contact(until)
+
+    def close(self) -> None:
+        """Stop the fork servers and everything below them."""
+        self._is_closed = True
+        self._parent = self._successor = None
+        self._idle.clear()
+        for parent in self._parents:
+            parent.is_retiring = True
+            parent.terminate()
+
+    def destroy(self) -> None:
+        for parent in self._parents:
+            parent.destroy()
+
+    def _revive(self, waiting_count: int) -> None:
+        pause = self._paused_until - self._loop.time()
+        if self._is_closed or waiting_count == 0:
+            return
+        if pause <= 0:
+            self._failure = None
+            self._start_parent()
+        elif self._failure is not None:
+            self._events.failed(self._failure)
+        else:
+            self._wake_up_after(pause)
+
+    def _wake_up_after(self, seconds: float) -> None:
+        if self._revival is None:
+            self._revival = self._loop.call_later(seconds, self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._revival = None
+        self._events.available()
+
+    def _start_parent(self) -> None:
+        try:
+            self._parent = self._spawn()
+        except OSError as error:
+            self._failure = LoadFailure(f"no fork server could be started: {error}", is_ours=True)
+            self._pause()
+            self._events.failed(self._failure)
+
+    def _spawn(self) -> ForkServerClient:
+        parent = ForkServerClient(
+            ForkServerEvents(
+                ready=self._ready,
+                broken=self._broken,
+                unforkable=self._unforkable,
+                born=self._born,
+                unborn=self._unborn,
+                message=self._heard,
+                dead=self._dead,
+                gone=self._gone,
+            ),
+            self._spool,
+        )
+        limits = self._limits.reuse
+        parent.start(
+            self._place.path,
+            self._file,
+            limits,
+            self._limits.results,
+            imports_in_child=self._imports_in_child,
+            environment=self._place.environment,
+        )
+        self._parents.add(parent)
+        self.all_gone.clear()
+        return parent
+
+    def _watch(self, parent: ForkServerClient, now: float) -> None:
+        patience = self._limits.load_seconds
+        slowest = min((link.born_at for link in parent.children.values() if not link.is_loaded), default=now)
+        if not parent.is_ready:
+            slowest = parent.started_at
+        if parent.is_retiring and not parent.has_work:
+            parent.terminate()
+        elif not parent.is_retiring and now - slowest > patience:
+            self._fail(parent, LoadFailure(f"{self._file} was not imported within {patience:g} s"))
+        for link in parent.children.values():
+            if link.hung_up_at is not None and now - link.hung_up_at > _LONGEST_GOODBYE_SECONDS:
+                parent.kill(link)
+
+    def _ready(self, parent: ForkServerClient, coroutine_tasks: list[list[str]]) -> None:
+        self.coroutine_tasks = {(dag, task) for dag, task in coroutine_tasks}
+        if parent is self._successor:
+            old, self._parent, self._successor = self._parent, parent, None
+            if old is not None:
+                self._retire(old)
+        self._events.available()
+
+    def _retire(self, parent: ForkServerClient) -> None:
+        parent.is_retiring = True
+        for link in [link for link in self._idle if link.parent is parent]:
+            self._idle.remove(link)
+            link.hang_up()
+
+    def _unforkable(self, parent: ForkServerClient, _reason: str) -> None:
+        self._imports_in_child = True
+        self._drop(parent)
+        self._start_parent()
+
+    def _broken(self, parent: ForkServerClient, reason: str, traceback: str) -> None:
+        self._fail(parent, LoadFailure(reason, traceback))
+
+    def _fail(self, parent: ForkServerClient, failure: LoadFailure) -> None:
+        is_current = parent is self._parent
+        self._drop(parent)
+        if not is_current:
+            return
+        self._failure = failure
+        self._pause()
+        self._events.failed(failure)
+
+    def _drop(self, parent: ForkServerClient) -> None:
+        """Expect nothing more of it. Its running attempts may end; `tick` handles the rest."""
+        parent.is_ready = True
+        if parent is self._parent:
+            self._parent = None
+        if parent is self._successor:
+            self._successor = None
+            if self._parent is not None:  # it works, and stays in place for another period
+                self._parent.started_at = self._loop.time()
+        self._retire(parent)
+        if not parent.has_work:
+            parent.terminate()
+
+    def _pause(self) -> None:
+        self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, self._pause_seconds * 2 or _FIRST_PAUSE_SECONDS)
+        self._paused_until = self._loop.time() + self._pause_seconds
+
+    def _unborn(self, _parent: ForkServerClient, reason: str) -> None:
+        """No memory, processes or descriptors left: retry, with a limit."""
+        now = self._loop.time()
+        self._barren_since = self._barren_since or now
+        if now - self._barren_since > self._limits.load_seconds:
+            self._events.failed(LoadFailure(f"no process could be forked: {reason}", is_ours=True))
+        else:
+            self._wake_up_after(_FIRST_PAUSE_SECONDS)
+
+    def _born(self, _parent: ForkServerClient, link: ChildProcess) -> None:
+        self._barren_since = None
+        if not self._imports_in_child:
+            self._shelve(link)
+
+    def _shelve(self, link: ChildProcess) -> None:
+        link.is_loaded = True
+        if link.parent.is_retiring:
+            link.hang_up()
+            return
+        self._pause_seconds = 0.0
+        self._idle.append(link)
+        self._events.available()
+
+    def _heard(self, link: ChildProcess, message: list[Any]) -> None:
+        if message[0] != "loaded":
+            self._events.message(link, message)
+            return
+        _, failure, traceback, coroutine_tasks = message
+        if failure is not None:
+            if (parent := self._parent) is not None and parent is link.parent:
+                self._fail(parent, LoadFailure(failure, traceback))
+            return
+        self.coroutine_tasks |= {(dag, task) for dag, task in coroutine_tasks}
+        self._shelve(link)
+
+    def _dead(self, parent: ForkServerClient, link: ChildProcess, status: int) -> None:
+        if link in self._idle:
+            self._idle.remove(link)
+        if not link.is_loaded and not parent.is_retiring:
+            how = explain_exit(status, has_oom_evidence=False).reason
+            self._fail(parent, LoadFailure(f"the process that imports {self._file} ended: {how}"))
+        self._events.dead(link, status)
+
+    def _gone(self, parent: ForkServerClient, how: str) -> None:
+        is_load_failure = parent is self._parent and not parent.is_ready
+        self._parents.discard(parent)
+        if parent is self._parent:
+            self._pause()
+        self._drop(parent)
+        for link in parent.children.values():
+            if link in self._idle:
+                self._idle.remove(link)
+            link.receive()
+            self._events.lost(link, f"its fork server ended: {how}")
+        if not self._parents:
+            self.all_gone.set()
+        if is_load_failure:
+            self._failure = LoadFailure(f"the process that imports {self._file} ended: {how}")
+        self._events.available()

@@ -1,0 +1,95 @@
+"""The executor that a runner drives, by name: a built-in one, or `module:factory` of your own. Imported only when
+chosen.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, cast
+
+from evertick.config import LOCAL, Settings, user_environment
+from evertick.domain.agent_protocol import read_server_url
+from evertick.domain.errors import EvertickError, InvalidSettings
+from evertick.domain.executor_options import POD_OPTIONS
+from evertick.executors.agent_process import AgentProcesses
+from evertick.executors.base import RemoteExecutor
+from evertick.runtime.listen_socket import DEFAULT_PORT
+
+_OURS = {
+    "process": "evertick.executors.registry:agents_here",
+    "kubernetes": "evertick.executors.registry:kubernetes_executor",
+}
+
+
+def agents_here(settings: Settings) -> AgentProcesses:
+    """The executor `process`."""
+    return AgentProcesses(settings.home.absolute() / "agents", environment=user_environment())
+
+
+def open_executor(settings: Settings) -> RemoteExecutor:
+    """The executor, not entered yet. Raises InvalidSettings if it cannot be used."""
+    module, _, factory = _OURS.get(settings.executor, settings.executor).partition(":")
+    if not factory:
+        known = ", ".join((LOCAL, *_OURS))
+        raise InvalidSettings(
+            f"EVERTICK_EXECUTOR={settings.executor} is unknown. Use one of {known}, or your own as module:factory."
+        )
+    try:
+        made = getattr(import_module(module), factory)(settings)
+    except EvertickError:
+        raise
+    except Exception as error:
+        # Third-party code: an error in it is a setting to correct, not a crash.
+        what = f"{type(error).__name__}: {error}"
+        raise InvalidSettings(f"EVERTICK_EXECUTOR={settings.executor} cannot be used: {what}") from error
+    return cast("RemoteExecutor", made)
+
+
+def api_url_for_agents(settings: Settings) -> str:
+    """The API's address for agents. Raises InvalidSettings at startup for an address that no agent could use."""
+    url = settings.agent_api_url
+    if url is None:
+        if settings.executor == "kubernetes":
+            raise InvalidSettings(
+                "pods need the API's address in the cluster: set EVERTICK_AGENT_API_URL, as in https://evertick.example.com."
+            )
+        # Agents on this machine: an API that listens on all interfaces listens on loopback, too.
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.api_host, settings.api_host)
+        name = f"[{host}]" if ":" in host else host
+        return f"http://{name}:{settings.api_port or DEFAULT_PORT}"
+    try:
+        read_server_url(url)
+    except InvalidSettings as error:
+        raise InvalidSettings(f"EVERTICK_AGENT_API_URL cannot be used: {error}.") from None
+    return url
+
+
+def kubernetes_executor(settings: Settings) -> RemoteExecutor:
+    """Raises InvalidSettings for an unusable template, or if the extra is not installed."""
+    loaded: Any
+    try:
+        cluster = import_module("evertick.executors.kubernetes.api")
+        template = import_module("evertick.executors.kubernetes.manifest")
+        loaded = import_module("evertick.executors.kubernetes.executor")
+    except ModuleNotFoundError as error:
+        raise InvalidSettings(
+            f"The Kubernetes executor needs {error.name}, which is not installed: pip install 'evertick[kubernetes]'."
+        ) from None
+    image = settings.pod_image or f"evertick:{version('evertick')}"
+    options = loaded.KubernetesOptions(
+        cluster=cluster.Cluster(
+            kubeconfig=settings.kubeconfig,
+            context=settings.kube_context,
+            namespace=settings.kube_namespace,
+            timeout_seconds=settings.kube_timeout_seconds,
+        ),
+        template=template.read_template(settings.pod_template, image=image),
+        owner=settings.pod_owner,
+        allowed=settings.pod_options or POD_OPTIONS,
+        cleanup=loaded.Cleanup(settings.pod_cleanup),
+        keep_seconds=settings.pod_keep_seconds,
+        give_up_seconds=settings.pod_give_up_seconds,
+    )
+    executor: RemoteExecutor = loaded.KubernetesExecutor(options)
+    return executor

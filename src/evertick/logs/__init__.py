@@ -1,0 +1,1 @@
+"""The path of a log line: capture, spool, shipper, database, archive, reader."""

@@ -1,0 +1,204 @@
+"""Orphaned logs that a dead runner left in its spool, to be shipped late. Never touches the spool of a live session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from psycopg import AsyncConnection
+
+from evertick.db.connect import Purpose
+from evertick.db.queries import logs, runners
+from evertick.db.queries.logs import NewChunk
+from evertick.domain.attempt import Outcome, TaskKey
+from evertick.logs import format
+from evertick.logs.spool import WINDOW_BYTES, AttemptLog, LogCap, LogChunk, session_name
+from evertick.observability.health import LoopHealth
+from evertick.observability.logging import Log
+from evertick.runtime.connections import ReconnectingConnection
+from evertick.runtime.loop import run_loop
+
+_LONGEST_HEADER_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphanedLog:
+    """The log of an attempt whose runner died before it could ship everything."""
+
+    key: TaskKey
+    epoch: int
+    session: int
+    path: Path
+    start: int
+    end: int
+
+    def chunks(self, shipped_until: int = 0, cap: LogCap | None = None) -> Iterator[LogChunk]:
+        """The chunks that are not stored yet; `shipped_until` is the largest `end` that is."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            log = AttemptLog(fd, self.start, cap or LogCap(), shipped_until=shipped_until)
+            log.close(self.end)
+            while log.pending_bytes > 0:
+                offset = log.offset
+                if content := log.next_lines():
+                    yield LogChunk(key=self.key, epoch=self.epoch, offset=offset, end=log.offset, content=content)
+        finally:
+            os.close(fd)
+
+
+def orphaned_logs(spool_dir: Path, live_sessions: set[int]) -> Iterator[OrphanedLog]:
+    """The logs of sessions that are no longer alive. Ship each, then `discard` its file."""
+    live = {session_name(session) for session in live_sessions}
+    if not spool_dir.is_dir():
+        return
+    for folder in sorted(spool_dir.iterdir()):
+        if folder.name in live or not folder.is_dir():
+            continue
+        for path in sorted(folder.iterdir()):
+            found = list(_attempts_in(path)) if path.suffix == ".log" else []
+            if not found:
+                discard(path)
+            yield from found
+
+
+def discard(path: Path) -> None:
+    """Remove an orphaned log's file, and its session's folder when that was the last."""
+    path.unlink(missing_ok=True)
+    with suppress(OSError):
+        path.parent.rmdir()
+
+
+def _attempts_in(path: Path) -> Iterator[OrphanedLog]:
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            headers = list(_headers_in(fd))
+            ends = [start for start, _ in headers[1:]] + [os.fstat(fd).st_size]
+        finally:
+            os.close(fd)
+        for (start, found), end in zip(headers, ends, strict=False):
+            yield OrphanedLog(key=found.key, epoch=found.epoch, session=found.session, path=path, start=start, end=end)
+
+
+def _headers_in(fd: int) -> Iterator[tuple[int, format.Header]]:
+    """Every header of a file, skipping punched holes. Windows overlap, so that no header is cut in two."""
+    at, searched_to, end = 0, 0, os.fstat(fd).st_size
+    while searched_to < end:
+        try:
+            at = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:
+            return
+        window = os.pread(fd, WINDOW_BYTES, at)
+        for place, found in format.find_headers(window):
+            if at + place >= searched_to:
+                yield at + place, found
+                searched_to = at + place + 1
+        searched_to = max(searched_to, at + len(window) - _LONGEST_HEADER_BYTES)
+        if at + len(window) >= end:
+            return
+        at = searched_to
+
+
+CHUNKS_PER_STATEMENT = 50
+
+
+LOG_SECONDS = 0.2
+
+
+IDLE_SECONDS = 60.0
+
+
+class LogShipper:
+    """A runner's logs, on their own connections. `is_busy` while attempts run; `wake` when that changes."""
+
+    def __init__(self, url: str, *, spool: Path, session: int, poll: Callable[[], list[LogChunk]], log: Log) -> None:
+        self._url, self._spool, self._session, self._poll, self._log = url, spool, session, poll, log
+        self._unsent: list[LogChunk] = []
+        self.is_busy = False
+        self.wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Ship the lines of running attempts, until canceled."""
+        link = ReconnectingConnection(self._url, Purpose.PLANNING)
+        try:
+            await run_loop(
+                lambda: self._ship_new(link),
+                wake=self.wake,
+                stop=asyncio.Event(),
+                name="logs",
+                log=self._log,
+                pulse=LoopHealth("logs", is_essential=False),
+            )
+        finally:
+            await link.close()
+
+    async def run_late(self) -> None:
+        """Ship the logs that dead runners left, once. Not before the first claim: they may be gigabytes."""
+        link, is_over = ReconnectingConnection(self._url, Purpose.PLANNING), asyncio.Event()
+
+        async def ship_late() -> float:
+            await ship_orphaned_logs(await link.get(), spool=self._spool, session=self._session, log=self._log)
+            is_over.set()
+            return 0.0
+
+        try:
+            await run_loop(
+                ship_late,
+                wake=asyncio.Event(),
+                stop=is_over,
+                name="late_logs",
+                log=self._log,
+                pulse=LoopHealth("late_logs", is_essential=False),
+            )
+        finally:
+            await link.close()
+
+    async def _ship_new(self, link: ReconnectingConnection) -> float:
+        # Polling again tells the executor that the previous chunks are stored, so send those first.
+        if not self._unsent:
+            self._unsent = self._poll()
+        if not self._unsent:
+            return LOG_SECONDS if self.is_busy else IDLE_SECONDS
+        await ship(await link.get(), session=self._session, chunks=self._unsent)
+        self._unsent = []
+        return LOG_SECONDS
+
+
+def stored(chunk: LogChunk) -> NewChunk:
+    text = chunk.content.decode("utf-8", "replace")
+    return NewChunk(key=chunk.key, epoch=chunk.epoch, seq=chunk.offset, until=chunk.end, content=text)
+
+
+def last_lines(outcome: Outcome) -> LogChunk:
+    """The last lines of an attempt's log, which its outcome carries."""
+    return LogChunk(
+        key=outcome.key,
+        epoch=outcome.epoch,
+        offset=outcome.log_offset,
+        end=outcome.log_end,
+        content=outcome.log,
+    )
+
+
+async def ship(conn: AsyncConnection, *, session: int, chunks: list[LogChunk]) -> None:
+    for first in range(0, len(chunks), CHUNKS_PER_STATEMENT):
+        batch = [stored(chunk) for chunk in chunks[first : first + CHUNKS_PER_STATEMENT]]
+        await logs.append(conn, session=session, chunks=batch)
+
+
+async def ship_orphaned_logs(conn: AsyncConnection, *, spool: Path, session: int, log: Log) -> None:
+    """Lines of dead sessions are stored late and marked as late; then their files are deleted."""
+    live = {runner.session for runner in await runners.live(conn)} | {session}
+    shipped: dict[Path, int] = {}
+    for left in orphaned_logs(spool, live):
+        until = await logs.shipped_until(conn, left.key, epoch=left.epoch)
+        await ship(conn, session=left.session, chunks=list(left.chunks(shipped_until=until)))
+        shipped[left.path] = shipped.get(left.path, 0) + 1
+    for path in shipped:
+        discard(path)
+    if shipped:
+        log.info("late_logs", files=len(shipped), attempts=sum(shipped.values()))

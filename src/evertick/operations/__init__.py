@@ -1,0 +1,1 @@
+"""Use cases that HTTP, the UI and the command line share."""

@@ -1,0 +1,1 @@
+"""Linux processes: clocks, trees and identity."""

@@ -1,0 +1,89 @@
+"""Where this process runs, so that another process can prove that it is gone. Does not use the database: agents report
+it, too.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from evertick.processes.linux import START_TICKS, STATE, boot_id, stat_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessPlace:
+    """Where this process runs. Two processes with the same place see each other's pids and start times."""
+
+    host: str
+    boot_id: str
+    pid_namespace: str
+    uid: int
+
+
+def this_process() -> ProcessPlace:
+    # A start time counts from boot as the time namespace shows it, and a user id means another user in another user
+    # namespace; so both must be equal, too.
+    namespaces = [Path(f"/proc/self/ns/{kind}") for kind in ("pid", "time", "user")]
+    return ProcessPlace(
+        host=socket.gethostname(),
+        boot_id=boot_id(),
+        pid_namespace=" ".join(str(each.readlink()) for each in namespaces if each.is_symlink()),
+        uid=os.geteuid(),
+    )
+
+
+def agent_place() -> dict[str, object]:
+    """The place, as an agent reports it."""
+    return {**asdict(this_process()), "pid": os.getpid(), "pid_started": float(stat_of("self")[START_TICKS])}
+
+
+def process_name() -> str:
+    """A name that no other running process has."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def pid_started(pid: int) -> float:
+    """When the process started, in kernel ticks. Raises OSError if it does not exist."""
+    return float(stat_of(str(pid))[START_TICKS])
+
+
+class RecordedProcess(Protocol):
+    """A process as recorded in the database."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def boot_id(self) -> str: ...
+    @property
+    def pid_namespace(self) -> str: ...
+    @property
+    def uid(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def pid_started(self) -> float: ...
+
+
+def is_provably_gone(runner: RecordedProcess, place: ProcessPlace) -> bool:
+    """True only for a process of this very place (`place`) whose pid and start time no longer exist (V5).
+
+    Host names count, too: a copy of a virtual machine has the same boot id. Where other users' processes are hidden, only
+    root and the process's own user can prove that it is gone.
+    """
+    if (runner.host, runner.boot_id, runner.pid_namespace) != (place.host, place.boot_id, place.pid_namespace):
+        return False
+    if place.uid not in (0, runner.uid) or not _sees_its_own_pids():
+        return False
+    try:
+        stat = stat_of(str(runner.pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return float(stat[START_TICKS]) != runner.pid_started or stat[STATE] in ("Z", "X")
+
+
+def _sees_its_own_pids() -> bool:
+    """In a new PID namespace /proc may still show the parent's, in which our pids belong to other processes."""
+    return Path("/proc/self").readlink().name == str(os.getpid())

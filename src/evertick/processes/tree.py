@@ -1,0 +1,215 @@
+"""Kills a whole process tree: frozen first, so that no process escapes by forking. Never signals a pid it has not
+verified.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from evertick.domain.attempt import FORK_SERVER_MARK, session_text
+
+
+def kill_tree(root: int) -> None:
+    """Kill a process and every descendant."""
+    members = _freeze(root)
+    try:
+        for pid in reversed(members):
+            _send(members[pid], signal.SIGKILL)
+    finally:
+        for pidfd in members.values():
+            os.close(pidfd)
+
+
+def children_of(pid: int) -> list[int]:
+    """The direct children of a process, of all its threads. Empty when it is gone."""
+    found: list[int] = []
+    try:
+        with os.scandir(f"/proc/{pid}/task") as threads:
+            for thread in threads:
+                found += map(int, _read(f"{thread.path}/children").split())
+    except FileNotFoundError:
+        # Either the thread has just ended, or the kernel was built without CONFIG_PROC_CHILDREN.
+        return [other for other in _all_pids() if _parent_of(other) == pid]
+    except OSError:
+        return found
+    return found
+
+
+def find_by_token(token: str) -> list[int]:
+    """Every process whose command line or initial environment contains the token: what a killed fork server left
+    behind."""
+    wanted = token.encode()
+    found = []
+    for pid in _all_pids():
+        with suppress(OSError):
+            if wanted in _read(f"/proc/{pid}/cmdline") or wanted in _read(f"/proc/{pid}/environ"):
+                found.append(pid)
+    return found
+
+
+def _freeze(root: int) -> dict[int, int]:
+    """Stop the tree from the root down until a whole pass finds no new process. Returns pid → pidfd, parents first."""
+    members: dict[int, int] = {}
+    _adopt(root, members)
+    before = -1
+    while before != len(members):
+        before = len(members)
+        for pid in list(members):
+            for child in children_of(pid):
+                if child not in members:
+                    _adopt(child, members)
+    return members
+
+
+def _adopt(pid: int, members: dict[int, int]) -> None:
+    """Pin a process by pidfd before checking it: the pid may have been reused since it was listed. Then stop it."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return
+    if members and (parent := _parent_of(pid)) not in members and parent != os.getpid():
+        os.close(pidfd)
+        return
+    members[pid] = pidfd
+    _send(pidfd, signal.SIGSTOP)
+
+
+def _send(pidfd: int, signum: signal.Signals) -> None:
+    with suppress(OSError):
+        signal.pidfd_send_signal(pidfd, signum)
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        stat = _read(f"/proc/{pid}/stat")
+    except OSError:
+        return None
+    return int(stat[stat.rindex(b")") + 1 :].split()[1])
+
+
+def _all_pids() -> list[int]:
+    with os.scandir("/proc") as entries:
+        return [int(entry.name) for entry in entries if entry.name.isdigit()]
+
+
+def _read(path: str) -> bytes:
+    """Plain descriptors: 7 µs against 19 µs for a buffered file object, and a fork server reads one per ended child."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(fd, 65536):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+_PAUSE_SECONDS = 0.01
+
+
+def kill_orphans(session: int, *, within_seconds: float) -> bool:
+    """Whether no process of that session is left. Its fork servers exit by themselves; the rest is killed."""
+    give_up_at = time.monotonic() + within_seconds
+    while strays := find_orphans(session):
+        if time.monotonic() > give_up_at:
+            return False
+        for pid in strays:
+            kill_tree(pid)
+        time.sleep(_PAUSE_SECONDS)
+    return True
+
+
+def find_orphans(session: int) -> list[int]:
+    """Processes of that session's attempts. One that ran another program is known by its environment."""
+    name = session_text(session).encode()
+    marks = (
+        ("cmdline", re.compile(rb"evertick\.execution\.parent_main\0.*/" + name + rb"/", re.S)),
+        ("environ", re.compile(rb"(^|\0)" + FORK_SERVER_MARK.encode() + rb"=[^\0]*/" + name + rb"/")),
+    )
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            for file, mark in marks:
+                with suppress(OSError):
+                    if mark.search((entry / file).read_bytes()):
+                        found.append(int(entry.name))
+                        break
+    return found
+
+
+OUT_OF_MEMORY = "out of memory"
+
+
+class Exit(NamedTuple):
+    reason: str
+    exit_code: int
+
+
+def explain_exit(wait_status: int, *, has_oom_evidence: bool, is_shell: bool = False) -> Exit:
+    """The reason for a process that is gone. A signal's exit code is its negative number, as in `subprocess`."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code < 0:
+        return Exit(_by_signal(-code, has_oom_evidence), code)
+    if is_shell and code > 128 and (name := _signal_name(code - 128)):
+        detail = f"; {OUT_OF_MEMORY}" if has_oom_evidence and code == 128 + signal.SIGKILL else ""
+        return Exit(f"exited with code {code} (a command in it was killed by {name}{detail})", code)
+    return Exit(f"exited with code {code}", code)
+
+
+def _by_signal(number: int, has_oom_evidence: bool) -> str:
+    name = _signal_name(number) or f"signal {number}"
+    if number != signal.SIGKILL:
+        return f"killed by {name}"
+    if has_oom_evidence:
+        return f"{OUT_OF_MEMORY}: killed by {name} (the kernel's out-of-memory killer ran)"
+    return f"killed by {name} (possibly {OUT_OF_MEMORY})"
+
+
+def _signal_name(number: int) -> str | None:
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return None
+
+
+class OomEvidence:
+    """Watches the kernel's counters of out-of-memory kills, of our cgroup and of the machine."""
+
+    def __init__(self, sources: list[Path]) -> None:
+        self._sources = sources
+        self._seen = self._count()
+
+    def has_new(self) -> bool:
+        """Whether the killer ran since the previous call."""
+        seen, self._seen = self._seen, self._count()
+        return self._seen > seen
+
+    def _count(self) -> int:
+        return sum(_oom_kills(source) for source in self._sources)
+
+
+def oom_counters() -> list[Path]:
+    """The files in which the kernel counts such kills: for our cgroup, of either version; without one, for the machine."""
+    sources = []
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                sources.append(Path(f"/sys/fs/cgroup{path}/memory.events"))
+            elif "memory" in controllers.split(","):
+                sources.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
+    return [source for source in sources if source.exists()] or [Path("/proc/vmstat")]
+
+
+def _oom_kills(source: Path) -> int:
+    with suppress(OSError, ValueError):
+        for line in source.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0

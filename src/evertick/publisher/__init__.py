@@ -1,0 +1,1 @@
+"""Publishes DAG files."""

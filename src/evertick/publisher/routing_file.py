@@ -1,0 +1,67 @@
+"""The routing rules of a publisher, reloaded when their file changes. Invalid rules never replace valid ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evertick.domain.errors import InvalidRouting
+from evertick.domain.routing import Routing, read_routing
+from evertick.observability.logging import Log
+
+
+def load_routing(file: Path | None) -> Routing:
+    """The rules of the routing file; none without a file."""
+    if file is None:
+        return Routing()
+    try:
+        return read_routing(file.read_text(encoding="utf-8"))
+    except InvalidRouting as error:
+        raise InvalidRouting(f"Routing file {file}: {error}") from None
+    except UnicodeDecodeError:
+        raise InvalidRouting(f"Routing file {file} is not UTF-8 text.") from None
+    except OSError as error:
+        raise InvalidRouting(
+            f"Routing file {file} cannot be read: {error.strerror}. Correct EVERTICK_ROUTING_FILE."
+        ) from None
+
+
+class Rules:
+    """`current` is None until a file was read; `problem` describes the error in the current file."""
+
+    def __init__(self, file: Path | None, *, log: Log) -> None:
+        self._file, self._log = file, log
+        self._seen: bytes | None = None
+        self.current: Routing | None = None
+        self.problem: str | None = None
+
+    def look(self) -> bool:
+        """Read the file if it changed. Returns whether the rules are different."""
+        content = self._content()
+        if self.current is not None and self.problem is None and content == self._seen:
+            return False
+        self._seen = content
+        try:
+            found = load_routing(self._file)
+        except InvalidRouting as error:
+            self._tell(str(error))
+            return False
+        self.problem = None
+        is_changed = self.current is not None and found != self.current
+        if is_changed:
+            self._log.info("rules", file=str(self._file), rules=len(found.rules))
+        self.current = found
+        return is_changed
+
+    def _content(self) -> bytes | None:
+        try:
+            return self._file.read_bytes() if self._file else None
+        except OSError:
+            return None
+
+    def _tell(self, error: str) -> None:
+        going_on = (
+            "Nothing is published until it is fixed." if self.current is None else "The previous rules stay in effect."
+        )
+        if (problem := f"{error} {going_on}") != self.problem:
+            self._log.error("routing_error", message=problem)
+        self.problem = problem

@@ -1,0 +1,1 @@
+"""Claims tasks and drives an executor."""

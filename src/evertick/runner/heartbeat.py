@@ -1,0 +1,155 @@
+"""A runner's heartbeat, in its own thread and on its own connection: leases are extended however busy the runner's loop
+is.
+
+Sends the list of held attempts and passes the reply to the runner's loop. A spare connection sends heartbeats while the
+first one waits for an answer that may never come. Never decides how to act on a reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from evertick.config import Settings
+from evertick.db.connect import Purpose
+from evertick.domain.failover import Server
+from evertick.engine.runners import HeartbeatReply, Held, extend
+from evertick.observability.health import LoopHealth
+from evertick.observability.logging import Log
+from evertick.processes.linux import boot_seconds
+from evertick.runtime.connections import ReconnectingConnection
+from evertick.runtime.loop import LONGEST_BACK_OFF_SECONDS, run_loop
+
+_SHORTEST_LIMIT_SECONDS = 1.0
+# On a busy machine an answer may take this long although nothing is wrong.
+_SHORTEST_PATIENCE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """An answered heartbeat. `sent_at` is in seconds since boot; `by_spare`: the usual connection did not answer in
+    time."""
+
+    reply: HeartbeatReply
+    sent_at: float
+    by_spare: bool
+    server: Server | None
+
+
+class Heartbeat:
+    """Sends a heartbeat at each interval, and at once on request.
+
+    `held` is called in its thread, `on_beat` in the event loop that started it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        url: str,
+        session: int,
+        held: Callable[[], list[Held]],
+        on_beat: Callable[[Beat], None],
+        log: Log,
+    ) -> None:
+        self._url, self._session, self._seconds = url, session, settings.heartbeat_seconds
+        self._lost_after_seconds = settings.lost_after_seconds
+        self._held, self._on_beat, self._log = held, on_beat, log
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._answered = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._starter = asyncio.get_running_loop()
+        self._thread.start()
+
+    def beat_now(self) -> None:
+        """Safe to call from any thread."""
+        self._tell(self._wake.set)
+
+    def stop(self) -> None:
+        if self._tell(self._end):
+            self._thread.join(timeout=5)
+
+    def _tell(self, what: Callable[[], None]) -> bool:
+        """Whether the loop will receive it: not before it runs, and not after it has ended."""
+        if self._loop is None:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(what)
+        except RuntimeError:
+            return False
+        return True
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._wake.set()
+
+    def _run(self) -> None:
+        asyncio.run(self._beat_until_stopped())
+
+    async def _beat_until_stopped(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        usual, spare = (
+            ReconnectingConnection(self._url, Purpose.PLANNING),
+            ReconnectingConnection(self._url, Purpose.PLANNING),
+        )
+        async with asyncio.TaskGroup() as group:
+            standing_by = group.create_task(self._stand_by(spare, usual))
+            # After an outage the first heartbeat must not be later than a regular one.
+            await run_loop(
+                lambda: self._beat_as_usual(usual),
+                wake=self._wake,
+                stop=self._stop,
+                name="heartbeat",
+                log=self._log,
+                longest_back_off=min(self._seconds / 2, LONGEST_BACK_OFF_SECONDS),
+            )
+            standing_by.cancel()
+        await usual.close()
+        await spare.close()
+
+    async def _beat_as_usual(self, line: ReconnectingConnection) -> float:
+        """Patient: behind a slow network a late answer is better than none."""
+        await self._beat(line, self._lost_after_seconds / 2, by_spare=False)
+        return self._seconds
+
+    async def _stand_by(self, spare: ReconnectingConnection, usual: ReconnectingConnection) -> None:
+        """Send heartbeats on a new connection while the usual one is overdue. Impatient: a packet that the network
+        dropped never arrives."""
+
+        async def beat_if_overdue() -> float:
+            on_time = self._answered + max(1.5 * self._seconds, _SHORTEST_PATIENCE_SECONDS) - time.monotonic()
+            if on_time > 0:
+                await spare.close()
+                return on_time
+            await self._beat(spare, self._lost_after_seconds / 4, by_spare=True)
+            usual.cut()
+            return self._seconds
+
+        await run_loop(
+            beat_if_overdue,
+            wake=asyncio.Event(),
+            stop=asyncio.Event(),
+            name="spare_heartbeat",
+            log=self._log,
+            longest_back_off=min(self._seconds / 2, LONGEST_BACK_OFF_SECONDS),
+            pulse=LoopHealth("spare_heartbeat", is_essential=False),
+        )
+
+    async def _beat(self, line: ReconnectingConnection, limit_seconds: float, *, by_spare: bool) -> None:
+        async with line.within(max(limit_seconds, _SHORTEST_LIMIT_SECONDS)) as conn:
+            # Taken before sending: the database counts from a later moment.
+            sent_at, server = boot_seconds(), line.server
+            reply = await extend(conn, session=self._session, held=self._held())
+        self._answered = time.monotonic()
+        # The loop that started this thread may be closed by now.
+        with suppress(RuntimeError):
+            beat = Beat(reply=reply, sent_at=sent_at, by_spare=by_spare, server=server)
+            self._starter.call_soon_threadsafe(self._on_beat, beat)

@@ -1,0 +1,1 @@
+"""A runner whose attempts run elsewhere."""

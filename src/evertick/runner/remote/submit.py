@@ -1,0 +1,178 @@
+"""Submits attempts to a remote executor, with retries. Each try is stamped before it is made, so that an attempt is
+never considered lost during a try (B11).
+
+An executor accepts a name once: trying again after a lost response creates no duplicate (A11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from evertick.config import Settings
+from evertick.db.queries import runners
+from evertick.db.queries.runners import DispatchRow
+from evertick.domain.agent_protocol import attempt_name
+from evertick.domain.attempt import TaskKey, storable_text
+from evertick.domain.errors import (
+    EvertickError,
+    ExecutorBusy,
+    ExecutorUnavailable,
+    PostgresUnavailable,
+    SubmissionRefused,
+)
+from evertick.domain.executor_options import place_of
+from evertick.domain.retry import delay_before
+from evertick.engine.remote_attempts import DispatchResult, NotStarted
+from evertick.executors.base import RemoteExecutor, RemoteOrder
+from evertick.observability import metrics
+from evertick.observability.logging import Log
+from evertick.runner.launch import VersionCache
+from evertick.runner.remote.worker_pool import Backoff, WorkerPool, back_off
+from evertick.runtime.connections import ReconnectingConnection
+from evertick.secrets.agent_tokens import AgentTokens
+
+# A call that takes longer counts as unanswered.
+CALL_SECONDS = 60.0
+_LONGEST_TROUBLE = 1000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteContext:
+    """Shared by the parts of one session. `owner` is its session; `end` records an attempt that never started, and
+    returns whether it changed; `wake` notifies the processes that can act on a record."""
+
+    settings: Settings
+    executor: RemoteExecutor
+    owner: int
+    link: ReconnectingConnection
+    versions: VersionCache
+    tokens: AgentTokens
+    api_url: str
+    log: Log
+    end: Callable[[NotStarted], Awaitable[bool]]
+    wake: Callable[[], None]
+
+
+async def in_time(call: Awaitable[T]) -> T:
+    """The executor's response. A call that takes too long, or a network error, counts as an unreachable executor."""
+    try:
+        async with asyncio.timeout(CALL_SECONDS):
+            return await call
+    except TimeoutError:
+        raise ExecutorUnavailable(f"it did not answer within {CALL_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise ExecutorUnavailable(f"{type(error).__name__}: {error}") from None
+
+
+def as_trouble(text: str) -> str:
+    """The executor's message, as it is stored."""
+    return storable_text(text[:_LONGEST_TROUBLE])
+
+
+def name_of(row: DispatchRow) -> str:
+    return attempt_name(row.key, row.epoch, row.session)
+
+
+class Submitter:
+    """The submitter of one session. `pool` bounds the submissions in progress; while `pause` lasts none is started."""
+
+    def __init__(self, desk: RemoteContext, *, pool: WorkerPool, pause: Backoff) -> None:
+        self._desk, self._pool, self._pause = desk, pool, pause
+        self._failures: dict[int, int] = {}
+
+    def offer(self, row: DispatchRow) -> bool:
+        return self._pool.offer(row.session, lambda: self._submit(row))
+
+    def forget(self, listed: set[int]) -> None:
+        """Forget the errors of attempts that are no longer on the list."""
+        self._failures = {session: count for session, count in self._failures.items() if session in listed}
+
+    async def _submit(self, row: DispatchRow) -> None:
+        if not self._pause.is_over:
+            # It is offered again when the pause is over.
+            return
+        desk = self._desk
+        conn = await desk.link.get()
+        if row.session not in await runners.note_tries(conn, owner=desk.owner, sessions=[row.session]):
+            return
+        began = time.monotonic()
+        try:
+            order = await self._order(row)
+        except PostgresUnavailable:
+            raise
+        except (EvertickError, IndexError) as error:
+            # The version cannot be read: not the executor's fault, and no other attempt waits for it (V11).
+            desk.log.warning("dispatch_failed", attempt=name_of(row), reason="refused", error=error)
+            await desk.end(not_started(row, DispatchResult.FAILED, f"{type(error).__name__}: {error}"))
+            return
+        try:
+            await in_time(desk.executor.submit(order))
+        except SubmissionRefused as error:
+            await self._refuse(row, error)
+        except ExecutorBusy as error:
+            seconds = self._pause.note_failure(error.retry_after_seconds)
+            await self._note(row, error, "busy", seconds)
+        except (ExecutorUnavailable, EvertickError) as error:
+            failures = self._failures[row.session] = self._failures.get(row.session, 0) + 1
+            seconds = max(self._pause.note_failure(), back_off(failures))
+            await self._note(row, error, "unavailable", seconds)
+        else:
+            self._pause.note_success()
+            self._failures.pop(row.session, None)
+            metrics.DISPATCH_LATENCY.observe(row.queued_seconds + time.monotonic() - began)
+            desk.log.info("dispatch", attempt=name_of(row), queue=row.queue, tries=row.tries + 1)
+            await runners.note_submitted(conn, owner=desk.owner, sessions=[row.session])
+
+    async def _order(self, row: DispatchRow) -> RemoteOrder:
+        assert row.version_id is not None
+        desk, version = self._desk, await self._desk.versions.fetch(self._desk.link, row.version_id)
+        return RemoteOrder(
+            name=name_of(row),
+            key=row.key,
+            epoch=row.epoch,
+            session=row.session,
+            dag=version.spec.name,
+            task=version.spec.tasks[row.idx].name,
+            queue=row.queue,
+            bundle=version.bundle,
+            token=desk.tokens.make_start_token(key=row.key, epoch=row.epoch, session=row.session),
+            api_url=desk.api_url,
+            place=place_of(version.spec.executor_options, version.spec.tasks[row.idx].executor_options),
+        )
+
+    async def _note(self, row: DispatchRow, error: EvertickError, kind: str, seconds: float) -> None:
+        metrics.DISPATCH_FAILED.labels(reason=kind).inc()
+        self._desk.log.warning("dispatch_failed", attempt=name_of(row), reason=kind, error=error, retry_in=seconds)
+        trouble = {"session": row.session, "trouble": as_trouble(f"{error}"), "seconds": seconds}
+        conn = await self._desk.link.get()
+        await runners.note_troubles(conn, owner=self._desk.owner, troubles=[trouble])
+
+    async def _refuse(self, row: DispatchRow, error: SubmissionRefused) -> None:
+        """The executor works, and has nothing of this attempt."""
+        self._pause.note_success()
+        metrics.DISPATCH_FAILED.labels(reason="refused").inc()
+        self._desk.log.warning("dispatch_failed", attempt=name_of(row), reason="refused", error=error)
+        assert row.version_id is not None and row.attempt is not None
+        version = await self._desk.versions.fetch(self._desk.link, row.version_id)
+        policy = version.spec.tasks[row.idx].retry
+        await self._desk.end(
+            not_started(
+                row,
+                DispatchResult.FAILED,
+                f"refused by its executor: {error}",
+                delay_before(policy, max(row.attempt, 1), random.random()),
+            )
+        )
+
+
+def not_started(row: DispatchRow, kind: DispatchResult, reason: str, retry_in_seconds: float = 0.0) -> NotStarted:
+    key = TaskKey(row.run_id, row.idx, row.map_index)
+    return NotStarted(
+        key=key, epoch=row.epoch, session=row.session, kind=kind, reason=reason, retry_in_seconds=retry_in_seconds
+    )

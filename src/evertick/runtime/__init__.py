@@ -1,0 +1,1 @@
+"""What long-running processes share: the loop, connections, circuit breakers."""

@@ -1,0 +1,1 @@
+"""Leads shards, fires schedules and maintains."""

@@ -1,0 +1,122 @@
+"""Shard assignment: which shards this scheduler acquires, and which it transfers, when there are several.
+
+With one shard it queries nothing: the first shard leader stands by on its own. With more, one statement per tick reads
+the assignment and records that this scheduler is alive. It decides nothing about safety: the lease and the fence do
+that for each shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import psycopg
+
+from evertick.config import Settings
+from evertick.db.connect import Purpose
+from evertick.db.connection import has_own_session
+from evertick.db.queries import shards
+from evertick.domain.errors import PostgresUnavailable
+from evertick.domain.shards import ShardDecision, ShardStatus, decide
+from evertick.engine.maintenance import choose_shards
+from evertick.observability.logging import Log
+from evertick.runtime.circuit_breaker import boot_seconds
+from evertick.runtime.connections import ReconnectingConnection
+from evertick.runtime.loop import run_loop
+from evertick.scheduler.shard_leader import ShardLeader
+
+# Shares of a tick: how long a free shard beyond this scheduler's share is left to the others, and how soon to check
+# again while one is free.
+PATIENCE_SHARE, AGAIN_SHARE = 0.25, 0.1
+# A shard that its successor did not acquire is not offered to the same one again at once: it is counted as alive, yet
+# cannot lead.
+GIVE_AGAIN_TICKS = 10
+# A scheduler that leads all shards alone has nothing to acquire, and checks less often for new schedulers.
+ALONE_TICKS = 3
+
+
+class ShardAssignment:
+    def __init__(
+        self, settings: Settings, *, url: str, owner: str, seat: Callable[[int], ShardLeader], log: Log
+    ) -> None:
+        self._settings, self._owner, self._seat, self._log = settings, owner, seat, log
+        self._link = ReconnectingConnection(url, Purpose.PLANNING)
+        self._of_shards = 1
+        self._wanted: set[int] = set()
+        self._left_at: dict[int, float] = {}
+        self._given: dict[tuple[int, str], float] = {}
+        self._is_counted = False
+        self._has_chosen = settings.shards is None
+        self.wake = asyncio.Event()
+
+    def may_take(self, shard: int) -> bool:
+        return shard in self._wanted if self._of_shards > 1 else shard == 0
+
+    def hear(self, of_shards: int) -> None:
+        """The number of shards with a leader; known from every renewal, so that an installation with one shard needs no
+        query."""
+        if of_shards != self._of_shards:
+            self._of_shards = of_shards
+            self.wake.set()
+
+    async def run(self) -> None:
+        """Run until canceled."""
+        never = asyncio.Event()
+        await run_loop(self.tick, wake=self.wake, stop=never, name="roster", log=self._log)
+
+    async def tick(self) -> float:
+        if not self._has_chosen and self._settings.shards is not None:
+            conn = await self._link.get()
+            await choose_shards(conn, shards=self._settings.shards, actor=self._owner)
+            self._has_chosen = True
+        if self._of_shards <= 1:
+            await self._leave()
+            return self._settings.tick_seconds
+        conn = await self._link.get()
+        self._is_counted = True
+        shares = await shards.survey(
+            conn, owner=self._owner, seconds=self._settings.leader_lease_seconds, watches=has_own_session(conn)
+        )
+        self._of_shards = len(shares)
+        now = boot_seconds()
+        for each in shares:
+            # The successor has acquired it.
+            self._given.pop((each.shard, each.owner or ""), None)
+        patience = self._settings.tick_seconds * PATIENCE_SHARE
+        overdue = {shard for shard, since in self._left_at.items() if now - since >= patience}
+        decision = decide(self._owner, shares, overdue=overdue)
+        self._act(decision, now)
+        return self._pause(shares, decision)
+
+    async def close(self) -> None:
+        try:
+            await self._leave()
+        except (psycopg.Error, PostgresUnavailable, OSError) as error:
+            self._log.warning("not_left", error=error)
+        await self._link.close()
+
+    async def _leave(self) -> None:
+        self._wanted, self._left_at = set(), {}
+        if self._is_counted:
+            await shards.announce_leave(await self._link.get(), owner=self._owner)
+            self._is_counted = False
+
+    def _act(self, decision: ShardDecision, now: float) -> None:
+        self._left_at = {shard: self._left_at.get(shard, now) for shard in decision.leave}
+        self._wanted = set(decision.take)
+        for shard in decision.take:
+            self._seat(shard).wake.set()
+        if decision.give is None or now < self._given.get(decision.give, 0.0):
+            return
+        shard, heir = decision.give
+        self._given[decision.give] = now + GIVE_AGAIN_TICKS * self._settings.tick_seconds
+        self._seat(shard).give_to(heir)
+
+    def _pause(self, shares: list[ShardStatus], decision: ShardDecision) -> float:
+        tick = self._settings.tick_seconds
+        if decision.take or decision.leave:
+            return tick * AGAIN_SHARE
+        if all(each.owner == self._owner and each.live == [self._owner] for each in shares):
+            return min(tick * ALONE_TICKS, self._settings.leader_lease_seconds / 2)
+        ends = [each.free_in for each in shares if each.free_in is not None and each.free_in > 0]
+        return min([tick, *ends])

@@ -1,0 +1,192 @@
+"""Counts queued tasks for the metrics: only in the leader, periodically, on its own connection.
+
+Never part of planning: it may be slow, fail or be skipped without delaying anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from itertools import groupby
+from typing import Protocol
+
+from psycopg import AsyncConnection
+
+from evertick.db.connect import Purpose
+from evertick.db.migrate import status
+from evertick.db.queries import changes, runners
+from evertick.db.queries.changes import EndedAttempt, EndedRun
+from evertick.observability import metrics
+from evertick.observability.health import LoopHealth, value_of
+from evertick.observability.logging import Log
+from evertick.runtime.connections import ReconnectingConnection
+from evertick.runtime.loop import run_loop
+
+COUNT_SECONDS = 10.0
+
+
+# How soon a new leader begins to count.
+QUEUE_SECONDS = 1.0
+
+
+# Counting a queue of 10,000 takes about 5 ms. Beyond that the exact number does not matter.
+MOST_COUNTED = 10_000
+
+
+MOST_QUEUES = 100
+
+
+class QueueDepth:
+    def __init__(self, url: str, *, log: Log) -> None:
+        self._link, self._log = ReconnectingConnection(url, Purpose.PLANNING), log
+        self._known: set[str] = set()
+
+    async def run(self) -> None:
+        """Run until canceled."""
+        never, pulse = asyncio.Event(), LoopHealth("queue_depth", is_essential=False)
+        try:
+            await run_loop(self.tick, wake=never, stop=never, name="queue_depth", log=self._log, pulse=pulse)
+        finally:
+            await self._link.close()
+
+    async def tick(self) -> float:
+        if not value_of(metrics.LEADER):
+            await self._forget()
+            return QUEUE_SECONDS
+        counted = await runners.depths(await self._link.get(), cap=MOST_COUNTED, most=MOST_QUEUES)
+        for each in counted:
+            metrics.QUEUE_DEPTH.labels(queue=each.queue).set(each.depth)
+        # A queue that is empty now is reported as 0, not left at its last count.
+        seen = {each.queue for each in counted}
+        for queue in self._known - seen:
+            metrics.QUEUE_DEPTH.labels(queue=queue).set(0)
+        self._known |= seen
+        return COUNT_SECONDS
+
+    async def _forget(self) -> None:
+        """Another scheduler counts: two that export the same series would be added up."""
+        if self._known:
+            metrics.QUEUE_DEPTH.clear()
+            self._known = set()
+            await self._link.close()
+
+
+TRACE_SECONDS = 2.0
+
+
+MOST_OPEN = 10_000
+
+
+RUNS_PER_BATCH = 50
+
+
+MOST_ATTEMPTS = 20_000
+
+
+# Ids are assigned before they are committed: a run may appear below one that was already seen.
+OVERLAP = 1_000
+
+
+# How many runs may wait for an unreachable collector; beyond that the oldest get no trace, which is logged.
+MOST_WAITING = 20_000
+
+
+class Spans(Protocol):
+    def add(self, run: EndedRun, attempts: Sequence[EndedAttempt]) -> None: ...
+    async def send(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Tracing:
+    """`make` returns the span exporter for the name of this installation."""
+
+    def __init__(self, url: str, *, make: Callable[[str], Spans], log: Log) -> None:
+        self._link, self._make, self._log = ReconnectingConnection(url, Purpose.READ), make, log
+        self._spans: Spans | None = None
+        self._newest: int | None = None
+        self._open: set[int] = set()
+        # In order of arrival.
+        self._waiting: dict[int, None] = {}
+        self._traced: dict[int, None] = {}
+
+    async def run(self) -> None:
+        """Run until canceled."""
+        never, pulse = asyncio.Event(), LoopHealth("traces", longest_tick_seconds=60.0, is_essential=False)
+        try:
+            await run_loop(self.tick, wake=never, stop=never, name="traces", log=self._log, pulse=pulse)
+        finally:
+            if self._spans is not None:
+                self._spans.close()
+            await self._link.close()
+
+    async def tick(self) -> float:
+        if not value_of(metrics.LEADER):
+            self._newest = None
+            return TRACE_SECONDS
+        conn = await self._link.get()
+        if self._spans is None:
+            self._spans = self._make((await status(conn)).applied[0].applied_at.isoformat())
+        await self._look(conn)
+        while self._waiting:
+            await self._send(conn, self._spans, list(self._waiting)[:RUNS_PER_BATCH])
+        return TRACE_SECONDS
+
+    async def _look(self, conn: AsyncConnection) -> None:
+        """Find the runs that ended since the last check: runs that were open, and runs that began and ended in between."""
+        if self._newest is None:
+            # A new leader begins with the runs that are open now.
+            self._newest = await changes.newest(conn)
+            self._traced |= dict.fromkeys(await self._ended_lately(conn, self._newest))
+            self._open = await changes.open_runs(conn, limit=MOST_OPEN)
+            return
+        open_now = await changes.open_runs(conn, limit=MOST_OPEN)
+        ended = [*sorted(self._open - open_now), *await self._ended_lately(conn, self._newest)]
+        self._open = open_now
+        for run_id in open_now & self._traced.keys():
+            # Cleared: it ends once more.
+            del self._traced[run_id]
+        self._newest = max([self._newest, *ended])
+        self._waiting |= dict.fromkeys(run_id for run_id in ended if run_id not in self._traced)
+        self._drop_what_is_too_much()
+
+    async def _ended_lately(self, conn: AsyncConnection, newest: int) -> list[int]:
+        return await changes.ended_after(conn, max(newest - OVERLAP, 0), limit=OVERLAP + MOST_OPEN)
+
+    async def _send(self, conn: AsyncConnection, spans: Spans, run_ids: list[int]) -> None:
+        found = {run.run_id: run for run in await changes.runs(conn, run_ids)}
+        attempts = await changes.attempts(conn, list(found), limit=MOST_ATTEMPTS)
+        if len(attempts) == MOST_ATTEMPTS:
+            self._log.warning("trace_cut", runs=len(found), attempts=MOST_ATTEMPTS)
+        of_run = {run_id: list(each) for run_id, each in groupby(attempts, key=lambda attempt: attempt.run_id)}
+        for run_id, run in found.items():
+            spans.add(run, of_run.get(run_id, []))
+        if not await spans.send():
+            raise ConnectionError(f"the trace collector did not accept {len(found)} of them; they are retried")
+        for run_id in run_ids:
+            del self._waiting[run_id]
+        self._traced |= dict.fromkeys(found)
+        for run_id in list(self._traced)[: -(OVERLAP + MOST_OPEN)]:
+            del self._traced[run_id]
+
+    def _drop_what_is_too_much(self) -> None:
+        dropped = list(self._waiting)[:-MOST_WAITING]
+        for run_id in dropped:
+            del self._waiting[run_id]
+        if dropped:
+            self._log.warning("traces_dropped", runs=len(dropped))
+
+
+def make_spans(endpoint: str, log: Log) -> Callable[[str], Spans] | None:
+    """A factory of span exporters; None, with a warning, if the extra is not installed."""
+    try:
+        otel = import_module("evertick.observability.otel")
+    except ModuleNotFoundError as error:
+        log.warning("no_traces", missing=error.name, message="Traces need: pip install 'evertick[otel]'")
+        return None
+
+    def make(installation: str) -> Spans:
+        spans: Spans = otel.OtelSpans(endpoint, installation=installation)
+        return spans
+
+    return make

@@ -1,0 +1,1 @@
+"""What DAG files import, and what they compile to."""

@@ -1,0 +1,410 @@
+"""`@dag`: a function whose body calls tasks. It runs once, when its file is loaded, and is compiled to a spec."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+
+from evertick.domain.dags.params import Param, as_json, declare_params
+from evertick.domain.dags.spec import DagSpec, NamedSchedule
+from evertick.domain.dags.validation import arrange, validate
+from evertick.domain.errors import InvalidDag, UserError
+from evertick.domain.executor_options import read_executor_options
+from evertick.domain.notifications import RUN_EVENTS, NotificationRuleSpec, callback_dag
+from evertick.domain.schedules.dependencies import Condition, Source
+from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, OverlapPolicy
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.domain.schedules.time_zones import find_zone
+from evertick.sdk.builder import DagBuilder, building
+from evertick.sdk.notify import NOTICE_OPTIONS, Callback, rule_specs
+from evertick.sdk.options import (
+    Seconds,
+    TaskOptions,
+    check_callbacks,
+    check_names,
+    read_choice,
+    read_count,
+    read_flag,
+    read_seconds,
+    read_text,
+    task_spec,
+)
+from evertick.sdk.params import params_of
+from evertick.sdk.runtime import Dag, ParamRef
+from evertick.sdk.source_location import module_file, refused
+from evertick.sdk.task import Task
+
+if TYPE_CHECKING:
+    from evertick.sdk.local_run import LocalRun, LocalRunOptions
+
+
+def _read_limit(value: object) -> int:
+    if not 1 <= (count := read_count(value)) <= MOST_MISSED:
+        raise ValueError(f"it must be from 1 to {MOST_MISSED:,}")
+    return count
+
+
+def _read_within(value: object) -> float:
+    if (seconds := read_seconds(value)) <= 0:
+        raise ValueError("it must be more than 0")
+    return seconds
+
+
+# The options of a single schedule, which the DAG can also set for all its schedules.
+_WHEN = ("timezone", "start_at", "end_at", "anchor_at", "jitter")
+
+
+_RULES: dict[str, tuple[str, Callable[[object], object]]] = {
+    "misfire": ("misfire", read_choice(MisfirePolicy)),
+    "catchup_window": ("catchup_window_seconds", read_seconds),
+    "catchup_limit": ("catchup_limit", _read_limit),
+    "overlap": ("overlap", read_choice(OverlapPolicy)),
+    "start_within": ("start_within_seconds", _read_within),
+    "finish_within": ("finish_within_seconds", _read_within),
+}
+
+
+_SCHEDULE_FIELDS = ("schedule", "params", *_WHEN, *_RULES)
+
+
+class DagOptions(TypedDict, total=False):
+    """The options of `@dag(...)`. `executor_options` are merged with those of each task.
+
+    `schedule` is a cron expression, "@every 5s", a timedelta, a datetime, a list of datetimes or `after(...)`; `schedules` names
+    several, each such a value or a dict with one (`{"schedule": ..., "params": ...}`), which may have its own time zone, bounds,
+    jitter and policies (misfire, catchup_window, catchup_limit, overlap, start_within, finish_within). `task_defaults` are
+    options for every task that does not set them.
+    """
+
+    name: str
+    description: str
+    schedule: object
+    schedules: Mapping[str, object]
+    timezone: str
+    start_at: datetime | str
+    end_at: datetime | str
+    anchor_at: datetime | str
+    jitter: Seconds
+    misfire: MisfirePolicy | str
+    catchup_window: Seconds
+    catchup_limit: int
+    overlap: OverlapPolicy | str
+    start_within: Seconds
+    finish_within: Seconds
+    params: Mapping[str, object] | type
+    tags: Iterable[str]
+    max_active_runs: int
+    max_active_tasks: int
+    run_timeout: Seconds
+    retries: int
+    paused: bool
+    executor_options: Mapping[str, object]
+    on_success: object
+    on_failure: object
+    on_retry: object
+    on_deadline: object
+    task_defaults: TaskOptions
+
+
+@dataclass(slots=True)
+class Collection:
+    """The DAGs that one import created, with the file whose top-level code was running."""
+
+    definitions: list[tuple[str | None, DagDefinition]] = field(default_factory=list)
+    built: list[tuple[str | None, DagDefinition, Dag]] = field(default_factory=list)
+
+
+_collecting: ContextVar[Collection | None] = ContextVar("evertick_collection", default=None)
+
+
+@contextmanager
+def collecting() -> Iterator[Collection]:
+    """Record every `@dag` that is declared or called within the block."""
+    collection = Collection()
+    token = _collecting.set(collection)
+    try:
+        yield collection
+    finally:
+        _collecting.reset(token)
+
+
+class DagDefinition:
+    """The result of `@dag` on a function. Calling it returns the DAG; the loader calls it if the file does not."""
+
+    def __init__(self, function: Callable[..., object], options: DagOptions) -> None:
+        if not callable(function):
+            raise refused(
+                f"@dag takes a function, not {function!r}; options need names, as in @dag(schedule='@daily')."
+            )
+        self.function = function
+        self.name = options.get("name", getattr(function, "__name__", "dag"))
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise refused(f"DAG {self.name!r} must be a plain function; only its tasks can be async.")
+        self.param_names, declared = params_of(function, options.get("params"))
+        self.frame = _read_options(self.name, function, {**options, "params": declared} if declared else options)
+        self.task_defaults: Mapping[str, object] = self.frame.pop("task_defaults", {})
+        self.told = {option: value for option, value in options.items() if option in NOTICE_OPTIONS}
+        if (collection := _collecting.get()) is not None:
+            collection.definitions.append((module_file(), self))
+
+    def __repr__(self) -> str:
+        return f"<dag {self.name}>"
+
+    def __call__(self, *args: object, **kwargs: object) -> Dag:
+        draft = DagBuilder(self.name, self.task_defaults)
+        draft.note_callbacks(self.told)
+        with building(draft):
+            self.function(*args, **self._with_params(args, kwargs))
+        groups = tuple(draft.retried_groups)
+        spec = DagSpec(**self.frame, tasks=tuple(draft.specs), edges=tuple(sorted(draft.edges)), groups=groups)
+        self._check_template_params(draft, {param.name for param in spec.params})
+        try:
+            validate(spec)
+        except InvalidDag as error:
+            raise self._at_definition(error.message) from None
+        only = spec.schedules[0].spec if len(spec.schedules) == 1 and not spec.schedules[0].spec.after else None
+        bound = [replace(each, schedule=only) if only is not None else each for each in draft.bound]
+        called = tuple(_called_by(self.name, each) for each in draft.callbacks.values())
+        dag = Dag(spec=arrange(spec), tasks={each.name: each for each in bound}, callbacks=called)
+        if (collection := _collecting.get()) is not None:
+            collection.built.append((module_file(), self, dag))
+        return dag
+
+    def test(self, **options: Unpack[LocalRunOptions]) -> LocalRun:
+        """Run the DAG in this process, without a server: `print(nightly.test(params={"rows": 3}).state)`."""
+        return self.build().test(**options)
+
+    def _check_template_params(self, draft: DagBuilder, declared: set[str]) -> None:
+        for name, task in draft.template_params.items():
+            if name not in declared:
+                known = f"it has: {', '.join(sorted(declared))}" if declared else "it has none"
+                raise self._at_definition(
+                    f"DAG {self.name!r}: a template of task {task!r} uses params.{name}, which the DAG does not declare; {known}."
+                )
+
+    def _with_params(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
+        """The function's arguments: a run parameter is represented by a reference."""
+        if not self.param_names:
+            return kwargs
+        given = inspect.signature(self.function).bind_partial(*args, **kwargs).arguments
+        if fixed := [name for name in self.param_names if name in given]:
+            raise refused(f"DAG {self.name!r}: {fixed[0]!r} is a parameter of its runs and cannot be set here.")
+        return {**kwargs, **{name: ParamRef(name) for name in self.param_names}}
+
+    def build(self) -> Dag:
+        """Compile a DAG that its file declares but never calls."""
+        try:
+            inspect.signature(self.function).bind()
+        except TypeError as error:
+            raise self._at_definition(
+                f"DAG {self.name!r}: {error}; call {self.name}(...) in the file, or give its arguments defaults."
+            ) from None
+        return self()
+
+    def _at_definition(self, message: str) -> InvalidDag:
+        code = getattr(self.function, "__code__", None)
+        return InvalidDag(message, file=code.co_filename, line=code.co_firstlineno) if code else InvalidDag(message)
+
+
+@overload
+def dag(function: Callable[..., object], /) -> DagDefinition: ...
+
+
+@overload
+def dag(**options: Unpack[DagOptions]) -> Callable[[Callable[..., object]], DagDefinition]: ...
+
+
+def dag(
+    function: Callable[..., object] | None = None, /, **options: Unpack[DagOptions]
+) -> DagDefinition | Callable[[Callable[..., object]], DagDefinition]:
+    """Make a function a DAG: `@dag`, or `@dag(schedule="0 6 * * *", timezone="Europe/Berlin")`."""
+    if function is not None:
+        return DagDefinition(function, options)
+    return lambda decorated: DagDefinition(decorated, options)
+
+
+def _read_options(name: str, function: Callable[..., object], options: Mapping[str, object]) -> dict[str, Any]:
+    """The fields of the spec that do not depend on its tasks, each checked where the decorator is."""
+    owner = f"DAG {name!r}"
+    check_names(owner, options, DagOptions.__annotations__)
+    fields: dict[str, Any] = {"name": name, "description": inspect.getdoc(function)}
+    for option, (target, read) in _READERS.items():
+        if (value := options.get(option)) is not None:
+            try:
+                fields[target] = read(value)
+            except (TypeError, ValueError) as error:
+                raise refused(f"{owner}: {option} is {value!r:.200}, but {error}.") from None
+            except UserError as error:
+                raise refused(f"{owner}: {error}") from None
+    try:
+        fields["schedules"] = tuple(_schedules(options))
+    except (TypeError, ValueError, UserError) as error:
+        raise refused(f"{owner}: {error}") from None
+    return {**fields, "notices": _read_notices(owner, options)}
+
+
+_EVENT = Param({}, type=dict)
+
+
+def _called_by(dag: str, callback: Callback) -> Dag:
+    """The DAG whose runs call a callback: user code runs on runners, with logs and a time limit like any other."""
+    task = Task(callback.function, {**callback.options, "name": callback.name})  # type: ignore[typeddict-item]
+
+    def told(event: object = _EVENT) -> None:
+        task(event)
+
+    told.__doc__ = f"Calls {callback.name} when something happens in {dag}."
+    # It is published with its DAG, whether the file or the loader builds that DAG.
+    token = _collecting.set(None)
+    try:
+        return DagDefinition(told, {"name": callback_dag(dag, callback.name), "tags": ["callback"]})()
+    finally:
+        _collecting.reset(token)
+
+
+def _read_notices(owner: str, options: Mapping[str, object]) -> tuple[NotificationRuleSpec, ...]:
+    found: list[NotificationRuleSpec] = []
+    for event in RUN_EVENTS:
+        value = options.get(f"on_{event}")
+        try:
+            check_callbacks(value)
+            found += rule_specs(event, value)
+        except (TypeError, ValueError) as error:
+            raise refused(f"{owner}: on_{event} is {value!r:.200}, but {error}.") from None
+    return tuple(found)
+
+
+def _schedules(options: Mapping[str, object]) -> Iterator[NamedSchedule]:
+    one, several = options.get("schedule"), options.get("schedules")
+    if one is not None and several is not None:
+        raise ValueError("use `schedule` for one or `schedules` for several, not both.")
+    named = several if several is not None else {} if one is None else {"default": one}
+    if not isinstance(named, Mapping):
+        raise TypeError("`schedules` must be a dict of schedules by name, as in {'nightly': '0 2 * * *'}.")
+    shared = {key: options[key] for key in _WHEN if key in options}
+    for name, raw in sorted(named.items()):
+        yield _schedule(name, raw if isinstance(raw, Mapping) and "schedule" in raw else {"schedule": raw}, shared)
+
+
+def _schedule(name: str, own: Mapping[str, object], shared: Mapping[str, object]) -> NamedSchedule:
+    check_names(f"schedule {name!r}", own, _SCHEDULE_FIELDS)
+    params = own.get("params", {})
+    if not isinstance(params, Mapping):
+        raise TypeError(f"schedule {name!r}: params must be a dict, not {params!r}.")
+    # The DAG's options about times apply only to schedules that have times.
+    inherited = {} if isinstance(own["schedule"], Condition | Source) else shared
+    when: dict[str, Any] = {**inherited, **{key: own[key] for key in own if key in _WHEN}}
+    rules: dict[str, Any] = {}
+    try:
+        if (jitter := when.pop("jitter", None)) is not None:
+            when["jitter_seconds"] = read_seconds(jitter)
+        for option, (target, read) in _RULES.items():
+            if option in own:
+                rules[target] = read(own[option])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"schedule {name!r}: {error}.") from None
+    spec = parse_schedule(own["schedule"], **when)
+    named = {key: as_json(value) for key, value in params.items()}
+    return NamedSchedule(name=name, spec=spec, params=named, **rules)
+
+
+def _read_task_defaults(value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping) or "name" in value:
+        raise TypeError("it must be a dict of task options without a name")
+    task_spec("task_defaults", value)
+    return value
+
+
+def _read_zone(value: object) -> str:
+    find_zone(name := read_text(value))
+    return name
+
+
+def _read_tags(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError("it must be a list of texts")
+    return tuple(sorted({read_text(tag) for tag in value}))
+
+
+def _read_params(value: object) -> object:
+    if not isinstance(value, Mapping):
+        raise TypeError("it must be a dict of defaults or Param(...) by name")
+    return declare_params(value)
+
+
+_READERS: dict[str, tuple[str, Callable[[object], object]]] = {
+    "description": ("description", read_text),
+    "timezone": ("timezone", _read_zone),
+    **_RULES,
+    "params": ("params", _read_params),
+    "tags": ("tags", _read_tags),
+    "max_active_runs": ("max_active_runs", read_count),
+    "max_active_tasks": ("max_active_tasks", read_count),
+    "run_timeout": ("run_timeout_seconds", read_seconds),
+    "retries": ("retries", read_count),
+    "paused": ("starts_paused", read_flag),
+    "executor_options": ("executor_options", read_executor_options),
+    "task_defaults": ("task_defaults", _read_task_defaults),
+}
+
+
+def load_dags(folder: Path, file: str) -> Mapping[str, Dag]:
+    """The DAGs of `folder/file` by name, with `folder` first on the import path."""
+    folder = folder.absolute()
+    if not (folder / file).is_file():
+        raise InvalidDag(f"there is no file {file} in {folder}.")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    with collecting() as collection:
+        module_file = _import(folder, Path(file))
+    dags: dict[str, Dag] = {}
+    for dag in _own_dags(collection, module_file):
+        if dag.name in dags:
+            raise InvalidDag(
+                f"two DAGs are named {dag.name!r}; give one a different name with @dag(name=...).",
+                file=module_file,
+                line=1,
+            )
+        dags[dag.name] = dag
+    return dags
+
+
+def _own_dags(collection: Collection, module_file: str) -> list[Dag]:
+    built = [dag for owner, _, dag in collection.built if owner == module_file]
+    called = {id(definition) for _, definition, _ in collection.built}
+    uncalled = [
+        definition
+        for owner, definition in collection.definitions
+        if owner == module_file and id(definition) not in called
+    ]
+    found = built + [definition.build() for definition in uncalled]
+    return [each for dag in found for each in (dag, *dag.callbacks)]
+
+
+def _import(folder: Path, file: Path) -> str:
+    """Import by the module's own name, so that other modules of the folder see the same module; returns its file."""
+    path = folder / file
+    parts = file.with_suffix("").parts
+    name = ".".join(parts)
+    top = parts[0]
+    if all(part.isidentifier() for part in parts) and top not in sys.modules and top not in sys.stdlib_module_names:
+        module = importlib.import_module(name)
+        if module.__file__ is not None and Path(module.__file__) == path:
+            return module.__file__
+    # The name is taken (`json.py`) or cannot be imported (`my-dag.py`): use any other name.
+    spec = importlib.util.spec_from_file_location(f"evertick_dag_file_{name}", path)
+    if spec is None or spec.loader is None:
+        raise InvalidDag(f"{file} is not a Python file.", file=str(path), line=1)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return str(path)

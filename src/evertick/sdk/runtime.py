@@ -1,0 +1,390 @@
+"""The context of a running task. Set by the process that runs it; read-only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+
+from evertick.domain.dags.mapping import ITEM
+from evertick.domain.dags.spec import DagSpec, TaskKind
+from evertick.domain.errors import NotDeclared, NotFound, ResultLost, UserError
+from evertick.domain.retry import RetryPolicy
+from evertick.domain.schedules.misfire import latest_between
+from evertick.domain.schedules.spec import EARLIEST, ScheduleSpec
+from evertick.domain.stored_values import Connection
+from evertick.sdk.source_location import refused
+
+if TYPE_CHECKING:
+    from evertick.sdk.local_run import LocalRun, LocalRunOptions
+
+
+_running: ContextVar[TaskContext] = ContextVar("evertick_task")
+
+
+class Declared(dict[str, Any]):
+    """A task's declared values by name. The error for another name says how to declare it."""
+
+    __slots__ = ("_kind",)
+
+    def __init__(self, kind: str, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self._kind = kind
+
+    def __missing__(self, name: str) -> Any:
+        if self._kind == "params":
+            raise NotDeclared(f"the DAG declares no param {name!r}; it has: {', '.join(sorted(self)) or 'none'}.")
+        raise NotDeclared(f"the task does not declare {name!r}; write @task({self._kind}=[{name!r}]).")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskContext:
+    """One attempt of one task.
+
+    `idempotency_key` is the same for every attempt: pass it to other systems, so that they recognize a repeated call.
+    `epoch` rises with every attempt: a store that keeps the highest can refuse a writer that was replaced.
+    `variables`, `connections` and `secrets` contain the values that the task declares.
+    `pushed` contains the values that `push(name, value)` has named so far.
+    """
+
+    run_id: int
+    dag: str
+    task: str
+    map_index: int = -1
+    attempt: int = 1
+    epoch: int = 1
+    idempotency_key: str = ""
+    fire_at: datetime | None = None
+    schedule: ScheduleSpec | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    logger: logging.Logger = field(default_factory=lambda: logging.getLogger("evertick.task"))
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    connections: Mapping[str, Connection] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    pushed: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for kind in ("params", "variables", "connections", "secrets"):
+            object.__setattr__(self, kind, Declared(kind, getattr(self, kind)))
+
+    @property
+    def data_interval_start(self) -> datetime | None:
+        """The fire before `fire_at`, if the DAG's file has one schedule; `fire_at` is the end of that interval."""
+        if self.fire_at is None or self.schedule is None:
+            return None
+        return latest_between(self.schedule, EARLIEST, self.fire_at - timedelta(microseconds=1))
+
+    def is_cancelled(self) -> bool:
+        """Whether a stop was requested for this task; long loops should check it from time to time, and return."""
+        return self.cancelled.is_set()
+
+
+def current_context() -> TaskContext:
+    """The context of the task that is running in this thread or coroutine."""
+    try:
+        return _running.get()
+    except LookupError:
+        raise UserError(
+            "no task is running here: current_context() works only inside a running task. "
+            "To test a task's function on its own, wrap the call in `with entered(TaskContext(...)):`."
+        ) from None
+
+
+def enter(context: TaskContext) -> None:
+    """Make `context` the current one, until it is replaced."""
+    _running.set(context)
+
+
+@contextmanager
+def entered(context: TaskContext) -> Iterator[TaskContext]:
+    """Make `context` the current one within the block."""
+    token = _running.set(context)
+    try:
+        yield context
+    finally:
+        _running.reset(token)
+
+
+MOST_OUTPUTS = 1000
+
+
+_LONGEST_NAME = 200
+
+
+class Outputs(NamedTuple):
+    """A task's return value, and the values it pushed by name."""
+
+    value: Any
+    named: Mapping[str, Any]
+
+
+def push(name: str, value: object) -> None:
+    """Store a named result in addition to the return value; other tasks take it as `task["name"]`.
+
+    It takes effect if the attempt succeeds, with all others of the attempt; a failed attempt stores none.
+    """
+    if not isinstance(name, str) or not name or len(name) > _LONGEST_NAME:
+        raise UserError(f"push() takes a name of 1 to {_LONGEST_NAME} characters first, not {name!r:.100}.")
+    pushed = current_context().pushed
+    if len(pushed) >= MOST_OUTPUTS and name not in pushed:
+        raise UserError(f"a task can push at most {MOST_OUTPUTS:,} names; push a dict or a list under one.")
+    pushed[name] = value
+
+
+def part_of(task: str, result: object, path: tuple[str | int, ...]) -> object:
+    """The part of a task's result that another task takes. A task without a result gives None, as with a whole result."""
+    if isinstance(result, Outputs):
+        if path and path[0] in result.named:
+            result, path = result.named[str(path[0])], path[1:]
+        else:
+            result = result.value if not path or result.value is not None else result.named
+    for key in path if result is not None else ():
+        try:
+            result = result[key]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError):
+            known = f"; it has: {', '.join(map(repr, list(result)[:10]))}" if isinstance(result, Mapping) else ""
+            raise ResultLost(f"the result of task {task!r} has no {key!r}{known}.") from None
+    return result
+
+
+class Skip(Exception):
+    """End this task as skipped: `raise Skip("nothing new since yesterday")`."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Fail(Exception):
+    """End this task as failed, by default without using the remaining retries: they would not help."""
+
+    def __init__(self, reason: str = "", *, no_retry: bool = True) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.no_retry = no_retry
+
+
+class RetryAfter(Exception):
+    """Fail this attempt and retry it after this delay instead of the policy's: `raise RetryAfter(30, "throttled")`."""
+
+    def __init__(self, seconds: float | timedelta, reason: str = "") -> None:
+        super().__init__(reason)
+        given = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < math.inf:
+            raise UserError(f"RetryAfter takes seconds or a timedelta, 0 or more, not {seconds!r:.100}.")
+        self.seconds = float(given)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A sensor's return value once its condition is met: `return Done(rows)`. The value becomes the task's result."""
+
+    value: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """The result of an attempt that computed until when its task waits."""
+
+    instant: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ResultOf:
+    """A placeholder in an argument for the result of the named upstream task, or for a part of it."""
+
+    task: str
+    path: tuple[str | int, ...] = ()
+
+
+class ParamRef:
+    """A placeholder in an argument for a parameter of the run, which is known when the task runs."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<param {self.name}>"
+
+    def __bool__(self) -> bool:
+        raise self._unknown()
+
+    def __iter__(self) -> Iterator[object]:
+        raise self._unknown()
+
+    def __str__(self) -> str:
+        raise self._unknown()
+
+    def __eq__(self, other: object) -> bool:
+        raise self._unknown()
+
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __mul__ = __rmul__ = __eq__
+    __hash__ = object.__hash__
+
+    def _unknown(self) -> Exception:
+        return refused(f"param {self.name!r} is known only when a run starts: pass it to a task, and use it there.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpCall:
+    """One request. Its texts may be templates, unless the task disables them."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    json: object = None
+    body: str | None = None
+    expect: tuple[int, ...] = ()
+    response: str = "auto"
+    timeout_seconds: float = 30.0
+    max_bytes: int = 10 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCall:
+    """A program that uses the JSON lines protocol."""
+
+    argv: tuple[str, ...]
+
+
+class ListArgument(NamedTuple):
+    """A mapped task's list for an argument; `elements` is None if another task returns it."""
+
+    argument: str | None
+    elements: tuple[object, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundTask:
+    """A task with the arguments of its call in the DAG. `function` is None for a task that is not a Python function.
+
+    `template_inputs` are the `inputs` of its templates. `polls`: it is a sensor's condition, called repeatedly.
+    """
+
+    name: str
+    kind: TaskKind = TaskKind.PYTHON
+    function: Callable[..., object] | None = None
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+    is_async: bool = False
+    wants_context: bool = False
+    command: str | None = None
+    env: Mapping[str, object] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    call: HttpCall | ProgramCall | None = None
+    is_template: bool = False
+    schedule: ScheduleSpec | None = None
+    template_inputs: Mapping[str, object] = field(default_factory=dict)
+    lists: tuple[ListArgument, ...] = ()
+    polls: bool = False
+
+    def call_arguments(self, inputs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The arguments for `function`. An upstream task without a result (skipped, failed) gives None.
+
+        A parameter named `context` receives the current context, which must be entered before.
+        """
+        args = tuple(_filled(value, inputs) for value in self.args) if self.args else ()
+        kwargs = {name: _filled(value, inputs) for name, value in self.kwargs.items()} if self.kwargs else {}
+        if self.lists:
+            kwargs.update(_of_instance(self, inputs[ITEM]))
+        if self.wants_context:
+            kwargs["context"] = current_context()
+        return args, kwargs
+
+    def template_names(self, inputs: Mapping[str, object]) -> dict[str, object]:
+        """The names that the task's templates can use. The context must be entered."""
+        context = current_context()
+        return {
+            "params": context.params,
+            "inputs": {name: _filled(value, inputs) for name, value in self.template_inputs.items()},
+            "variables": context.variables,
+            "connections": context.connections,
+            "secrets": context.secrets,
+            "run_id": context.run_id,
+            "dag": context.dag,
+            "task": context.task,
+            "map_index": context.map_index,
+            "attempt": context.attempt,
+            "idempotency_key": context.idempotency_key,
+            "fire_at": context.fire_at,
+            "data_interval_start": context.data_interval_start,
+            "data_interval_end": context.fire_at,
+        }
+
+    def environment(self, inputs: Mapping[str, object]) -> dict[str, str]:
+        """The variables that a shell task adds to its environment. Text is unchanged, other values become JSON."""
+        values = {name: _filled(value, inputs) for name, value in self.env.items()}
+        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dag:
+    """A compiled DAG: its published spec, and the code of each of its tasks."""
+
+    spec: DagSpec
+    tasks: Mapping[str, BoundTask]
+    # The DAGs that call its callbacks; they are published with it.
+    callbacks: tuple[Dag, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def test(self, **options: Unpack[LocalRunOptions]) -> LocalRun:
+        """Run the whole DAG in this process, without a server; see `sdk/local_run.py`."""
+        from evertick.sdk.local_run import run_locally
+
+        return run_locally(self.spec, self.tasks, options)
+
+
+def find_task(dags: Mapping[str, Dag], dag_name: str, task_name: str) -> BoundTask:
+    """The task by its published name."""
+    if (dag := dags.get(dag_name)) is None:
+        raise NotFound(f"the DAG file has no DAG {dag_name!r}; it has: {', '.join(sorted(dags)) or 'none'}.")
+    if (bound := dag.tasks.get(task_name)) is None:
+        raise NotFound(
+            f"DAG {dag_name!r} has no task {task_name!r}. Does its file build the same tasks at every import?"
+        )
+    return bound
+
+
+def _of_instance(bound: BoundTask, item: object) -> dict[str, object]:
+    """The arguments of one instance: for each list either the element itself or, for a list in the code, its index."""
+    found: dict[str, object] = {}
+    assert isinstance(item, list)
+    for given, (argument, elements) in zip(item, bound.lists, strict=True):
+        if elements is not None and given >= len(elements):
+            raise UserError(
+                f"task {bound.name!r} had more elements to expand over when its DAG was published. "
+                "Does its file build the same lists at every import?"
+            )
+        value = given if elements is None else elements[given]
+        found.update(value if argument is None else {argument: value})
+    return found
+
+
+def _filled(value: object, inputs: Mapping[str, object]) -> object:
+    """Only plain containers can hold results; any other object is passed unchanged."""
+    if isinstance(value, ResultOf):
+        return part_of(value.task, inputs.get(value.task), value.path)
+    if isinstance(value, ParamRef):
+        return current_context().params.get(value.name)
+    if type(value) is list:
+        return [_filled(each, inputs) for each in value]
+    if type(value) is tuple:
+        return tuple(_filled(each, inputs) for each in value)
+    if type(value) is dict:
+        return {name: _filled(each, inputs) for name, each in value.items()}
+    return value

@@ -1,0 +1,1 @@
+"""Keys, secret backends, masking and agent tokens."""

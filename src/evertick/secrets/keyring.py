@@ -1,0 +1,81 @@
+"""The encryption keys of stored values: from the environment, or from a file that only its owner may read. Never in the
+database or a log."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from evertick.config import Settings
+from evertick.domain.encryption import Keyring, new_key
+from evertick.domain.errors import InvalidSettings
+
+
+def load_keyring(settings: Settings) -> Keyring:
+    """Read every time, so that an added key is known at once."""
+    if settings.secret_keys:
+        return Keyring(settings.secret_keys)
+    return Keyring(_read(settings.secret_key_place))
+
+
+def make_key(settings: Settings) -> bool:
+    """Create the file with a first key, unless keys exist. Returns whether it did."""
+    place = settings.secret_key_place
+    if settings.secret_keys or place.exists():
+        return False
+    _write(place, [new_key()])
+    return True
+
+
+def add_key(settings: Settings) -> None:
+    """Add a new key, which encrypts from now on; the older keys still decrypt."""
+    if settings.secret_keys:
+        raise InvalidSettings(
+            "the keys come from EVERTICK_SECRET_KEYS: add a new one as the first, everywhere it is set, and rotate with --same-key."
+        )
+    place = settings.secret_key_place
+    _write(place, [new_key(), *(_read(place) if place.exists() else [])])
+
+
+def keep_first_key(settings: Settings) -> int:
+    """Remove the keys that no value uses any more. Returns how many were removed."""
+    if settings.secret_keys:
+        return 0
+    keys = _read(settings.secret_key_place)
+    _write(settings.secret_key_place, keys[:1])
+    return len(keys) - 1
+
+
+def _read(place: Path) -> list[str]:
+    try:
+        mode = place.stat().st_mode & 0o777
+        text = place.read_text(encoding="ascii")
+    except FileNotFoundError:
+        raise InvalidSettings(
+            f"no key for stored values exists at {place}: `evertick up` and `evertick secrets rotate` create one there; or set"
+            " EVERTICK_SECRET_KEYS, or set EVERTICK_SECRET_KEY_FILE to the key's path."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"the key file {place} cannot be read: {error}") from None
+    if mode & 0o077:
+        raise InvalidSettings(f"the key file {place} can be read by others: run `chmod 600 {place}`.")
+    return text.split()
+
+
+def _write(place: Path, keys: list[str]) -> None:
+    """Write atomically, and never readable by other users, not even for a moment."""
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+            file.write("\n".join(keys) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(place)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise

@@ -1,0 +1,1 @@
+"""Large values: object storage and result files."""

@@ -1,1 +1,0 @@
-"""Everything that talks to PostgreSQL: connections, migrations and all SQL statements. Makes no decisions."""

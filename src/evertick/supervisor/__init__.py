@@ -1,0 +1,1 @@
+"""`evertick up`: starts and restarts every service, and the embedded PostgreSQL."""

@@ -1,0 +1,312 @@
+"""`evertick up`: an embedded PostgreSQL (unless a database is configured) and the services, each a child that is
+restarted when it dies.
+
+Prints one readable line per event. Declares a dead runner dead once its processes are gone. Never runs user code and
+never plans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+import psycopg
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.db.connect import Purpose, connect
+from evertick.db.migrate import migrate
+from evertick.db.notify import Channel, notify
+from evertick.db.queries import accounts as accounts_queries
+from evertick.domain.errors import PostgresUnavailable
+from evertick.engine.public_access import refuse_open_door
+from evertick.observability.health import Phase
+from evertick.observability.health_endpoint import HealthEndpoint
+from evertick.observability.logging import Log, render_line
+from evertick.processes.identity import process_name
+from evertick.processes.linux import become_subreaper
+from evertick.processes.tree import children_of, kill_tree
+from evertick.runner.peer_check import declare_dead_peers
+from evertick.runtime.connections import ReconnectingConnection
+from evertick.runtime.listen_socket import address_of, listen
+from evertick.runtime.loop import back_off, run_loop
+from evertick.supervisor.fork_server import ForkServer, ServiceProcess
+from evertick.supervisor.postgres import EmbeddedPostgres
+from evertick.supervisor.up_health import ChildHealth, UpHealth
+
+SERVICES = ("scheduler", "runner", "publisher", "api")
+READY_EVENTS = {"scheduler": "lead", "runner": "started"}
+Print = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Child:
+    """One supervised service."""
+
+    name: str
+    arguments: list[str]
+    health: ChildHealth
+    process: ServiceProcess | None = None
+    is_dismissed: bool = False
+    is_ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def first_login(address: str, secret: str) -> str:
+    """Printed after the banner, so that it stands out among the lines of starting services."""
+    return (
+        f"\nWeb       {address}\nSign in   {address}/auth/link/{secret}\n"
+        "          as admin, once and within an hour; get another link with: evertick users link admin\n"
+    )
+
+
+class Supervisor:
+    def __init__(
+        self, settings: Settings, *, environment: Mapping[str, str], nursery: ForkServer, say: Print, log: Log
+    ) -> None:
+        self._settings, self._environment, self._say, self._log = settings, dict(environment), say, log
+        self._nursery = nursery
+        nursery.lost = self._lost_nursery
+        self._postgres = None if settings.database_url else EmbeddedPostgres(settings.home)
+        self.children = [Child(name, [name], ChildHealth(name)) for name in SERVICES]
+        self.health = UpHealth([child.health for child in self.children], owner=process_name())
+        self.port = HealthEndpoint("up", self.health.routes(), settings=settings, log=log)
+        self.stop = asyncio.Event()
+        self._api_port: socket.socket | None = None
+        self.url = settings.database_url or ""
+
+    async def run(self) -> None:
+        """Start everything, keep it running until `stop` is set, and stop it in order."""
+        started = time.monotonic()
+        become_subreaper()
+        if self._postgres is not None:
+            self.url = await self._postgres.start()
+            self._event("postgres", "ready", seconds=time.monotonic() - started)
+        self.port.leave_note()
+        try:
+            async with await connect(self.url, purpose=Purpose.PLANNING) as conn:
+                for name in await migrate(conn, tell=self._tell_wait):
+                    self._event("postgres", "migrate", migration=name)
+                await self._open_door(conn)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._keep(child)) for child in self.children]
+                if self._postgres is not None:
+                    tasks.append(group.create_task(self._postgres.supervise()))
+                tasks.append(group.create_task(self._announce(started)))
+                tasks.append(group.create_task(self._tick()))
+                await self.stop.wait()
+                self.health.phase = Phase.STOPPING
+                await self._stop_children()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            self._nursery.close()
+            if self._api_port is not None:
+                self._api_port.close()
+            if self._postgres is not None:
+                await self._postgres.stop()
+                self._event("postgres", "stopped")
+
+    def _tell_wait(self, why: str) -> None:
+        self._event("postgres", "migrate_waits", why=why)
+
+    async def _open_door(self, conn: AsyncConnection) -> None:
+        """Create the first user, before the API can receive a request."""
+        settings = self._settings
+        await refuse_open_door(conn, host=settings.api_host, has_password=settings.admin_password is not None)
+        self._api_port = listen(settings, self._log)
+        address = address_of(self._api_port)
+        self._event("api", "serve", url=address)
+        if (await accounts_queries.count_accounts(conn)).with_password:
+            return
+        # Imported by name: this process runs for long, and only its first start needs the hashing library.
+        accounts = import_module("evertick.engine.accounts")
+        secret = await accounts.first_admin(conn, actor="up", password=settings.admin_password)
+        if secret is not None and settings.log == "text":
+            self._say(first_login(address, secret))
+        elif secret is not None:
+            message = "Sign in as admin, once and within an hour:"
+            self._event("api", "first_login", message=message, url=f"{address}/auth/link/{secret}")
+
+    async def _keep(self, child: Child) -> None:
+        """Keep one child running; a crash loop backs off and is reported."""
+        health = child.health
+        while not self.stop.is_set():
+            if child.name == "api":
+                await self._first_knock(child)
+            code = await self._run_child(child)
+            if self.stop.is_set():
+                return
+            if child.is_dismissed and code == 0:
+                health.has_left("drained and stopped on request")
+                self._event(
+                    child.name, "left", message="It was drained and stopped on request; the next `up` starts one."
+                )
+                return
+            health.has_died(_how_it_ended(code))
+            delay = 0.0 if health.quick_deaths == 0 else back_off(health.quick_deaths)
+            self._event(
+                child.name,
+                "died",
+                exit_code=code,
+                restarts=health.restarts,
+                restart_in=delay,
+                crash_loop=health.is_crash_looping,
+                level="error",
+            )
+            if child.name == "runner":
+                await self._certify_deaths()
+            await asyncio.sleep(delay)
+
+    async def _first_knock(self, child: Child) -> None:
+        """Wait for the first connection to the API: without requests it uses no memory."""
+        assert self._api_port is not None
+        child.health.is_asleep = True
+        loop, knocked = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._api_port, knocked.set)
+        try:
+            await knocked.wait()
+        finally:
+            loop.remove_reader(self._api_port)
+
+    async def _run_child(self, child: Child) -> int:
+        environment = {**self._environment, "EVERTICK_DATABASE_URL": self.url, "EVERTICK_LOG": "json"}
+        environment.pop("EVERTICK_ADMIN_PASSWORD", None)
+        if self._settings.health_port is not None:
+            # That port belongs to the supervisor.
+            environment["EVERTICK_HEALTH_PORT"] = "0"
+        port = self._api_port.fileno() if self._api_port is not None and child.name == "api" else None
+        process = await self._nursery.start(child.arguments, environment, port)
+        child.process = process
+        child.health.is_born(process.pid)
+        assert process.stdout is not None
+        while (line := await _next_line(process.stdout)) != b"":
+            self._relay(child, line)
+        return await process.wait()
+
+    def _relay(self, child: Child, line: bytes) -> None:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            self._say(line.decode("utf-8", "replace").rstrip())
+            return
+        if event.get("event") == READY_EVENTS.get(child.name):
+            child.is_ready.set()
+        if event.get("event") == "dismissed":
+            # It was drained with a request to exit: that is not a crash, and it is not restarted.
+            child.is_dismissed = True
+        if event.get("event") == "health":
+            # The address of the whole is enough for people: the banner shows it.
+            child.health.url = event.get("url")
+            if self._settings.log == "text":
+                return
+        self._show(event)
+
+    def _lost_nursery(self) -> None:
+        how = "All services are restarted, each on its own. They need more memory until the next `up`."
+        self._event("nursery", "died", message=how, level="error")
+
+    async def _tick(self) -> None:
+        """Report to the health port that this loop is running."""
+
+        async def rest() -> float:
+            return 1.0
+
+        await run_loop(rest, wake=asyncio.Event(), stop=self.stop, name="supervisor", log=self._log)
+
+    async def _announce(self, started: float) -> None:
+        for child in self.children:
+            if child.name in READY_EVENTS:
+                await child.is_ready.wait()
+        self.health.phase = Phase.RUNNING
+        self._event(
+            "evertick", "ready", seconds=time.monotonic() - started, message="Evertick is up; press Ctrl-C to stop."
+        )
+
+    async def _certify_deaths(self) -> None:
+        """Declare dead the runners of this machine that are provably gone, after their processes have ended."""
+        ours = {child.process.pid for child in self.children if child.process} | self._postgres_pids()
+        _kill_orphans(ours | ({self._nursery.pid} if self._nursery.pid is not None else set()))
+        link = ReconnectingConnection(self.url, Purpose.PLANNING)
+        with suppress(psycopg.Error, PostgresUnavailable, OSError):
+            conn = await link.get()
+            for buried in await declare_dead_peers(conn, infra_retries=self._settings.infra_retries):
+                gone = buried.runner.runner_id
+                self._event("runner", "bury", gone=gone, attempts=buried.attempts, level="warning")
+            await notify(conn, Channel.READY)
+        await link.close()
+
+    def _postgres_pids(self) -> set[int]:
+        pid = self._postgres.pid if self._postgres is not None else None
+        return {pid} if pid is not None else set()
+
+    async def _stop_children(self) -> None:
+        self._event("evertick", "stopping")
+        alive = [child.process for child in self.children if child.process and child.process.returncode is None]
+        for process in alive:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        deadline = self._settings.stop_grace_seconds + 10
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline):
+                await asyncio.gather(*(process.wait() for process in alive))
+        for process in alive:
+            if process.returncode is None:
+                process.kill()
+
+    def _event(self, service: str, event: str, *, level: str = "info", **fields: object) -> None:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        who = {"service": service, "owner": process_name()}
+        line = {**who, "event": event, "timestamp": stamp, "level": level, **fields}
+        self._show(line)
+
+    def _show(self, event: dict[str, object]) -> None:
+        if self._settings.log == "json":
+            self._say(json.dumps(event, default=str))
+        else:
+            self._say(render_line(event, is_colored=sys.stdout.isatty()))
+
+
+async def _next_line(stream: asyncio.StreamReader) -> bytes:
+    """Empty at the end. A line that is too long is dropped: it must not end the supervisor."""
+    while True:
+        with suppress(ValueError):
+            return await stream.readline()
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _kill_orphans(known: set[int]) -> None:
+    """Orphaned processes of a dead runner become children of this process, a subreaper. They run its attempts' bodies."""
+    for pid in children_of(os.getpid()):
+        if pid not in known and not _is_of_the_house(pid):
+            kill_tree(pid)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _is_of_the_house(pid: int) -> bool:
+    """A service or a PostgreSQL that is being started, and is not in the list of children yet."""
+    with suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        named = command.startswith(b"evertick ") or b"evertick.cli" in command or b"evertick\0up" in command
+        return named or b"postgres" in command
+    return True

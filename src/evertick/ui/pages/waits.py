@@ -1,0 +1,126 @@
+"""Approvals: the list of pending approvals, and a form for each decision with errors next to the fields."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from evertick.api.auth import requires
+from evertick.api.context import Who
+from evertick.api.native.runs import RunId, find_run
+from evertick.api.paging import like
+from evertick.db.notify import Channel
+from evertick.db.queries import assets, waits
+from evertick.domain.access import Permission, Role
+from evertick.domain.dags.spec import read_form
+from evertick.domain.errors import UserError
+from evertick.engine.waits import LONGEST_NOTE, Decision, decide_approval, find_approval, find_asset, update_asset
+from evertick.ui.layout import PageRoute, done, form_of, page, segment
+from evertick.ui.pages.task import TaskName
+from evertick.ui.pages.trigger import Field, empty_fields, read_fields
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+_SHOWN = 200
+
+
+@router.get("/approvals")
+@requires(Permission.READ_RUNS)
+async def list_approvals(request: Request, caller: Who) -> Response:
+    """List pending approvals, oldest first."""
+    async with caller.reading() as conn:
+        found = await waits.list_approvals(conn, dag_ids=await caller.visible(conn), limit=_SHOWN)
+    return page(request, "approvals.html", here="approvals", rows=found)
+
+
+@router.get("/runs/{run_id}/tasks/{task}/approval")
+@requires(Permission.READ_RUNS)
+async def show_approval(run_id: RunId, task: TaskName, request: Request, caller: Who) -> Response:
+    return await _show(request, caller, run_id, task)
+
+
+@router.post("/runs/{run_id}/tasks/{task}/approval")
+@requires(Permission.DECIDE_APPROVALS)
+async def decide(run_id: RunId, task: TaskName, request: Request, caller: Who) -> Response:
+    form = await form_of(request)
+    verdict = form.get("verdict", "")
+    if verdict not in ("approve", "reject"):
+        raise UserError("Choose Approve or Reject.")
+    async with caller.reading() as conn:
+        await find_run(caller, conn, run_id)
+        row = await find_approval(conn, run_id=run_id, task=task)
+    fields, given = read_fields(read_form(row.wait), form)
+    is_approved = verdict == "approve"
+    if is_approved and any(field.error for field in fields):
+        return await _show(request, caller, run_id, task, fields=fields, note=form.get("note", ""), status=422)
+    decision = Decision(
+        is_approved=is_approved,
+        actor=caller.actor,
+        note=form.get("note", "").strip() or None,
+        fields=lambda _: given if is_approved else {},
+    )
+    async with caller.changing(Channel.READY, Channel.PLAN) as conn:
+        await decide_approval(conn, run_id=run_id, task=task, decision=decision, role=caller.principal.role)
+    return done(
+        f"{row.title}: {'approved' if is_approved else 'rejected'}.", go=f"/runs/{run_id}/tasks/{segment(task)}"
+    )
+
+
+async def _show(
+    request: Request,
+    caller: Who,
+    run_id: int,
+    task: str,
+    *,
+    fields: list[Field] | None = None,
+    note: str = "",
+    status: int = 200,
+) -> Response:
+    async with caller.reading() as conn:
+        run = await find_run(caller, conn, run_id)
+        row = await find_approval(conn, run_id=run_id, task=task)
+    lowest = row.wait.get("approvers")
+    is_high_enough = lowest is None or caller.principal.role.rank >= Role(lowest).rank
+    return page(
+        request,
+        "approval.html",
+        status=status,
+        here="approvals",
+        run=run,
+        row=row,
+        fields=empty_fields(read_form(row.wait)) if fields is None else fields,
+        note=note,
+        longest=LONGEST_NOTE,
+        lowest=lowest,
+        may_decide=bool(row.is_open) and is_high_enough and caller.principal.may(Permission.DECIDE_APPROVALS),
+    )
+
+
+Name = Annotated[str, Path(max_length=1000)]
+
+
+Text = Annotated[str, Query(max_length=1000)]
+
+
+@router.get("/assets")
+@requires(Permission.READ_GATES)
+async def list_assets(request: Request, caller: Who, q: Text = "", after: Text = "") -> Response:
+    sought = q.strip().replace("\x00", "")
+    async with caller.reading() as conn:
+        found = await assets.page(
+            conn, like=like(sought) if sought else None, after=after.replace("\x00", ""), limit=_SHOWN
+        )
+    next_name = found[-1].name if len(found) == _SHOWN else None
+    return page(request, "assets.html", here="assets", rows=found, q=q, next_name=next_name)
+
+
+@router.post("/assets/{name:path}/update")
+@requires(Permission.SEND_EVENTS)
+async def tell(name: Name, caller: Who) -> Response:
+    """Report an external update of the asset."""
+    async with caller.changing(Channel.PLAN) as conn:
+        await find_asset(conn, name)
+        await update_asset(conn, asset=name, extra={}, actor=caller.actor)
+    return done(f"Asset {name} updated. DAGs that depend on it are notified.")

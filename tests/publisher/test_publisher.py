@@ -1,0 +1,172 @@
+"""The publisher keeps the database in step with a folder: new, changed, broken, gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.db.queries import dags
+from evertick.observability.logging import configure
+from evertick.publisher.publisher import Publisher, find_dag_files
+from tests.engine.world import start, value
+
+DAG = """
+from evertick import dag, task
+import {module}
+
+@task
+def work():
+    return {module}.VALUE
+
+@dag(schedule="{schedule}")
+def {name}():
+    work()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "dags"
+    made.mkdir()
+    (made / "shared_values.py").write_text("VALUE = 1\n")
+    return made
+
+
+@pytest.fixture
+def write(folder: Path) -> Callable[..., None]:
+    def make(file: str, name: str, schedule: str = "@every 1h") -> None:
+        (folder / file).write_text(DAG.format(name=name, schedule=schedule, module="shared_values"))
+
+    return make
+
+
+@pytest.fixture
+async def publisher(database: str, folder: Path, tmp_path: Path) -> Publisher:
+    settings = Settings(dags_folder=folder, home=tmp_path / "home", notify=False)
+    log = configure(service="publisher", as_json=True, stream=(tmp_path / "log").open("w"))
+    return Publisher(settings, url=database, environment={"PATH": "/usr/bin"}, log=log)
+
+
+async def names(conn: AsyncConnection) -> list[str]:
+    return [row.name for row in await dags.list_all(conn)]
+
+
+async def test_a_folder_of_dags_is_published_and_stays_one_version(
+    conn: AsyncConnection, publisher: Publisher, write: Callable[..., None]
+) -> None:
+    write("one.py", "first")
+    write("two.py", "second")
+    for _ in range(3):
+        await publisher.tick()
+    assert await names(conn) == ["first", "second"]
+    assert await value(conn, "select count(*) from dag_version") == 2
+
+
+async def test_changed_code_is_a_new_version_of_the_dags_that_use_it(
+    conn: AsyncConnection, publisher: Publisher, write: Callable[..., None], folder: Path
+) -> None:
+    write("one.py", "first")
+    (folder / "other.py").write_text(
+        "from evertick import dag, task\n@task\ndef t(): ...\n@dag\ndef other():\n    t()\n"
+    )
+    await publisher.tick()
+    (folder / "shared_values.py").write_text("VALUE = 2222\n")
+    await publisher.tick()
+    cursor = await conn.execute(
+        "select d.name, max(v.number) from dag d join dag_version v using (dag_id) group by 1 order by 1"
+    )
+    assert await cursor.fetchall() == [("first", 2), ("other", 1)]
+
+
+async def test_a_broken_file_is_an_error_that_people_see_and_its_last_version_stays(
+    conn: AsyncConnection, publisher: Publisher, write: Callable[..., None], folder: Path
+) -> None:
+    write("one.py", "first")
+    await publisher.tick()
+    good = (folder / "one.py").read_text()
+    (folder / "one.py").write_text(good + "\nraise ValueError('half written')  # dag evertick\n")
+    await publisher.tick()
+    (error,) = await dags.import_errors(conn)
+    assert (error.file, error.line) == ("one.py", len(good.splitlines()) + 2)
+    assert "half written" in error.message
+    assert await names(conn) == ["first"]
+    assert await start(conn, "first") > 0
+    (folder / "one.py").write_text(good)
+    await publisher.tick()
+    assert await dags.import_errors(conn) == []
+
+
+async def test_a_bad_schedule_is_refused_with_its_name(
+    conn: AsyncConnection, publisher: Publisher, write: Callable[..., None]
+) -> None:
+    write("one.py", "first", schedule="99 * * * *")
+    await publisher.tick()
+    (error,) = await dags.import_errors(conn)
+    assert "99 * * * *" in error.message
+    assert await names(conn) == []
+
+
+async def test_only_a_scan_that_finds_the_file_gone_removes_its_dags(
+    conn: AsyncConnection, publisher: Publisher, write: Callable[..., None], folder: Path
+) -> None:
+    write("one.py", "first")
+    write("two.py", "second")
+    await publisher.tick()
+    (folder / "two.py").unlink()
+    await publisher.tick()
+    assert await names(conn) == ["first"]
+    away = folder.with_name("away")
+    folder.rename(away)
+    await publisher.tick()
+    assert await names(conn) == ["first"]
+    away.rename(folder)
+    await publisher.tick()
+    assert await names(conn) == ["first"]
+
+
+async def test_a_dag_taken_out_of_its_file_is_removed_and_comes_back(
+    conn: AsyncConnection, publisher: Publisher, write: Callable[..., None]
+) -> None:
+    write("one.py", "first")
+    await publisher.tick()
+    write("one.py", "renamed")
+    await publisher.tick()
+    assert await names(conn) == ["renamed"]
+    write("one.py", "first")
+    await publisher.tick()
+    assert await names(conn) == ["first"]
+    assert await value(conn, "select count(*) from dag where name = 'first'") == 1
+
+
+async def test_two_files_with_one_dag_name_are_told_apart(
+    conn: AsyncConnection, publisher: Publisher, write: Callable[..., None]
+) -> None:
+    write("a.py", "same")
+    write("b.py", "same")
+    await publisher.tick()
+    (error,) = await dags.import_errors(conn)
+    assert error.file == "b.py"
+    assert "already defined in a.py" in error.message
+
+
+async def test_dag_files_cannot_see_where_the_database_is(
+    conn: AsyncConnection, publisher: Publisher, folder: Path
+) -> None:
+    (folder / "peek.py").write_text(
+        "import os\nfrom evertick import dag, task\nseen = [k for k in os.environ if k.startswith('EVERTICK')]\n"
+        "@task\ndef t(): ...\n@dag(description=f'{seen}')\ndef peek():\n    t()\n"
+    )
+    await publisher.tick()
+    row = await dags.find(conn, "peek")
+    assert row is not None and row.spec is not None and row.spec["description"] == "[]"
+
+
+def test_files_that_cannot_hold_a_dag_are_not_loaded(folder: Path) -> None:
+    (folder / "plain.py").write_text("x = 1\n")
+    (folder / ".hidden.py").write_text("from evertick import dag\n")
+    (folder / "real.py").write_text("from evertick import dag\n")
+    assert find_dag_files(folder) == ["real.py"]

@@ -1,0 +1,240 @@
+"""The runner in the test's own process, on a real database and with real children: what it does when things fail."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.db.connect import Purpose, connect
+from evertick.domain.attempt import TaskKey
+from evertick.observability import metrics
+from evertick.runner.runner import Runner
+from evertick.runner.state import RunningAttempts
+from tests.engine import invariants
+from tests.engine.world import run_state, value
+from tests.system.hosting import Said, armed, hosted, quick
+from tests.system.work import LONG, SMALL, Published, effects, executed_twice, let_go, loaded, publish_work, start_run
+from tests.waiting import eventually
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return loaded(SMALL, tmp_path_factory.mktemp("dags"))
+
+
+@pytest.fixture(scope="session")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return loaded(LONG, tmp_path_factory.mktemp("dags"))
+
+
+@pytest.fixture
+def effects_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Children inherit the test's environment."""
+    file = tmp_path / "effects"
+    file.touch()
+    monkeypatch.setenv("EFFECTS", str(file))
+    monkeypatch.setenv("RUNNER_NAME", "r0")
+    return file
+
+
+@pytest.fixture
+async def there(conn: AsyncConnection, small: Published, effects_file: Path) -> AsyncIterator[AsyncConnection]:
+    """A database with the small workload, whose invariants must hold in the end."""
+    await publish_work(conn, small, only=["chain", "branch"])
+    await invariants.install(conn)
+    yield conn
+    assert await invariants.violations(conn) == []
+    assert executed_twice(effects(effects_file)) == []
+
+
+def make_runner(database: str, tmp_path: Path, said: Said, **settings: Any) -> Runner:
+    return Runner(quick(database, tmp_path / "home", **settings), url=database, log=said.log)
+
+
+async def ended(conn: AsyncConnection, run_id: int) -> str:
+    async def state() -> str | None:
+        found = await run_state(conn, run_id)
+        return found if found not in ("queued", "running") else None
+
+    last: str = await eventually(state, 60)
+    return last
+
+
+async def tries(conn: AsyncConnection, run_id: int) -> dict[str, tuple[int, int]]:
+    """Epoch and attempt of each task."""
+    cursor = await conn.execute("select task, epoch, attempt from tasks where run_id = %s", [run_id])
+    return {task: (epoch, attempt) for task, epoch, attempt in await cursor.fetchall()}
+
+
+@pytest.mark.requirement("N17", "K2", "K11")
+async def test_a_claim_whose_reply_was_lost_is_given_back_and_runs_again(
+    database: str, tmp_path: Path, there: AsyncConnection
+) -> None:
+    run_id, said = await start_run(there, "chain"), Said()
+    with armed("tasks.step:drop_reply:1"):
+        runner = make_runner(database, tmp_path, said)
+        async with hosted(runner):
+            assert await ended(there, run_id) == "success"
+    assert await said.saw("claim_reply_lost")
+    assert (await tries(there, run_id))["one"] == (2, 1), "a lost claim is not an attempt of the user's"
+    row = await there.execute("select outcome, reason from attempt where run_id = %s", [run_id])
+    assert await row.fetchall() == [("given_back", "claim_reply_lost")]
+
+
+@pytest.mark.requirement("A14", "V10")
+async def test_what_a_runner_does_is_counted(database: str, tmp_path: Path, there: AsyncConnection) -> None:
+    names = ("claims_total", "claims_lost_total", "hop_latency_seconds_count", "runner_slots", "attempts_running")
+
+    def figures() -> dict[str, float]:
+        found = {name: metrics.REGISTRY.get_sample_value(f"evertick_{name}") or 0.0 for name in names}
+        ends = metrics.REGISTRY.get_sample_value("evertick_attempts_finished_total", {"outcome": "success"})
+        return {**found, "success": ends or 0.0}
+
+    before, run_id = figures(), await start_run(there, "chain")
+    with armed("tasks.step:drop_reply:1"):
+        async with hosted(make_runner(database, tmp_path, Said())):
+            assert await ended(there, run_id) == "success"
+    after = figures()
+    grown = {name: after[name] - before[name] for name in after}
+    # The reply of the first claim was lost, so nobody counted that one; the task was claimed again.
+    assert (grown["claims_total"], grown["claims_lost_total"], grown["success"]) == (3, 1, 3)
+    assert grown["hop_latency_seconds_count"] == 2
+    assert (after["runner_slots"], after["attempts_running"]) == (4, 0)
+
+
+@pytest.mark.requirement("N17", "M5", "F5")
+@pytest.mark.parametrize("fault", ["drop_reply", "error"])
+@pytest.mark.parametrize("number", [2, 3, 4])
+async def test_a_report_whose_reply_was_lost_is_one_event(
+    database: str, tmp_path: Path, there: AsyncConnection, fault: str, number: int
+) -> None:
+    run_id, said = await start_run(there, "chain"), Said()
+    with armed(f"tasks.step:{fault}:{number}"):
+        async with hosted(make_runner(database, tmp_path, said)):
+            assert await ended(there, run_id) == "success"
+    assert {attempt for _, attempt in (await tries(there, run_id)).values()} == {1}
+
+
+@pytest.mark.requirement("K11", "F4")
+async def test_a_claim_whose_version_cannot_be_read_is_given_back(
+    database: str, tmp_path: Path, there: AsyncConnection
+) -> None:
+    run_id, said = await start_run(there, "chain"), Said()
+    with armed("dags.version:error:1"):
+        async with hosted(make_runner(database, tmp_path, said)):
+            assert await ended(there, run_id) == "success"
+    assert (await tries(there, run_id))["one"] == (2, 1)
+
+
+@pytest.mark.requirement("K1", "K11")
+async def test_claims_that_wait_for_their_version_are_not_taken_for_lost(
+    database: str, tmp_path: Path, there: AsyncConnection
+) -> None:
+    runs, said = [await start_run(there, dag) for dag in ("chain", "branch")], Said()
+    runner = make_runner(database, tmp_path, said, heartbeat_seconds=0.05)
+    async with await connect(database, purpose=Purpose.PLANNING) as blocker:
+        await blocker.execute("set idle_in_transaction_session_timeout = 0")
+        async with blocker.transaction():
+            await blocker.execute("lock table dag_version in access exclusive mode")
+            async with hosted(runner):
+                await eventually(lambda: value(there, "select count(*) = 2 from lease"))
+                beat = await value(there, "select beat from runner")
+                await eventually(lambda: value(there, "select beat > %s from runner", int(str(beat)) + 3))
+                await blocker.execute("commit")
+                assert [await ended(there, run_id) for run_id in runs] == ["success", "success"]
+    for run_id in runs:
+        assert {epoch for epoch, attempt in (await tries(there, run_id)).values() if attempt} == {1}
+    assert said.events("claim_reply_lost") == []
+
+
+@pytest.mark.requirement("B9")
+@pytest.mark.parametrize("fault", ["error", "drop_reply"])
+async def test_a_runner_that_cannot_register_tries_again(
+    database: str, tmp_path: Path, there: AsyncConnection, fault: str
+) -> None:
+    said = Said()
+    with armed(f"runners.register:{fault}:1"):
+        async with hosted(make_runner(database, tmp_path, said)):
+            assert await said.saw("started")
+    assert await value(there, "select count(*) from runner where gone_reason = 'stopped'") == 1
+
+
+async def test_a_runner_that_never_reached_the_database_stops_when_it_is_told(tmp_path: Path) -> None:
+    said = Said()
+    async with hosted(make_runner("postgresql://127.0.0.1:1/nowhere", tmp_path, said)):
+        await said.saw("unreachable", loop="register")
+    assert said.events("left_without_goodbye")
+
+
+@pytest.mark.requirement("V11")
+async def test_one_report_that_the_database_refuses_holds_up_no_other(
+    database: str, tmp_path: Path, there: AsyncConnection
+) -> None:
+    """V11. What it refuses here stands for whatever nobody thought of."""
+    await there.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin"
+        " if new.value = '11' then raise exception 'not this one'; end if; return new; end $$"
+    )
+    await there.execute("create trigger refuse before insert on result for each row execute function refuse()")
+    poison, good = await start_run(there, "chain"), await start_run(there, "branch")
+    said = Said()
+    async with hosted(make_runner(database, tmp_path, said)):
+        assert await ended(there, good) == "success"
+        assert await ended(there, poison) == "failed"
+        again = await start_run(there, "branch")
+        assert await ended(there, again) == "success"
+    reason = await value(there, "select reason from tasks where run_id = %s and task = 'two'", poison)
+    assert "not this one" in str(reason)
+
+
+@pytest.mark.requirement("K9")
+async def test_a_lost_connection_costs_nothing_but_a_moment(
+    database: str, tmp_path: Path, there: AsyncConnection
+) -> None:
+    said = Said()
+    async with hosted(make_runner(database, tmp_path, said)):
+        await said.saw("started")
+        first = await start_run(there, "chain")
+        assert await ended(there, first) == "success"
+        await cut_everybody_off(there)
+        second = await start_run(there, "chain")
+        assert await ended(there, second) == "success"
+    assert set((await tries(there, second)).values()) == {(1, 1)}
+
+
+async def cut_everybody_off(conn: AsyncConnection) -> None:
+    await conn.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where datname = current_database() and pid <> pg_backend_pid()"
+    )
+
+
+async def test_a_runner_that_leaves_reports_each_attempt_as_it_ends(
+    database: str, tmp_path: Path, there: AsyncConnection, long: Published, effects_file: Path
+) -> None:
+    """Others can go on with what follows while the slowest attempt uses up its grace."""
+    await publish_work(there, long, only=["holding"])
+    said = Said()
+    runner = make_runner(database, tmp_path, said, stop_grace_seconds=30.0)
+    async with hosted(runner):
+        slow, quick_one = await start_run(there, "holding"), await start_run(there, "chain")
+        await eventually(lambda: {"hold", "three"} <= {each.task for each in effects(effects_file)})
+        runner.stop.set()
+        runner.wake.set()
+        assert await ended(there, quick_one) == "success"
+        assert await run_state(there, slow) == "running"
+        let_go(effects_file)
+    assert await value(there, "select state from tasks where task = 'hold'") == "success"
+    assert await value(there, "select gone_reason from runner") == "stopped"
+
+
+def test_an_unknown_claim_is_given_back_once_however_often_the_heartbeat_names_it() -> None:
+    """Two reports of one attempt in one batch would count it twice."""
+    holding = RunningAttempts(slots=4)
+    unknown = [(TaskKey(1, 0, -1), 7)]
+    assert [holding.give_back(unknown, "claim_reply_lost") for _ in range(3)] == [1, 0, 0]
+    assert [(outcome.key, outcome.epoch) for outcome in holding.take_ended(100)[0]] == unknown

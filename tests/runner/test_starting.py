@@ -1,0 +1,156 @@
+"""What a runner starts, and when: at once, or while the database answers; and what becomes of it if the runner stops first."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import structlog
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.db.connect import Purpose
+from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
+from evertick.domain.dags.spec import DagSpec, TaskSpec
+from evertick.executors.local.executor import LocalExecutor
+from evertick.executors.local.process_pool import BundlePlace
+from evertick.runner.launch import Launcher
+from evertick.runner.state import RunningAttempts
+from evertick.runtime.connections import ReconnectingConnection
+from evertick.secrets.backends import SecretProvider
+from evertick.storage.results import ResultTransfers
+from tests.engine.world import Runner, make_dag, put, start
+from tests.waiting import eventually
+
+
+class Rig:
+    """A runner's parts around the one under test. Its bundles never arrive, so that nothing that is started ends."""
+
+    def __init__(self, url: str, folder: Path, claims: list[ExchangeRow], settings: Settings | None = None) -> None:
+        self.claims, self.holding, self.started = claims, RunningAttempts(8), 0
+        self.link = ReconnectingConnection(url, Purpose.PLANNING)
+        self.executor = LocalExecutor(
+            slots=8, spool_dir=folder, session=1, resolve_bundle=self._never, on_outcomes=lambda _: None
+        )
+        self.starting = Launcher(
+            holding=self.holding,
+            executor=self.executor,
+            link=self.link,
+            session=1,
+            grants=SecretProvider(settings or Settings()),
+            storing=ResultTransfers(
+                settings or Settings(), on_stored=lambda outcomes: None, log=structlog.get_logger()
+            ),
+            on_started=self._count,
+        )
+        self.holding.hold(claims)
+
+    def end_something(self) -> None:
+        """As an attempt that has ended and waits to be told."""
+        self.holding.put_back([Outcome(key=TaskKey(1, 0, -1), epoch=1, kind=OutcomeKind.SUCCESS)])
+
+    async def _never(self, bundle: str, file: str) -> BundlePlace:
+        await asyncio.Event().wait()
+        raise AssertionError(bundle, file)
+
+    def _count(self) -> None:
+        self.started += 1
+
+
+@pytest.fixture
+async def rig(database: str, conn: AsyncConnection, tmp_path: Path) -> AsyncIterator[Rig]:
+    await put(conn, make_dag("pair", {"a": [], "b": []}))
+    await start(conn, "pair")
+    it = Rig(database, tmp_path, await (await Runner.join(conn)).claim())
+    assert len(it.claims) == 2
+    async with it.executor:
+        yield it
+    await it.link.close()
+
+
+def keys(claims: list[ExchangeRow]) -> set[TaskKey]:
+    return {TaskKey(claim.run_id, claim.idx, claim.map_index) for claim in claims}
+
+
+async def test_with_nothing_to_tell_it_starts_at_once(rig: Rig) -> None:
+    await rig.starting.start(rig.claims, None)
+    assert {key for key, _ in rig.executor.held()} == keys(rig.claims)
+    assert rig.started == 1
+
+
+async def test_while_ends_wait_to_be_told_it_starts_after_they_are_sent(rig: Rig) -> None:
+    rig.end_something()
+    await rig.starting.start(rig.claims, None)
+    rig.starting.start_soon()
+    assert rig.executor.held() == [], "whoever asked has not waited for anything yet"
+    await asyncio.sleep(0)
+    assert {key for key, _ in rig.executor.held()} == keys(rig.claims)
+    rig.starting.start_soon()
+    await asyncio.sleep(0)
+    assert rig.started == 1, "once"
+
+
+async def test_what_was_put_off_is_given_back_if_the_runner_stops_first(rig: Rig) -> None:
+    rig.end_something()
+    await rig.starting.start(rig.claims, None)
+    await rig.executor.stop(grace_seconds=0)
+    rig.starting.start_soon()
+    await asyncio.sleep(0)
+    ended, _ = rig.holding.take_ended(10)
+    back = {outcome.key: outcome for outcome in ended if outcome.kind is OutcomeKind.GIVEN_BACK}
+    assert set(back) == keys(rig.claims)
+    assert all("stopping" in str(outcome.reason) for outcome in back.values())
+    assert rig.holding.active == 0
+
+
+class Slow:
+    """A keeper of secrets that answers when it is told to."""
+
+    may_answer = threading.Event()
+
+    def get(self, kind: str, name: str) -> str | None:
+        assert self.may_answer.wait(30)
+        return "a value" if name == "known" else None
+
+
+@pytest.fixture
+async def slow(database: str, conn: AsyncConnection, tmp_path: Path) -> AsyncIterator[Rig]:
+    Slow.may_answer.clear()
+    tasks = (
+        TaskSpec(name="a", secrets=("known",)),
+        TaskSpec(name="b", secrets=("unknown",)),
+        TaskSpec(name="c"),
+    )
+    await put(conn, DagSpec(name="three", tasks=tasks))
+    await start(conn, "three")
+    settings = Settings(secrets_backends=(f"{__name__}:Slow",))
+    it = Rig(database, tmp_path, await (await Runner.join(conn)).claim(), settings)
+    async with it.executor:
+        yield it
+    Slow.may_answer.set()
+    await it.link.close()
+
+
+async def test_a_slow_keeper_of_secrets_holds_up_only_those_who_need_it(slow: Rig) -> None:
+    await slow.starting.start(slow.claims, None)
+    assert [key.idx for key, _ in slow.executor.held()] == [2]
+    Slow.may_answer.set()
+    await eventually(lambda: {key.idx for key, _ in slow.executor.held()} == {0, 2} and slow.holding.has_ended)
+    ended, _ = slow.holding.take_ended(10)
+    assert [(each.key.idx, each.kind) for each in ended] == [(1, OutcomeKind.FAILED)]
+    assert "evertick secrets set unknown" in (ended[0].reason or "")
+
+
+async def test_what_was_lost_meanwhile_is_not_started(slow: Rig) -> None:
+    await slow.starting.start(slow.claims, None)
+    lost = next(claim for claim in slow.claims if claim.idx == 0)
+    key = TaskKey(lost.run_id, lost.idx, lost.map_index)
+    slow.holding.forget([Outcome(key=key, epoch=lost.epoch, kind=OutcomeKind.GIVEN_BACK)])
+    Slow.may_answer.set()
+    await eventually(lambda: slow.holding.has_ended)
+    await eventually(lambda: not slow.starting._granting)
+    assert [key.idx for key, _ in slow.executor.held()] == [2]
