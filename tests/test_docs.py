@@ -264,7 +264,7 @@ def test_every_place_in_the_code_that_a_document_names_is_there() -> None:
         match = re.fullmatch(r"([\w./-]+\.(?:py|sql|md|toml|lock))(?:::([\w.]+))?", span)
         if match is None or "NNNN" in span:
             continue
-        path = next((root / match[1] for root in (ROOT, SOURCE, SOURCE / "store") if (root / match[1]).exists()), None)
+        path = next((root / match[1] for root in (ROOT, SOURCE, SOURCE / "db") if (root / match[1]).exists()), None)
         is_file_of_a_reader = path is None and "/" not in match[1]
         if path is None and not is_file_of_a_reader and not match[1].startswith("dags/"):
             wrong.append(f"{document}: {match[1]}")

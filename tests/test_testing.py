@@ -44,7 +44,7 @@ def test_the_clock_changes_are_those_of_the_engine() -> None:
     assert autumn.skips == ()
 
 
-def test_both_ends_of_the_journey_belong_to_it() -> None:
+def test_both_ends_of_the_period_belong_to_it() -> None:
     assert len(simulate("@hourly", "2025-01-01T00:00", "2025-01-01T03:00").fires) == 4
 
 
@@ -143,7 +143,7 @@ def test_bad_input_is_refused_clearly(call, words: str) -> None:
 @pytest.mark.requirement("I7")
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_engine_does_what_was_foretold(conn: AsyncConnection, seed: int) -> None:
-    """A random story is told to `travel`, and then lived through by the engine itself on a set clock."""
+    """A random story is given to `simulate`, and then lived through by the engine itself on a set clock."""
     rng = random.Random(seed)
     every, misfire = rng.choice(["0 * * * *", "30 */2 * * *", "@every 50m"]), rng.choice(["skip", "latest", "all"])
     ends = sorted(rng.sample(range(1, 48 * 60), 6))
@@ -175,7 +175,7 @@ async def test_the_engine_does_what_was_foretold(conn: AsyncConnection, seed: in
 async def test_the_snippets_of_the_page_hold() -> None:
     page = (ROOT / "docs" / "howto" / "time-travel.md").read_text(encoding="utf-8")
     snippets = [
-        each for each in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "travel" in each
+        each for each in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "simulate(" in each
     ]
     assert snippets
     for snippet in snippets:

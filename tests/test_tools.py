@@ -54,7 +54,7 @@ end $$;
 
 
 def guards_of(tmp_path: Path, migration: str = "", statements: str = "", functions: str = "") -> list[Guard]:
-    for folder, text in (("migrations", migration), ("functions", functions), ("sql", statements)):
+    for folder, text in (("migrations", migration), ("functions", functions), ("queries", statements)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "0001_things.sql").write_text(text)
     return find_guards(tmp_path)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-STORE = Path(__file__).parents[1] / "src" / "evertick" / "store"
+STORE = Path(__file__).parents[1] / "src" / "evertick" / "db"
 
 # Join conditions are not guards: without them a statement would be meaningless.
 KEYS = {
@@ -77,7 +77,7 @@ def find_guards(store: Path = STORE) -> list[Guard]:
     found: list[Guard] = []
     for path in _definitions(store):
         found += _of_definitions(path.read_text(encoding="utf-8"), f"{path.parent.name}/{path.name}")
-    for path in sorted((store / "sql").glob("*.sql")):
+    for path in sorted((store / "queries").glob("*.sql")):
         found += _of_statements(path.read_text(encoding="utf-8"), path.stem)
     return _numbered(found)
 
@@ -88,7 +88,7 @@ def mentions(name: str, store: Path = STORE) -> set[str]:
     call = re.compile(rf"\b{name}\b")
     for path in _definitions(store):
         found |= {match[1] for match in _FUNCTION.finditer(path.read_text(encoding="utf-8")) if call.search(match[2])}
-    for path in (store / "sql").glob("*.sql"):
+    for path in (store / "queries").glob("*.sql"):
         statements = _STATEMENT.finditer(path.read_text(encoding="utf-8"))
         found |= {f"{path.stem}.{match[1]}" for match in statements if call.search(match[2])}
     return found

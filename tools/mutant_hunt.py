@@ -46,7 +46,7 @@ class Worker:
     """A copy of the program and the process that runs its tests."""
 
     def __init__(self, place: Path, url: str, tests: list[str]) -> None:
-        self.store = place / "evertick" / "store"
+        self.store = place / "evertick" / "db"
         shutil.copytree(ROOT / "src" / "evertick", place / "evertick")
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment["PYTHONPATH"] = f"{place}{os.pathsep}{ROOT}"

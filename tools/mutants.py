@@ -38,8 +38,11 @@ TESTS = sorted(
     f"tests/engine/{path.name}" for path in (ROOT / "tests/engine").glob("test_*.py") if path.name not in LONG
 )
 TESTS += [
-    f"tests/store/test_{name}.py"
-    for name in ("access", "cluster", "functions", "migrate", "refused_rows", "states", "stored_values")
+    f"tests/db/{name}.py"
+    for name in (
+        *("queries/test_accounts", "test_failover", "test_functions", "test_migrate"),
+        *("test_refused_rows", "test_states", "test_stored_values"),
+    )
 ]
 WORKERS = 2
 

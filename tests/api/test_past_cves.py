@@ -145,11 +145,11 @@ def test_airflow_2025_62402_2026_33264_2026_33858_2026_42359_the_server_runs_no_
     forbidden = re.compile(
         r"^\s*(import|from) (pickle|marshal|shelve|dill|yaml)\b|(?<![.\w])(eval|exec|compile|__import__)\(", re.M
     )
-    for layer in ("api", "ui", "engine", "store", "domain"):
+    for layer in ("api", "ui", "engine", "db", "domain"):
         for file in (SOURCE / layer).rglob("*.py"):
             text = file.read_text(encoding="utf-8")
             assert not forbidden.search(text), file
-    code = "import sys, evertick.api.app; print([m for m in sys.modules if m.startswith('evertick.execution.load')])"
+    code = "import sys, evertick.api.app; print([m for m in sys.modules if m.startswith('evertick.bundles.loader_process')])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
 

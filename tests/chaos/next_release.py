@@ -78,14 +78,14 @@ def make_next_release(folder: Path) -> NextRelease:
     }
     last = len(migrations())
     for number, (name, script) in enumerate(scripts.items(), last + 1):
-        file = folder / "evertick" / "store" / "migrations" / f"{number:04}_{name}.sql"
+        file = folder / "evertick" / "db" / "migrations" / f"{number:04}_{name}.sql"
         file.write_text(f"-- oldest program: {last:04}\n{script}")
-    functions = folder / "evertick" / "store" / "functions"
+    functions = folder / "evertick" / "db" / "functions"
     (runner,) = functions.glob("*_runner.sql")
     runner.write_text(_claim_that_counts(runner.read_text()) + _STEP)
     (retries,) = functions.glob("*_retries.sql")
     retries.write_text(_promote_in_bigint(retries.read_text()))
-    _change(folder / "evertick" / "store" / "sql" / "tasks.sql", "%(aging_seconds)s::double precision)", ", 'new')")
+    _change(folder / "evertick" / "db" / "queries" / "tasks.sql", "%(aging_seconds)s::double precision)", ", 'new')")
     number = _next(version("evertick"))
     metadata = folder / f"evertick-{number}.dist-info" / "METADATA"
     metadata.parent.mkdir()

@@ -20,7 +20,7 @@ HEAVY = (
     "uvicorn",
     "rich",
     "jinja2",
-    "evertick.store",
+    "evertick.db",
     "evertick.engine",
 )
 

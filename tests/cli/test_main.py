@@ -49,7 +49,7 @@ async def test_only_what_a_command_needs_is_loaded() -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=PIPE)
     loaded = (await process.communicate())[0].decode().split()
     assert "typer" in loaded
-    assert not {"psycopg", "structlog", "evertick.services", "evertick.store", "rich.table"} & set(loaded)
+    assert not {"psycopg", "structlog", "evertick.runtime", "evertick.db", "rich.table"} & set(loaded)
 
 
 async def test_the_version_is_told(cli_without_database: Cli) -> None:

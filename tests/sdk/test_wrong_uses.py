@@ -346,7 +346,7 @@ def test_a_file_that_is_wrong_is_refused_with_what_to_do(folder: Path, feature: 
     assert [word for word in wrong.words if word not in message] == [], message
     assert problem["file"] == file
     assert (isinstance(line, int) and line > HEAD.count("\n")) or "two DAGs" in message, (line, message)
-    assert len(message) <= LONGEST_TEXT and "Traceback" not in message and "evertick.authoring" not in message, message
+    assert len(message) <= LONGEST_TEXT and "Traceback" not in message and "evertick.sdk" not in message, message
 
 
 def test_the_walk_is_long_and_every_feature_has_five() -> None:

@@ -1,8 +1,7 @@
-"""Keeps the fork hooks of `threading` and `logging` out of the forks of a fork server.
+"""`python -m evertick.attempts.fork_server_main`: a reaper and, below it, the fork server.
 
-They reset locks that another thread may hold during a fork. A fork server has one thread, and in a fresh process they
-touch 90 pages: 0.2 ms for nothing. A child that forks gets them back before it does. The hooks of all other modules,
-such as the one that reseeds `random`, are never deferred.
+The reaper runs no user code. It adopts the orphans of the fork server's tree and exits only when no process of that
+tree is left: after the fork server's death, after the runner's death, or on SIGTERM from the runner.
 """
 
 from __future__ import annotations
@@ -15,11 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from evertick.attempts.fork_server import BLOCKED, ForkServer, ForkServerConfig
-from evertick.domain.attempt import FORK_SERVER_MARK
-from evertick.processes.linux import become_subreaper, block_signals, die_with_parent
-from evertick.processes.tree import children_of, kill_tree
-
 _LOCK_KEEPERS = ("threading", "logging")
 
 
@@ -27,7 +21,14 @@ Hooks = dict[str, Callable[[], Any]]
 
 
 class DeferredForkHooks:
-    """Must be created before these modules are imported; if one already is, its hooks stay in place."""
+    """Keeps the fork hooks of `threading` and `logging` out of the forks of a fork server.
+
+    They reset locks that another thread may hold during a fork. A fork server has one thread, and in a fresh process they
+    touch 90 pages: 0.2 ms for nothing. A child that forks gets them back before it does. The hooks of all other modules,
+    such as the one that reseeds `random`, are never deferred.
+
+    Must be created before these modules are imported; if one already is, its hooks stay in place.
+    """
 
     def __init__(self) -> None:
         self._hooks: list[Hooks] = []
@@ -62,6 +63,10 @@ class DeferredForkHooks:
 # Before any import of `threading` or `logging`.
 _HOOKS = DeferredForkHooks()
 
+from evertick.attempts.fork_server import BLOCKED, ForkServer, ForkServerConfig  # noqa: E402
+from evertick.domain.attempt import FORK_SERVER_MARK  # noqa: E402
+from evertick.processes.linux import become_subreaper, block_signals, die_with_parent  # noqa: E402
+from evertick.processes.tree import children_of, kill_tree  # noqa: E402
 
 _LONGEST_CLEANUP_SECONDS = 5.0
 

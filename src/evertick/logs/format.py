@@ -1,5 +1,4 @@
 """The format of log lines, in the spool and as shipped. Pure: bytes in, bytes out.
-
 Shipped: `<unix microseconds> <level> <text>\n`, valid UTF-8 without NUL. Levels: DEBUG INFO WARNING ERROR CRITICAL of
 logging, OUT and ERR of print, RAW of subprocesses and C code, MARK for Evertick's notes, RENDER for templates. In the
 spool a framed line has 0x1e before it; a header line starts with 0x1f and names the attempt that follows.

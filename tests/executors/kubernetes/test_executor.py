@@ -640,7 +640,7 @@ async def test_a_cluster_that_cannot_be_made_out_is_told_with_the_next_step(tmp_
 
 def test_without_the_extra_the_next_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [
-        name for name in sys.modules if name.startswith(("kubernetes_asyncio", "evertick.execution.kubernetes"))
+        name for name in sys.modules if name.startswith(("kubernetes_asyncio", "evertick.executors.kubernetes"))
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kubernetes_asyncio.client", None)
