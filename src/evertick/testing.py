@@ -19,7 +19,7 @@ from evertick.domain.schedules.time_zones import find_zone, first_instant
 from evertick.sdk.dag import DagDefinition
 from evertick.sdk.runtime import Dag
 
-__all__ = ["Fire", "Journey", "Skip", "travel"]
+__all__ = ["Fire", "Simulation", "Skip", "simulate"]
 
 DEFAULT_WINDOW_SECONDS = 86_400.0
 

@@ -1,4 +1,4 @@
-"""Generated DAGs through the real engine and through `domain/dags/run_model.py`, side by side: after every end of a task both agree.
+"""Generated DAGs through the real engine and through `domain/dags/run_model.py`: after every end of a task both agree.
 
     python -m tests.engine.shapes --shapes 5000 [--seed N]
 
