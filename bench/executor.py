@@ -53,7 +53,7 @@ class Load:
         self._made = self._left = self._over = 0
         self._done = asyncio.Event()
         self.executor = LocalExecutor(
-            slots=slots, spool_dir=folder / "spool", session=1, resolve_bundle=self._place, on_outcomes=self._took
+            slots=slots, spool_dir=folder / "spool", session=1, resolve_bundle=self._place, put=self._took
         )
 
     async def run(self, count: int) -> float:

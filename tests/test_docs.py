@@ -28,7 +28,7 @@ from evertick.domain import retry
 from evertick.domain.errors import InvalidSettings
 from evertick.domain.schedules import misfire, spec
 from evertick.publisher import publisher
-from evertick.runner import session
+from evertick.runner import session as runner_session
 from tests.source_tree import ROOT, SOURCE
 
 DOCS = ROOT / "docs"
@@ -305,7 +305,7 @@ def test_the_figures_in_the_text_are_those_of_the_code() -> None:
         ),
         ("after 1,000 attempts", first, reuse.attempts == 1000),
         ("grown by 256 MB", first, reuse.growth_bytes == 256 * 2**20),
-        ("After half a second", retries, session.CANCEL_GRACE_SECONDS == 0.5),
+        ("After half a second", retries, runner_session.CANCEL_GRACE_SECONDS == 0.5),
         ("| `retries` | 0 |", retries, policy.retries == 0),
         ("| `retry_delay` | 30 s |", retries, policy.delay_seconds == 30),
         ('| `retry_backoff` | `"fixed"` |', retries, policy.backoff is retry.Backoff.FIXED),

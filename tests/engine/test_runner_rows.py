@@ -10,8 +10,9 @@ from psycopg import AsyncConnection
 
 from evertick.db.queries import runners
 from evertick.db.queries.runners import NewRunner
+from evertick.domain.attempt import RunnerRequest
 from evertick.engine.maintenance import promote
-from evertick.engine.runners import RunnerRequest, drain, extend, mark_runner_dead, observe_heartbeats, undrain
+from evertick.engine.runners import drain, extend, mark_runner_dead, observe_heartbeats, undrain
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, states, value
 
 ONE: dict[str, list[str]] = {"a": []}

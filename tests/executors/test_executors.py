@@ -8,7 +8,7 @@ from evertick.config import Settings
 from evertick.domain.errors import InvalidSettings
 from evertick.executors.agent_process import AgentProcesses
 from evertick.executors.registry import api_url_for_agents, open_executor
-from evertick.runner.remote.session import make_dispatcher
+from evertick.runner.remote.session import make_remote_runner
 from tests.system.hosting import Said
 
 
@@ -67,5 +67,5 @@ def test_agents_are_told_where_the_api_is(settings: Settings, url: str) -> None:
 )
 def test_an_address_that_no_agent_could_use_is_refused_when_the_runner_starts(settings: Settings, message: str) -> None:
     with pytest.raises(InvalidSettings) as error:
-        make_dispatcher(settings, url="postgresql://", log=Said().log)
+        make_remote_runner(settings, url="postgresql://", log=Said().log)
     assert message in str(error.value) and "pw" not in str(error.value)

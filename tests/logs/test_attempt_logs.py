@@ -165,7 +165,7 @@ from evertick.executors.local.process_pool import BundlePlace
 async def main(folder, spool):
     async def resolve(bundle, file): return BundlePlace(Path(folder), False)
     async with LocalExecutor(slots=4, spool_dir=Path(spool), session=11, resolve_bundle=resolve,
-                             on_outcomes=lambda outcomes: None) as executor:
+                             put=lambda outcomes: None) as executor:
         executor.start_many([
             AttemptOrder(key=TaskKey(n, 0, -1), epoch=3, session=11, attempt=1, dag="d", task=task, version_id=1,
                          bundle="b", file="d.py", fire_at=None, params_json="{}", inputs_json="{}",

@@ -13,7 +13,8 @@ from psycopg import AsyncConnection
 
 from evertick.db.queries import runners
 from evertick.processes.linux import boot_seconds
-from evertick.runner.heartbeat import Beat, Heartbeat
+from evertick.runner.events import HeartbeatAnswered
+from evertick.runner.heartbeat import Heartbeat
 from evertick.runner.registration import new_runner
 from tests.engine.world import value
 from tests.system.hosting import Said, quick
@@ -24,9 +25,9 @@ LOST_AFTER_SECONDS = 20.0
 
 
 @contextmanager
-def beating(database: str, folder: Path, said: Said, beats: list[Beat]) -> Iterator[Heartbeat]:
+def beating(database: str, folder: Path, said: Said, beats: list[HeartbeatAnswered]) -> Iterator[Heartbeat]:
     settings = quick(database, folder, lost_after_seconds=LOST_AFTER_SECONDS)
-    heartbeat = Heartbeat(settings, url=database, session=SESSION, held=lambda: [], on_beat=beats.append, log=said.log)
+    heartbeat = Heartbeat(settings, url=database, session=SESSION, held=lambda: [], put=beats.append, log=said.log)
     heartbeat.start()
     try:
         yield heartbeat
@@ -66,7 +67,7 @@ async def freeze_while_idle(conn: AsyncConnection, backend: int) -> None:
 async def test_it_beats_and_comes_back_when_its_line_is_cut(
     there: AsyncConnection, database: str, tmp_path: Path
 ) -> None:
-    said, beats = Said(), list[Beat]()
+    said, beats = Said(), list[HeartbeatAnswered]()
     began = boot_seconds()
     with beating(database, tmp_path, said, beats):
         await eventually(lambda: len(beats) > 2)
@@ -82,29 +83,27 @@ async def test_it_beats_and_comes_back_when_its_line_is_cut(
 async def test_a_line_that_hangs_is_replaced_by_a_fresh_one_long_before_the_runner_is_lost(
     there: AsyncConnection, database: str, tmp_path: Path
 ) -> None:
-    said, beats = Said(), list[Beat]()
+    said, beats = Said(), list[HeartbeatAnswered]()
     with beating(database, tmp_path, said, beats):
         await eventually(lambda: len(beats) > 2)
         hung = await line_of_the_heartbeat(there)
         await freeze_while_idle(there, hung)
         try:
-            await eventually(lambda: any(beat.by_spare for beat in beats), LOST_AFTER_SECONDS / 2)
+            await eventually(lambda: any(beat.is_spare for beat in beats), LOST_AFTER_SECONDS / 2)
             await said.saw("unreachable", loop="heartbeat")
             count = len(beats)
-            await eventually(lambda: len([beat for beat in beats[count:] if not beat.by_spare]) > 2)
+            await eventually(lambda: len([beat for beat in beats[count:] if not beat.is_spare]) > 2)
         finally:
             os.kill(hung, signal.SIGCONT)
     assert await value(there, "select beat >= %s from runner", len(beats))
 
 
 async def test_it_can_be_asked_to_beat_at_once(there: AsyncConnection, database: str, tmp_path: Path) -> None:
-    beats = list[Beat]()
+    beats = list[HeartbeatAnswered]()
     settings = quick(
         database, tmp_path, heartbeat_seconds=1000.0, lost_after_seconds=3600.0, agent_lost_after_seconds=3600.0
     )
-    heartbeat = Heartbeat(
-        settings, url=database, session=SESSION, held=lambda: [], on_beat=beats.append, log=Said().log
-    )
+    heartbeat = Heartbeat(settings, url=database, session=SESSION, held=lambda: [], put=beats.append, log=Said().log)
     heartbeat.start()
     for count in range(1, 4):
         await eventually(lambda count=count: len(beats) == count)  # type: ignore[misc]

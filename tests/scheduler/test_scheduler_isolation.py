@@ -23,7 +23,7 @@ from evertick.domain.errors import NotLeader
 from evertick.engine.runners import reap_orphan
 from evertick.observability import metrics
 from evertick.runtime import circuit_breaker
-from evertick.scheduler import leadership as leading
+from evertick.scheduler import leadership as leadership_module
 from evertick.scheduler import reconciliation
 from evertick.scheduler.leadership import Leadership
 from tests.engine.poison import refuse
@@ -327,7 +327,7 @@ async def test_a_leader_stops_planning_before_its_lease_ends_by_its_own_clock(
 ) -> None:
     """Counted from when the renewal was sent, not from when its answer came."""
     now = [1000.0]
-    monkeypatch.setattr(leading, "boot_seconds", lambda: now[0])
+    monkeypatch.setattr(leadership_module, "boot_seconds", lambda: now[0])
     lead = Leadership(quick(database, tmp_path, **SHORT), url=database, owner="me", log=Said().log)
     line = await lead.connection()
     sent_at = now[0]
@@ -338,44 +338,44 @@ async def test_a_leader_stops_planning_before_its_lease_ends_by_its_own_clock(
 
     answer = shards.try_acquire_shard
     monkeypatch.setattr(shards, "stand_by", slowly)
-    await lead.stand_by(line)
+    await lead.try_acquire(line)
     lease = SHORT["leader_lease_seconds"]
     for at, may_plan in ((sent_at + 0.5, True), (sent_at + 0.89 * lease, True), (sent_at + 0.91 * lease, False)):
         now[0] = at
         assert lead.may_plan is may_plan
-    await lead.look(line)
+    await lead.poll_work(line)
     assert lead.may_plan, "nobody took over meanwhile"
     await conn.execute("update shard set epoch = epoch + 1")
     now[0] += lease
     with pytest.raises(NotLeader):
-        await lead.look(line)
-    await lead.resign()
+        await lead.poll_work(line)
+    await lead.release()
 
 
 async def test_a_leaders_look_makes_marks_once_there_is_one_of_its_server(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(leading, "boot_seconds", lambda: now[0])
+    monkeypatch.setattr(leadership_module, "boot_seconds", lambda: now[0])
     lead, guard = (
         Leadership(quick(database, tmp_path, **SHORT), url=database, owner="me", log=Said().log),
         guard_of(database),
     )
     line = await lead.connection()
-    await lead.stand_by(line)
+    await lead.try_acquire(line)
     for _ in range(2):
         now[0] += 2
-        await lead.look(line)
+        await lead.poll_work(line)
         assert not lead.has_marked and guard.mark is None, "the first one is made by who compares them"
     assert isinstance(line, TimedConnection) and line.server is not None
     first = await failover.mark(line, line.server, actor="me")
     assert first is not None
     guard.remember(first)
     now[0] += 2
-    await lead.look(line)
+    await lead.poll_work(line)
     assert lead.has_marked
     assert guard.mark is not None and guard.mark.lsn > first.lsn
     assert guard.mark.lsn == await failover.marked(line, line.server)
     now[0] += 2
     assert not lead.has_marked
-    await lead.resign()
+    await lead.release()

@@ -177,13 +177,13 @@ async def test_a_leader_that_nobody_could_watch_asks_for_that_again_before_the_n
     await conn.execute("select pg_advisory_lock(4712, 0)")
     lead = Leadership(settings, url=database, owner="a", log=Said().log)
     own = await lead.connection()
-    await lead.stand_by(own)
+    await lead.try_acquire(own)
     assert lead.epoch is not None and lead.tick_seconds < 0.5
     await conn.execute("select pg_advisory_unlock(4712, 0)")
     await eventually(lambda: lead.is_renewal_due)
-    assert (await lead.look(own)).is_watched
+    assert (await lead.poll_work(own)).is_watched
     assert lead.tick_seconds == 1.0 and not lead.is_renewal_due
-    await lead.resign()
+    await lead.release()
 
 
 @pytest.mark.requirement("A10", "N01", "N03")

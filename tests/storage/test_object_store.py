@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import socket
@@ -19,11 +20,13 @@ from evertick.db.connect import Purpose
 from evertick.doctor.machine import check_storage_settings
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import InvalidSettings, ResultLost, StorageUnavailable
-from evertick.runner.housekeeping import remove_stored_orphans
+from evertick.runner.events import ResultStored
+from evertick.runner.exchange import Uploads
+from evertick.runner.housekeeping import remove_orphaned_objects
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.storage import object_store
 from evertick.storage.object_store import ObjectStore, open_store
-from evertick.storage.results import ResultTransfers, spilled
+from evertick.storage.results import ResultTransfers, result_files_in
 from tests.engine.world import make_dag, put, start
 from tests.s3_faults import Fault, faulty_way
 from tests.s3_server import S3Server, s3_server
@@ -138,19 +141,38 @@ async def test_an_attempt_whose_result_cannot_be_stored_is_told_of(server: S3Ser
     outcome = Outcome(key=TaskKey(7, 0, -1), epoch=1, kind=OutcomeKind.SUCCESS, result_json=json.dumps(file))
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / ("a" * 64)).write_bytes(b"x")
-    told: list[Outcome] = []
+    stored: list[ResultStored] = []
     with broken_server() as endpoint:
         given = {**server.settings, "storage_endpoint": endpoint, "storage_patience_seconds": 0.1}
         settings = Settings(results_folder=tmp_path, **given)
-        storing = ResultTransfers(settings, on_stored=told.extend, log=Said().log)
-        assert storing.hold_back([outcome]) == []
-        await eventually(lambda: told, pause_seconds=0.0)
-        # In the very moment in which it is done: it must not be told of once more.
-        await storing.give_up()
-    assert [each.kind for each in told] == [OutcomeKind.FAILED]
-    assert str(told[0].reason).startswith(
+        async with asyncio.TaskGroup() as group:
+            uploads = Uploads(ResultTransfers(settings, log=Said().log), put=stored.append, group=group)
+            assert uploads.upload_first([outcome]) == []
+            await eventually(lambda: stored, pause_seconds=0.0)
+            # At the moment at which it ends: it must not be reported once more.
+            await uploads.stop()
+    assert [each.outcome.kind for each in stored] == [OutcomeKind.FAILED]
+    assert str(stored[0].outcome.reason).startswith(
         "the result could not be stored within 0.1 s: s3://attic/below/here broke off"
     )
+
+
+async def test_an_upload_that_the_runner_does_not_wait_for_returns_its_attempt_once(
+    server: S3Server, tmp_path: Path
+) -> None:
+    file = {"$evertick": "file", "sha256": "a" * 64, "bytes": 1}
+    large = Outcome(key=TaskKey(7, 0, -1), epoch=1, kind=OutcomeKind.SUCCESS, result_json=json.dumps(file))
+    small = Outcome(key=TaskKey(7, 1, -1), epoch=1, kind=OutcomeKind.SUCCESS, result_json="1")
+    stored: list[ResultStored] = []
+    settings = Settings(results_folder=tmp_path, **server.settings)
+    async with asyncio.TaskGroup() as group:
+        uploads = Uploads(ResultTransfers(settings, log=Said().log), put=stored.append, group=group)
+        assert uploads.upload_first([large, small]) == [small]
+        # It has not even begun.
+        await uploads.stop()
+        await uploads.stop()
+    assert [(each.outcome.key, each.outcome.kind) for each in stored] == [(large.key, OutcomeKind.GIVEN_BACK)]
+    assert stored[0].outcome.result_json is None
 
 
 def test_the_doctor_looks_whether_it_answers(server: S3Server) -> None:
@@ -213,8 +235,8 @@ async def test_only_results_of_runs_that_are_gone_are_removed(
     keep(apart, tmp_path, "results/notes/x", b"x")
     link = ReconnectingConnection(database, Purpose.PLANNING)
     try:
-        assert await remove_stored_orphans(apart, link) == 1
-        assert await remove_stored_orphans(apart, link) == 0
+        assert await remove_orphaned_objects(apart, link) == 1
+        assert await remove_orphaned_objects(apart, link) == 0
     finally:
         await link.close()
     assert sorted(apart.folders("results/")) == sorted([str(run_id), "notes"])
@@ -222,10 +244,12 @@ async def test_only_results_of_runs_that_are_gone_are_removed(
 
 def test_files_are_found_wherever_a_value_names_them() -> None:
     one, two = (f'{{"$evertick": "file", "sha256": "{letter * 64}", "bytes": 5}}' for letter in "ab")
-    found = spilled(f'{{"x": [1, {one}], "y": {{"z": {two}}}, "again": {one}}}')
+    found = result_files_in(f'{{"x": [1, {one}], "y": {{"z": {two}}}, "again": {one}}}')
     assert sorted(each.sha256 for each in found) == ["a" * 64, "b" * 64]
-    assert list(spilled('{"a": "file"}')) == list(spilled('{"$evertick": "date", "value": "file"}')) == []
-    assert list(spilled('{"$evertick": "file", "sha256": "../../etc/passwd"}')) == []
+    assert (
+        list(result_files_in('{"a": "file"}')) == list(result_files_in('{"$evertick": "date", "value": "file"}')) == []
+    )
+    assert list(result_files_in('{"$evertick": "file", "sha256": "../../etc/passwd"}')) == []
 
 
 @pytest.mark.parametrize(

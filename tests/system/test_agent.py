@@ -13,16 +13,16 @@ import pytest
 from evertick.config import Settings, user_environment
 from evertick.db.queries import logs, runners
 from evertick.domain.agent_protocol import parse_refusal
-from evertick.domain.attempt import TaskKey
+from evertick.domain.attempt import RunnerRequest, TaskKey
 from evertick.domain.encryption import new_key
 from evertick.domain.stored_values import ValueKind
-from evertick.engine.runners import RunnerRequest, mark_runner_dead
+from evertick.engine.runners import mark_runner_dead
 from evertick.engine.runs import cancel, trigger
 from evertick.engine.secrets import put_value
 from evertick.executors.agent_process import AgentProcesses
-from evertick.runner import runner as service_runner
 from evertick.runner.peer_check import declare_dead_peers
 from evertick.runner.remote.session import RemoteSession
+from evertick.runner.runner import Runner
 from evertick.secrets.agent_tokens import AgentTokens
 from evertick.secrets.keyring import load_keyring
 from tests.chaos.proxy import Mode, Proxy
@@ -281,7 +281,7 @@ async def test_a_runner_hands_tasks_to_agents_on_its_machine_and_they_outlive_it
     settings = replace(settings, home=farm.folder / "runner", agent_key_file=farm.settings.agent_key_place)
     environment = {**user_environment(), "FLAGS": str(farm.flags)}
 
-    def dispatcher() -> service_runner.Runner:
+    def dispatcher() -> Runner:
         def begin(request: RunnerRequest | None) -> RemoteSession:
             executor = AgentProcesses(settings.home / "agents", environment=environment)
             tokens = AgentTokens(settings)
@@ -289,7 +289,7 @@ async def test_a_runner_hands_tasks_to_agents_on_its_machine_and_they_outlive_it
                 settings, url=farm.url, log=Said().log, executor=executor, tokens=tokens, request=request
             )
 
-        return service_runner.Runner(settings, url=farm.url, log=Said().log, begin=begin)
+        return Runner(settings, url=farm.url, log=Said().log, begin=begin)
 
     made = await trigger(farm.conn, dag="lasting", params={}, actor="test")
     async with hosted(dispatcher()):

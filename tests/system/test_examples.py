@@ -80,7 +80,7 @@ async def test_the_example_of_notifications_tells_of_its_retry_and_its_failure(
 async def test_the_example_of_deadlines_tells_while_its_task_is_late(
     conn: AsyncConnection, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance_jobs, "EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(maintenance_jobs, "ALERT_SECONDS", 0.1)
     text = (SOURCE / "examples" / "deadlines.py").read_text().replace('finish_within="5s"', 'finish_within="100ms"')
     await publish_work(conn, await asyncio.to_thread(loaded, text, tmp_path / "dags"))
     run = (await trigger(conn, dag="deadlines", params={"seconds": 60}, actor="test")).run_id

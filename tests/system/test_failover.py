@@ -205,7 +205,7 @@ async def test_a_lead_that_was_lost_with_its_server_is_not_taken_for_that_of_its
 
     async def take(lead: Leadership) -> int:
         async def taken() -> int | None:
-            await lead.stand_by(await lead.connection())
+            await lead.try_acquire(await lead.connection())
             return lead.epoch
 
         found: int = await eventually(taken)
@@ -217,7 +217,7 @@ async def test_a_lead_that_was_lost_with_its_server_is_not_taken_for_that_of_its
         for each, name in ((url, "old"), (f"{url}&sslmode=disable", "new"))
     )
     await take(old)
-    await old.resign()
+    await old.release()
     pair.catch_up()
     with pair.lagging():
         lost = await take(old)
@@ -228,8 +228,8 @@ async def test_a_lead_that_was_lost_with_its_server_is_not_taken_for_that_of_its
     assert old.epoch is None and new.epoch == lost
     (told,) = said.events("deposed")
     assert "belongs to another server" in str(told["error"])
-    assert await new.resign()
-    await old.resign()
+    assert await new.release()
+    await old.release()
 
 
 async def answers(lead: Leadership) -> bool:

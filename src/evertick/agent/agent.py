@@ -32,8 +32,7 @@ from evertick.executors.local.process_pool import BundlePlace
 from evertick.logs.spool import LogCap
 from evertick.observability.logging import Log
 from evertick.processes.linux import boot_seconds
-from evertick.runner.registration import stop_within
-from evertick.runner.state import DatabaseLiveness
+from evertick.runner.state import RunnerState
 from evertick.storage.result_files import ResultFiles, files_in
 
 _UNSENT = "result_lost: the result is too large for the agent's outcome file, and did not reach the API"
@@ -137,7 +136,7 @@ class AgentSession:
             spool_dir=settings.spool_folder,
             session=order.session,
             resolve_bundle=self._place,
-            on_outcomes=self._on_outcomes,
+            put=self._put_outcomes,
             # There is one attempt: no process is kept ready for a second.
             limits=ExecutorLimits(log_cap=cap, results=self._files, min_stock=1, max_stock=1),
         )
@@ -148,7 +147,7 @@ class AgentSession:
         self._heartbeat = AgentHeartbeat(
             line,
             limits,
-            contact=DatabaseLiveness(limits.lost_after_seconds, now=heard_at),
+            state=RunnerState(slots=1, lost_after_seconds=limits.lost_after_seconds, now=heard_at),
             executor=self._executor,
             order=order,
             on_lost=self._on_lost,
@@ -211,14 +210,14 @@ class AgentSession:
             lambda: self._line.fetch(path), until=self._give_up, seconds=inf, what=what, log=self._log
         )
 
-    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
+    def _put_outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             if not self._ended.done():
                 self._ended.set_result(outcome)
 
     def _end(self, kind: OutcomeKind, reason: str) -> None:
         order = self._order
-        self._on_outcomes([Outcome(key=order.key, epoch=order.epoch, kind=kind, reason=reason)])
+        self._put_outcomes([Outcome(key=order.key, epoch=order.epoch, kind=kind, reason=reason)])
 
     def _on_lost(self) -> None:
         """The attempt was given to another agent: kill it here and report nothing."""
@@ -233,7 +232,7 @@ class AgentSession:
         self._log.info("stopping")
         if not self._executor.held():
             self._end(OutcomeKind.GIVEN_BACK, _STOPPED)
-        await stop_within(self._executor, self._grace_seconds, hurry)
+        await self._executor.stop_within(self._grace_seconds, hurry)
         await asyncio.sleep(LAST_WORDS_SECONDS)
         self._give_up.set()
 

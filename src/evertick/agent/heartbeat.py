@@ -14,7 +14,7 @@ from evertick.domain.errors import Conflict, EvertickError, LeaseLost
 from evertick.executors.local.executor import LocalExecutor
 from evertick.observability.logging import Log
 from evertick.processes.linux import boot_seconds
-from evertick.runner.state import DatabaseLiveness
+from evertick.runner.state import RunnerState
 
 # A canceled body must be gone soon after the command; this is its time to clean up.
 CANCEL_GRACE_SECONDS = 0.5
@@ -29,16 +29,16 @@ class AgentHeartbeat:
         line: AgentClient,
         limits: AgentLimits,
         *,
-        contact: DatabaseLiveness,
+        state: RunnerState,
         executor: LocalExecutor,
         order: AttemptOrder,
         on_lost: Callable[[], None],
         log: Log,
     ) -> None:
-        self._line, self._seconds, self._contact = line, limits.heartbeat_seconds, contact
+        self._line, self._seconds, self._state = line, limits.heartbeat_seconds, state
         self._executor, self._order, self._on_lost, self._log = executor, order, on_lost, log
         line.answer_seconds = min(ANSWER_SECONDS, max(1.0, limits.lost_after_seconds / 10))
-        executor.keep_contact(contact.stop_at)
+        executor.keep_contact(state.stop_at)
 
     async def run(self) -> None:
         """Run until the attempt is lost or canceled."""
@@ -61,8 +61,8 @@ class AgentHeartbeat:
             failures = 0
             if self._obey(word):
                 return
-            self._contact.note_heard(sent_at)
-            self._executor.keep_contact(self._contact.stop_at)
+            self._state.on_answer(sent_at)
+            self._executor.keep_contact(self._state.stop_at)
             is_early = boot_seconds() - sent_at < self._seconds / 2
             await asyncio.sleep(max(rest_seconds, SHORTEST_REST_SECONDS if is_early else 0.0))
 

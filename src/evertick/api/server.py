@@ -21,7 +21,7 @@ from evertick.api.service import IDLE_SECONDS, STOP_SECONDS
 from evertick.config import Settings
 from evertick.db.connect import Purpose
 from evertick.observability.logging import Log
-from evertick.runner.housekeeping import keep_results
+from evertick.runner.housekeeping import clean_results
 from evertick.runtime.connections import ReconnectingConnection
 
 MOST_HEAD_BYTES = 64 * 1024
@@ -125,7 +125,7 @@ async def serve(
     async with asyncio.TaskGroup() as group:
         pools = [desk.readers, desk.writers, desk.agents]
         # Large results of agents are stored on the API's machine.
-        cleaning = keep_results(settings, link=ReconnectingConnection(url, Purpose.API_READ), log=log, is_own=True)
+        cleaning = clean_results(settings, link=ReconnectingConnection(url, Purpose.API_READ), log=log, is_own=True)
         works = (end(), desk.hub.run(), desk.remembered.run(), cleaning, *(pool.tend() for pool in pools))
         beside = [group.create_task(each) for each in works]
         await server.serve(sockets=[at])

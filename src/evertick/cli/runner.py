@@ -60,5 +60,5 @@ def runner(
         serve("runner", settings, lambda url, log: Runner(settings, url=url, log=log, environment=user_environment()))
     else:
         # By name: most runners run their tasks themselves.
-        dispatcher = import_module("evertick.runner.remote.session")
-        serve("runner", settings, lambda url, log: dispatcher.make_dispatcher(settings, url=url, log=log))
+        remote = import_module("evertick.runner.remote.session")
+        serve("runner", settings, lambda url, log: remote.make_remote_runner(settings, url=url, log=log))

@@ -22,6 +22,33 @@ class TaskKey(NamedTuple):
     map_index: int
 
 
+class AttemptRef(NamedTuple):
+    """One attempt at a task, which its epoch identifies."""
+
+    key: TaskKey
+    epoch: int
+
+
+class RunnerRequest(StrEnum):
+    """An operator's request to a runner: claim no new tasks, or exit as soon as it has none."""
+
+    DRAIN = "drain"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatReply:
+    """The answer to a heartbeat: attempts that the runner no longer holds, attempts that it must stop, and attempts
+    recorded as its own that its list lacked. `is_gone`: the runner was declared dead; it must stop everything and
+    register again."""
+
+    is_gone: bool
+    lost: list[AttemptRef]
+    stop: list[AttemptRef]
+    unknown: list[AttemptRef]
+    request: RunnerRequest | None = None
+
+
 def session_text(session: int) -> str:
     """A runner's session id as shown to people and used in file names: 16 hex digits. The database may store it signed."""
     return f"{session & 0xFFFFFFFFFFFFFFFF:016x}"

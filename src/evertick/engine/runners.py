@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterable, Sequence
 
 from psycopg import AsyncConnection
 
@@ -12,37 +10,17 @@ from evertick.db.connect import retry_on_deadlock
 from evertick.db.queries import runners, runs, shards, tasks
 from evertick.db.queries.runners import BusyRunner, Reaped
 from evertick.db.queries.shards import LivenessChange
-from evertick.domain.attempt import TaskKey, session_text
+from evertick.domain.attempt import AttemptRef, HeartbeatReply, RunnerRequest, TaskKey, session_text
 from evertick.domain.errors import NotFound
 from evertick.engine.verbs import as_leader
 
-Held = tuple[TaskKey, int]
 
-
-class RunnerRequest(StrEnum):
-    """An operator's request to a runner: to claim no new tasks, or to exit once it has none."""
-
-    DRAIN = "drain"
-    LEAVE = "leave"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatReply:
-    """`is_gone`: the runner was declared dead; it must drop everything and start again under a new session."""
-
-    is_gone: bool
-    lost: list[Held]
-    stop: list[Held]
-    unknown: list[Held]
-    request: RunnerRequest | None = None
-
-
-async def extend(conn: AsyncConnection, *, session: int, held: list[Held]) -> HeartbeatReply:
+async def extend(conn: AsyncConnection, *, session: int, held: Sequence[tuple[TaskKey, int]]) -> HeartbeatReply:
     rows = await tasks.extend(conn, session=session, held=held)
-    named: dict[str, list[Held]] = {"lost": [], "stop": [], "unknown": []}
+    named: dict[str, list[AttemptRef]] = {"lost": [], "stop": [], "unknown": []}
     for row in rows:
         if row.kind in named:
-            named[row.kind].append((TaskKey(row.run_id, row.idx, row.map_index), row.epoch))
+            named[row.kind].append(AttemptRef(TaskKey(row.run_id, row.idx, row.map_index), row.epoch))
     kinds = {row.kind for row in rows}
     request = next((each for each in RunnerRequest if each in kinds), None)
     return HeartbeatReply(is_gone="gone" in kinds, request=request, **named)

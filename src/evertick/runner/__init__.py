@@ -1,1 +1,1 @@
-"""Claims tasks and drives an executor."""
+"""Claims tasks and drives an executor: one process, one session after the other."""

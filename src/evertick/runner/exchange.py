@@ -1,34 +1,48 @@
-"""How a runner claims: from all of its queues or only tasks that match its patterns, and periodically the longest
-waiting first.
+"""The exchange of a runner with the database: it reports how attempts ended, and claims tasks in the same round trip.
+
+Claims from all of its queues or only tasks that match its patterns, and periodically the longest waiting first. Never
+lets one report delay the others (V11): a report that the database refuses is recorded as a failure with the reason; if
+that is refused, too, it is retried later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import psycopg
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.db.queries import runners
-from evertick.domain.attempt import Outcome, OutcomeKind
+from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.routing import Pattern, address_of, matches, read_pattern
 from evertick.engine.finish_and_claim import ClaimCursor, Exchange, PatternClaims, exchange_matching, finish_and_claim
 from evertick.engine.remote_attempts import claim_for_dispatch, claim_matching_for_dispatch
-from evertick.engine.runners import Held
 from evertick.observability import metrics
 from evertick.observability.logging import Log
-from evertick.runner.state import Finished
+from evertick.runner.events import ResultStored
+from evertick.runner.state import FinishedAttempt
+from evertick.storage.results import ResultTransfers
 
 MOST_PUBLISHED = 200_000
+MOST_LOG_LINES = 8
+# The planner is notified of tasks that have to wait for a time.
+MAY_WAIT = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED, OutcomeKind.LOST, OutcomeKind.DEFERRED)
+
+_FINISHED = {kind: metrics.ATTEMPTS_FINISHED.labels(outcome=kind.value) for kind in OutcomeKind}
+
+# Sends these reports, and claims up to the number of free slots.
+Send = Callable[[list[Outcome], int], Awaitable[Exchange]]
 
 
 class Claims:
     """The claims of one session."""
 
-    def __init__(self, settings: Settings, *, session: int) -> None:
-        self._session, self._infra_retries = session, settings.infra_retries
+    def __init__(self, settings: Settings, *, session: int, log: Log) -> None:
+        self._session, self._infra_retries, self._log = session, settings.infra_retries, log
         self._queues = list(settings.runner_queues)
         self._patterns = [read_pattern(text) for text in settings.runner_match]
         self._matching: PatternClaims | None = None
@@ -36,7 +50,7 @@ class Claims:
             self._matching = PatternClaims(self._patterns, self._queues, aging_seconds=settings.aging_seconds)
         self._cursor = ClaimCursor(len(self._queues), aging_seconds=settings.aging_seconds)
 
-    async def step(self, conn: AsyncConnection, reports: list[str], free: int) -> Exchange:
+    async def exchange(self, conn: AsyncConnection, reports: list[str], free: int) -> Exchange:
         """Report ended attempts, and claim up to `free` tasks."""
         if self._matching is not None:
             return await exchange_matching(
@@ -57,14 +71,24 @@ class Claims:
             cursor=self._cursor,
         )
 
-    async def warn_if_idle(self, conn: AsyncConnection, *, log: Log) -> None:
+    async def claim_for_dispatch(self, conn: AsyncConnection, free: int) -> int:
+        """Claim up to `free` tasks for a remote executor: they become queued. Returns the number claimed."""
+        if self._matching is not None:
+            rows = await claim_matching_for_dispatch(conn, self._matching, session=self._session, free=free)
+        else:
+            rows = await claim_for_dispatch(
+                conn, session=self._session, queues=self._queues, free=free, cursor=self._cursor
+            )
+        return len(rows)
+
+    async def check_patterns(self, conn: AsyncConnection) -> None:
         """Warn about every pattern that matches no task this runner could claim."""
         if not self._patterns:
             return
         published = await runners.published(conn, limit=MOST_PUBLISHED)
         for pattern in self._patterns:
             if problem := self._problem_of(pattern, published):
-                log.warning("matches_nothing", pattern=pattern.text, message=problem)
+                self._log.warning("matches_nothing", pattern=pattern.text, message=problem)
 
     def _problem_of(self, pattern: Pattern, published: list[runners.RoutedTask]) -> str | None:
         found = {each.queue for each in published if matches(pattern, address_of(each.dag, each.task))}
@@ -76,45 +100,11 @@ class Claims:
         return None
 
 
-class DispatchClaiming:
-    """The claims of one session."""
-
-    def __init__(self, settings: Settings, *, session: int) -> None:
-        self._session, self._queues = session, list(settings.runner_queues)
-        patterns = [read_pattern(text) for text in settings.runner_match]
-        self._matching: PatternClaims | None = None
-        if patterns:
-            self._matching = PatternClaims(patterns, self._queues, aging_seconds=settings.aging_seconds)
-        self._cursor = ClaimCursor(len(self._queues), aging_seconds=settings.aging_seconds)
-        self._plain = Claims(settings, session=session)
-
-    async def claim(self, conn: AsyncConnection, free: int) -> int:
-        """Claim up to `free` tasks. Returns the number claimed."""
-        if self._matching is not None:
-            rows = await claim_matching_for_dispatch(conn, self._matching, session=self._session, free=free)
-        else:
-            rows = await claim_for_dispatch(
-                conn, session=self._session, queues=self._queues, free=free, cursor=self._cursor
-            )
-        return len(rows)
-
-    async def warn_if_idle(self, conn: AsyncConnection, *, log: Log) -> None:
-        """Warn about every pattern that matches no task this runner could claim."""
-        await self._plain.warn_if_idle(conn, log=log)
-
-
-MOST_LINES = 8
-
-
-# Sends these reports, and claims up to the number of free slots.
-Send = Callable[[list[Outcome], int], Awaitable[Exchange]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportResult:
     """The database's answer, and the outcomes that it refused."""
 
-    stepped: Exchange
+    answer: Exchange
     unstored: list[Outcome]
 
 
@@ -124,35 +114,33 @@ async def report_outcomes(send: Send, ended: list[Outcome], free: int, *, log: L
     Raises when the reports are not the cause. Sending them again is then harmless.
     """
     try:
-        return ReportResult(stepped=await send(ended, free), unstored=[])
+        return ReportResult(answer=await send(ended, free), unstored=[])
     except psycopg.Error as error:
         if not ended or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             raise
         log.error("report_refused", reports=len(ended), error=error)
         if len(ended) == 1:
-            return await _tell_plainly(send, ended[0], free, str(error), log=log)
+            return await _report_failure(send, ended[0], free, str(error), log=log)
     middle = len(ended) // 2
-    first, second = (
-        await report_outcomes(send, ended[:middle], 0, log=log),
-        await report_outcomes(send, ended[middle:], free, log=log),
-    )
+    first = await report_outcomes(send, ended[:middle], 0, log=log)
+    second = await report_outcomes(send, ended[middle:], free, log=log)
     return ReportResult(
-        stepped=Exchange(
-            claims=second.stepped.claims,
-            refused=first.stepped.refused + second.stepped.refused,
-            has_more=first.stepped.has_more or second.stepped.has_more,
-            is_walking=second.stepped.is_walking,
-            has_arrivals=first.stepped.has_arrivals or second.stepped.has_arrivals,
+        answer=Exchange(
+            claims=second.answer.claims,
+            refused=first.answer.refused + second.answer.refused,
+            has_more=first.answer.has_more or second.answer.has_more,
+            is_walking=second.answer.is_walking,
+            has_arrivals=first.answer.has_arrivals or second.answer.has_arrivals,
         ),
         unstored=first.unstored + second.unstored,
     )
 
 
-async def _tell_plainly(send: Send, outcome: Outcome, free: int, error: str, *, log: Log) -> ReportResult:
+async def _report_failure(send: Send, outcome: Outcome, free: int, error: str, *, log: Log) -> ReportResult:
     reason = f"the outcome could not be stored: {error}".splitlines()[0]
-    plain = Outcome(key=outcome.key, epoch=outcome.epoch, kind=OutcomeKind.FAILED, reason=reason)
+    failure = Outcome(key=outcome.key, epoch=outcome.epoch, kind=OutcomeKind.FAILED, reason=reason)
     try:
-        return ReportResult(stepped=await send([plain], free), unstored=[])
+        return ReportResult(answer=await send([failure], free), unstored=[])
     except psycopg.Error as again:
         if isinstance(again, psycopg.OperationalError | psycopg.InterfaceError):
             raise
@@ -161,12 +149,13 @@ async def _tell_plainly(send: Send, outcome: Outcome, free: int, error: str, *, 
     return replace(await report_outcomes(send, [], free, log=log), unstored=[outcome])
 
 
-def show_finished(finished: list[Finished], *, log: Log) -> None:
-    """Log a line for each ended attempt, or one for all when they are many."""
-    timed_out = sum(each.outcome.kind is OutcomeKind.TIMED_OUT for each in finished)
-    if timed_out:
-        metrics.TIMEOUTS.labels(kind="execution").inc(timed_out)
-    if len(finished) > MOST_LINES:
+def log_finished(finished: list[FinishedAttempt], *, log: Log) -> None:
+    """Count the ended attempts, and log a line for each, or one for all when they are many."""
+    for each in finished:
+        _FINISHED[each.outcome.kind].inc()
+        if each.outcome.kind is OutcomeKind.TIMED_OUT:
+            metrics.TIMEOUTS.labels(kind="execution").inc()
+    if len(finished) > MOST_LOG_LINES:
         log.info("finish", attempts=len(finished))
         return
     for each in finished:
@@ -175,9 +164,45 @@ def show_finished(finished: list[Finished], *, log: Log) -> None:
         log.info("finish", task=each.label, **facts, seconds=round(each.seconds, 3))
 
 
-def show_refused(refused: list[Held], *, log: Log) -> None:
+def log_refused(refused: Sequence[tuple[TaskKey, int]], *, log: Log) -> None:
     """Log reports of attempts that were taken away; they changed nothing."""
     metrics.STALE_WRITES_REFUSED.inc(len(refused))
     metrics.CLAIMS_LOST.inc(len(refused))
     for key, epoch in refused:
         log.warning("lease_lost", run=key.run_id, task=key.idx, epoch=epoch)
+
+
+class Uploads:
+    """Outcomes whose large results are on their way to object storage. Each is put into the queue once: when its result
+    is stored, or when the runner stops before."""
+
+    def __init__(
+        self, transfers: ResultTransfers, *, put: Callable[[ResultStored], None], group: asyncio.TaskGroup
+    ) -> None:
+        self._transfers, self._put, self._group = transfers, put, group
+        self._running: set[asyncio.Task[Outcome]] = set()
+
+    def upload_first(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """The outcomes that can be reported now."""
+        large = [outcome for outcome in outcomes if self._transfers.needs_upload(outcome)]
+        for outcome in large:
+            task = self._group.create_task(self._transfers.upload(outcome))
+            self._running.add(task)
+            task.add_done_callback(partial(self._finish, outcome))
+        return [outcome for outcome in outcomes if outcome not in large] if large else outcomes
+
+    async def stop(self) -> None:
+        """The runner shuts down: attempts whose results are not stored by now run again elsewhere."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+
+    def _finish(self, outcome: Outcome, task: asyncio.Task[Outcome]) -> None:
+        self._running.discard(task)
+        if task.cancelled():
+            reason = "the runner stopped before the result was in the storage"
+            self._put(ResultStored(replace(outcome, kind=OutcomeKind.GIVEN_BACK, reason=reason, result_json=None)))
+        else:
+            self._put(ResultStored(task.result()))

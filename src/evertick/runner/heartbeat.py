@@ -1,7 +1,7 @@
 """A runner's heartbeat, in its own thread and on its own connection: leases are extended however busy the runner's loop
 is.
 
-Sends the list of held attempts and passes the reply to the runner's loop. A spare connection sends heartbeats while the
+Sends the list of held attempts and puts the reply into the session's queue. A spare connection sends heartbeats while the
 first one waits for an answer that may never come. Never decides how to act on a reply.
 """
 
@@ -12,15 +12,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from evertick.config import Settings
 from evertick.db.connect import Purpose
-from evertick.domain.failover import Server
-from evertick.engine.runners import HeartbeatReply, Held, extend
+from evertick.domain.attempt import AttemptRef
+from evertick.engine.runners import extend
 from evertick.observability.health import LoopHealth
 from evertick.observability.logging import Log
 from evertick.processes.linux import boot_seconds
+from evertick.runner.events import HeartbeatAnswered
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.runtime.loop import LONGEST_BACK_OFF_SECONDS, run_loop
 
@@ -29,21 +29,10 @@ _SHORTEST_LIMIT_SECONDS = 1.0
 _SHORTEST_PATIENCE_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
-    """An answered heartbeat. `sent_at` is in seconds since boot; `by_spare`: the usual connection did not answer in
-    time."""
-
-    reply: HeartbeatReply
-    sent_at: float
-    by_spare: bool
-    server: Server | None
-
-
 class Heartbeat:
     """Sends a heartbeat at each interval, and at once on request.
 
-    `held` is called in its thread, `on_beat` in the event loop that started it.
+    `held` is called in its thread, `put` in the event loop that started it.
     """
 
     def __init__(
@@ -52,13 +41,13 @@ class Heartbeat:
         *,
         url: str,
         session: int,
-        held: Callable[[], list[Held]],
-        on_beat: Callable[[Beat], None],
+        held: Callable[[], list[AttemptRef]],
+        put: Callable[[HeartbeatAnswered], None],
         log: Log,
     ) -> None:
         self._url, self._session, self._seconds = url, session, settings.heartbeat_seconds
         self._lost_after_seconds = settings.lost_after_seconds
-        self._held, self._on_beat, self._log = held, on_beat, log
+        self._held, self._put, self._log = held, put, log
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
@@ -70,19 +59,19 @@ class Heartbeat:
         self._thread.start()
 
     def beat_now(self) -> None:
-        """Safe to call from any thread."""
-        self._tell(self._wake.set)
+        """Send a heartbeat now. Safe to call from any thread; before `start` it has no effect."""
+        self._call(self._wake.set)
 
     def stop(self) -> None:
-        if self._tell(self._end):
+        if self._call(self._end):
             self._thread.join(timeout=5)
 
-    def _tell(self, what: Callable[[], None]) -> bool:
-        """Whether the loop will receive it: not before it runs, and not after it has ended."""
+    def _call(self, action: Callable[[], None]) -> bool:
+        """Returns whether the heartbeat's loop will do it: not before it runs, and not after it has ended."""
         if self._loop is None:
             return False
         try:
-            self._loop.call_soon_threadsafe(what)
+            self._loop.call_soon_threadsafe(action)
         except RuntimeError:
             return False
         return True
@@ -115,9 +104,9 @@ class Heartbeat:
         await usual.close()
         await spare.close()
 
-    async def _beat_as_usual(self, line: ReconnectingConnection) -> float:
+    async def _beat_as_usual(self, link: ReconnectingConnection) -> float:
         """Patient: behind a slow network a late answer is better than none."""
-        await self._beat(line, self._lost_after_seconds / 2, by_spare=False)
+        await self._beat(link, self._lost_after_seconds / 2, is_spare=False)
         return self._seconds
 
     async def _stand_by(self, spare: ReconnectingConnection, usual: ReconnectingConnection) -> None:
@@ -129,7 +118,7 @@ class Heartbeat:
             if on_time > 0:
                 await spare.close()
                 return on_time
-            await self._beat(spare, self._lost_after_seconds / 4, by_spare=True)
+            await self._beat(spare, self._lost_after_seconds / 4, is_spare=True)
             usual.cut()
             return self._seconds
 
@@ -143,13 +132,13 @@ class Heartbeat:
             pulse=LoopHealth("spare_heartbeat", is_essential=False),
         )
 
-    async def _beat(self, line: ReconnectingConnection, limit_seconds: float, *, by_spare: bool) -> None:
-        async with line.within(max(limit_seconds, _SHORTEST_LIMIT_SECONDS)) as conn:
+    async def _beat(self, link: ReconnectingConnection, limit_seconds: float, *, is_spare: bool) -> None:
+        async with link.within(max(limit_seconds, _SHORTEST_LIMIT_SECONDS)) as conn:
             # Taken before sending: the database counts from a later moment.
-            sent_at, server = boot_seconds(), line.server
+            sent_at, server = boot_seconds(), link.server
             reply = await extend(conn, session=self._session, held=self._held())
         self._answered = time.monotonic()
         # The loop that started this thread may be closed by now.
         with suppress(RuntimeError):
-            beat = Beat(reply=reply, sent_at=sent_at, by_spare=by_spare, server=server)
-            self._starter.call_soon_threadsafe(self._on_beat, beat)
+            event = HeartbeatAnswered(reply=reply, sent_at=sent_at, is_spare=is_spare, server=server)
+            self._starter.call_soon_threadsafe(self._put, event)

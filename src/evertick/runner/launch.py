@@ -1,10 +1,13 @@
-"""Caches the facts about a DAG version that a runner needs to run its tasks. Unpacks its code when needed."""
+"""From claims to running attempts: each claimed task is looked up in its DAG version, and launched.
+
+While there are outcomes to report, launching waits until the exchange is sent: it then runs while the database works,
+and neither waits for the other (decision 0005).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,16 +27,21 @@ from evertick.domain.dags.spec import DagSpec, OnLostContact, TaskKind, from_jso
 from evertick.domain.errors import Conflict, EvertickError, NotFound, PostgresUnavailable
 from evertick.executors.local.executor import LocalExecutor
 from evertick.observability import metrics
-from evertick.runner.state import RunningAttempts
+from evertick.processes.linux import boot_seconds
+from evertick.runner.events import NotStarted
+from evertick.runner.state import RunnerState
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.secrets.backends import SecretProvider, needs_grants
 from evertick.storage.results import ResultTransfers
 
 MOST_VERSIONS = 256
+_FAILURES = (psycopg.Error, EvertickError, IndexError, ValueError, OSError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
+    """A DAG version, with what a runner needs to run its tasks."""
+
     spec: DagSpec
     bundle: str
     file: str
@@ -44,29 +52,24 @@ class VersionCache:
     """A bounded cache: versions never change, so the least recently used can be dropped at any time."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, Version] = OrderedDict()
+        self._versions: OrderedDict[int, Version] = OrderedDict()
 
-    def known(self, version_id: int) -> Version | None:
-        if version_id in self._known:
-            self._known.move_to_end(version_id)
-        return self._known.get(version_id)
-
-    async def fetch(self, link: Opened, version_id: int) -> Version:
-        found = self.known(version_id)
-        if found is not None:
+    async def get(self, link: Opened, version_id: int) -> Version:
+        if (found := self._versions.get(version_id)) is not None:
+            self._versions.move_to_end(version_id)
             return found
         row = await dags.version(await link.get(), version_id)
         if row is None:
             raise NotFound(f"DAG version {version_id} is not in the database.")
         spec = await asyncio.to_thread(from_json, json.dumps(row.spec))
         version = Version(spec=spec, bundle=row.bundle_hash, file=row.file, uses_threads=row.uses_threads)
-        self._known[version_id] = version
-        while len(self._known) > MOST_VERSIONS:
-            self._known.popitem(last=False)
+        self._versions[version_id] = version
+        while len(self._versions) > MOST_VERSIONS:
+            self._versions.popitem(last=False)
         return version
 
 
-def order(claim: ExchangeRow, version: Version, session: int, granted_json: str = "") -> AttemptOrder:
+def attempt_order(claim: ExchangeRow, version: Version, session: int, granted_json: str = "") -> AttemptOrder:
     """The executor's order for one claim."""
     task = version.spec.tasks[claim.idx]
     stops = task.on_lost_contact is OnLostContact.STOP
@@ -104,116 +107,138 @@ async def unpacked(conn: AsyncConnection, bundle_hash: str, folder: Path) -> tup
     return place, row.uses_threads is not None
 
 
-Known = tuple[ExchangeRow, Version, str]
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A claim with everything that starting it needs."""
 
-
-_FAILURES = (psycopg.Error, EvertickError, IndexError, ValueError, OSError)
+    claim: ExchangeRow
+    version: Version
+    granted_json: str = ""
 
 
 class Launcher:
-    """The launcher of one session. `on_started` is called after each start."""
+    """The launches of one session. A task that cannot be started ends in `state`, with the reason.
+
+    Tasks that need secrets or large inputs are prepared in tasks of `group`, because the backends may take long to
+    answer; `put` receives an event if one of them could not be started.
+    """
 
     def __init__(
         self,
         *,
-        holding: RunningAttempts,
+        state: RunnerState,
         executor: LocalExecutor,
         link: ReconnectingConnection,
-        session: int,
         grants: SecretProvider,
-        storing: ResultTransfers,
-        on_started: Callable[[], None],
+        transfers: ResultTransfers,
+        put: Callable[[NotStarted], None],
+        group: asyncio.TaskGroup,
     ) -> None:
-        self._holding, self._executor, self._link = holding, executor, link
-        self._session, self._on_started, self._grants = session, on_started, grants
-        self._storing = storing
+        self._state, self._executor, self._link = state, executor, link
+        self._grants, self._transfers, self._put, self._group = grants, transfers, put, group
         self._versions = VersionCache()
-        self._put_off: list[tuple[list[Known], float | None]] = []
-        self._granting: set[asyncio.Task[None]] = set()
-        self._trouble: Exception | None = None
+        self._delayed: list[tuple[list[Launch], float | None]] = []
+        self._preparing: dict[asyncio.Task[None], ExchangeRow] = {}
+        self._error: Exception | None = None
 
-    async def start(self, claims: list[ExchangeRow], since: float | None) -> None:
-        """Start the tasks claimed after an attempt ended at `since`. A task that cannot be started has ended in
-        `holding`, with the reason. Raises when the database was unreachable, so that the runner pauses."""
-        trouble, self._trouble = self._trouble, None
-        known: list[Known] = []
-        granting: list[tuple[ExchangeRow, Version]] = []
+    async def start(self, claims: list[ExchangeRow], ended_at: float | None) -> None:
+        """Start the tasks claimed after an attempt ended at `ended_at`. Raises when the database was unreachable, so
+        that the runner pauses."""
+        error, self._error = self._error, None
+        launches: list[Launch] = []
         for claim in claims:
             try:
-                version = await self._versions.fetch(self._link, claim.version_id)
-                if needs_grants(version.spec.tasks[claim.idx]) or self._storing.needs(claim.inputs):
-                    granting.append((claim, version))
+                version = await self._versions.get(self._link, claim.version_id)
+                if needs_grants(version.spec.tasks[claim.idx]) or self._transfers.needs_download(claim.inputs):
+                    task = self._group.create_task(self._prepare_and_start(claim, version))
+                    self._preparing[task] = claim
+                    task.add_done_callback(self._forget)
                 else:
-                    known.append((claim, version, ""))
-            except _FAILURES as error:
-                trouble = self._give_up(claim, error) or trouble
-        for claim, version in granting:
-            task = asyncio.create_task(self._start_granted(claim, version))
-            self._granting.add(task)
-            task.add_done_callback(self._granting.discard)
-        if self._holding.has_ended and trouble is None:
-            self._put_off.append((known, since))
+                    launches.append(Launch(claim, version))
+            except _FAILURES as failure:
+                error = self._end_failed(claim, failure) or error
+        if self._state.has_ended and error is None:
+            self._delayed.append((launches, ended_at))
             return
-        self._start_known(known, since)
-        if trouble is not None:
-            raise trouble
+        self._start_now(launches, ended_at)
+        if error is not None:
+            raise error
 
-    async def _start_granted(self, claim: ExchangeRow, version: Version) -> None:
-        """Start a task that needs secrets or large inputs: concurrently, because their backends may take long to
-        answer."""
-        known: list[Known] = []
+    def start_delayed(self) -> None:
+        """Start the delayed tasks as soon as the caller awaits something."""
+        delayed, self._delayed = self._delayed, []
+        for launches, ended_at in delayed:
+            asyncio.get_running_loop().call_soon(self._start_apart, launches, ended_at)
+
+    async def stop(self) -> None:
+        """The runner shuts down: return the claims that wait for their secrets or inputs."""
+        preparing = dict(self._preparing)
+        for task in preparing:
+            task.cancel()
+        if preparing:
+            await asyncio.wait(preparing)
+        for task, claim in preparing.items():
+            if task.cancelled():
+                reason = "the runner stopped before the attempt started"
+                self._state.end_early(_key(claim), claim.epoch, OutcomeKind.GIVEN_BACK, reason)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._preparing.pop(task, None)
+
+    async def _prepare_and_start(self, claim: ExchangeRow, version: Version) -> None:
+        launches: list[Launch] = []
         try:
-            if self._storing.needs(claim.inputs):
-                await self._storing.fetch(claim.run_id, claim.inputs or "")
-            holder = Holder(key=_key(claim), epoch=claim.epoch, session=self._session)
+            if self._transfers.needs_download(claim.inputs):
+                await self._transfers.download(claim.run_id, claim.inputs or "")
+            holder = Holder(key=_key(claim), epoch=claim.epoch, session=self._executor.session)
             granted = await self._grants.of_task(self._link, version.spec.tasks[claim.idx], holder)
-            if self._holding.holds(_key(claim), claim.epoch):
-                known.append((claim, version, granted))
-        except _FAILURES as error:
-            # The next start raises it, and the runner pauses.
-            self._trouble = self._give_up(claim, error) or self._trouble
-        self._start_known(known, None)
+            if self._state.holds(_key(claim), claim.epoch):
+                launches.append(Launch(claim, version, granted))
+        except Exception as failure:
+            # Whatever the error: it concerns this task alone (V11). The next start raises it if the database was
+            # unreachable, and the runner pauses.
+            self._error = self._end_failed(claim, failure) or self._error
+        self._start_apart(launches, None)
 
-    def _give_up(self, claim: ExchangeRow, error: Exception) -> Exception | None:
+    def _end_failed(self, claim: ExchangeRow, error: Exception) -> Exception | None:
         """End a claim that cannot be started. If the task is not the cause, it is returned to the queue and the error
         is returned, so that the runner pauses instead of claiming it again at once."""
         is_ours = isinstance(error, psycopg.Error | PostgresUnavailable | OSError)
         self._end(claim, OutcomeKind.GIVEN_BACK if is_ours else OutcomeKind.FAILED, error)
         return error if is_ours else None
 
-    def start_soon(self) -> None:
-        """Start the postponed tasks as soon as the caller awaits something."""
-        put_off, self._put_off = self._put_off, []
-        for claims, since in put_off:
-            asyncio.get_running_loop().call_soon(self._start_known, claims, since)
-
-    def _start_known(self, claims: list[Known], since: float | None) -> None:
+    def _start_now(self, launches: list[Launch], ended_at: float | None) -> None:
         orders: list[AttemptOrder] = []
-        for claim, version, granted in claims:
+        for each in launches:
             try:
-                orders.append(self._order(claim, version, granted))
+                orders.append(self._order(each))
             except (EvertickError, IndexError, ValueError) as error:
-                self._end(claim, OutcomeKind.FAILED, error)
+                self._end(each.claim, OutcomeKind.FAILED, error)
         try:
             self._executor.start_many(orders)
         except Conflict as error:
             # The executor is already stopping.
-            for each in orders:
-                self._holding.end_early(each.key, each.epoch, OutcomeKind.GIVEN_BACK, str(error))
-        if since is not None:
-            metrics.HOP_SECONDS.observe(time.monotonic() - since)
-        self._on_started()
+            for order in orders:
+                self._state.end_early(order.key, order.epoch, OutcomeKind.GIVEN_BACK, str(error))
+        if ended_at is not None:
+            metrics.HOP_SECONDS.observe(boot_seconds() - ended_at)
 
-    def _order(self, claim: ExchangeRow, version: Version, granted: str) -> AttemptOrder:
-        made = order(claim, version, self._session, granted)
-        task = version.spec.tasks[claim.idx]
-        self._holding.describe(made.key, task.retry, f"{version.spec.name}.{task.name}")
-        if task.choice is not None:
-            self._holding.judge_by(made.key, version.spec)
-        return made
+    def _start_apart(self, launches: list[Launch], ended_at: float | None) -> None:
+        """Start them while the session's loop may be waiting."""
+        self._start_now(launches, ended_at)
+        if self._state.has_ended:
+            self._put(NotStarted())
+
+    def _order(self, launch: Launch) -> AttemptOrder:
+        version = launch.version
+        order = attempt_order(launch.claim, version, self._executor.session, launch.granted_json)
+        task = version.spec.tasks[launch.claim.idx]
+        branches = version.spec if task.choice is not None else None
+        self._state.describe(order.key, task.retry, f"{version.spec.name}.{task.name}", branches=branches)
+        return order
 
     def _end(self, claim: ExchangeRow, kind: OutcomeKind, error: Exception) -> None:
-        self._holding.end_early(_key(claim), claim.epoch, kind, f"{type(error).__name__}: {error}")
+        self._state.end_early(_key(claim), claim.epoch, kind, f"{type(error).__name__}: {error}")
 
 
 def _key(claim: ExchangeRow) -> TaskKey:

@@ -1,7 +1,7 @@
 """Declares dead the runners of this machine whose processes are gone: in a second, instead of after the long silence
 that other machines need.
 
-Every runner checks the processes of its peers. Never declares a runner dead unless its process is provably gone and
+Every runner and scheduler checks the processes of its peers. Never declares a runner dead unless its process is provably gone and
 none of its attempts may still run (V5).
 """
 
@@ -24,14 +24,15 @@ from evertick.observability.health import LoopHealth
 from evertick.observability.logging import Log
 from evertick.processes.identity import ProcessPlace, is_provably_gone, this_process
 from evertick.processes.tree import kill_orphans
+from evertick.runner.events import PeerDied
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.runtime.loop import run_loop
 
 # Checking a process costs 20 µs and no statement. The list of peers is read when one registers, and periodically in
 # case that notification was lost; without notifications, in every tick.
-LOOK_SECONDS, ASK_TICKS = 0.2, 10
+CHECK_SECONDS, LIST_TICKS = 0.2, 10
 # Killed processes are gone within milliseconds; one that hangs in the kernel is checked again in the next tick.
-END_STRAYS_SECONDS = 2.0
+KILL_ORPHANS_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,44 +46,44 @@ class DeadPeer:
 async def declare_dead_peers(conn: AsyncConnection, *, infra_retries: int) -> list[DeadPeer]:
     """Declare dead the runners of this machine that are provably gone, after killing their orphaned processes."""
     place = this_process()
-    return await _bury_gone(conn, await _neighbours(conn, place), place, infra_retries)
+    return await _declare_gone(conn, await _peers(conn, place), place, infra_retries)
 
 
-async def _neighbours(conn: AsyncConnection, place: ProcessPlace) -> list[LiveRunner]:
+async def _peers(conn: AsyncConnection, place: ProcessPlace) -> list[LiveRunner]:
     return await runners.peers(conn, host=place.host, boot_id=place.boot_id, pid_namespace=place.pid_namespace)
 
 
-async def _bury_gone(
+async def _declare_gone(
     conn: AsyncConnection, candidates: Iterable[LiveRunner], place: ProcessPlace, infra_retries: int
 ) -> list[DeadPeer]:
-    buried = []
+    dead = []
     for runner in candidates:
         if not is_provably_gone(runner, place):
             continue
-        if not await asyncio.to_thread(kill_orphans, runner.session, within_seconds=END_STRAYS_SECONDS):
+        if not await asyncio.to_thread(kill_orphans, runner.session, within_seconds=KILL_ORPHANS_SECONDS):
             continue
         reason = f"agent_lost: runner {runner.runner_id} died"
         held = await mark_runner_dead(conn, session=runner.session, reason=reason, infra_retries=infra_retries)
         metrics.AGENT_LOST.inc(held)
-        buried.append(DeadPeer(runner=runner, attempts=held))
-    return buried
+        dead.append(DeadPeer(runner=runner, attempts=held))
+    return dead
 
 
 class PeerCheck:
     """Checks the other runners of this machine, on a connection that it shares with other work that can wait."""
 
     def __init__(
-        self, settings: Settings, *, link: ReconnectingConnection, on_buried: Callable[[], None], log: Log
+        self, settings: Settings, *, link: ReconnectingConnection, put: Callable[[PeerDied], None], log: Log
     ) -> None:
-        self._settings, self._link, self._on_buried, self._log = settings, link, on_buried, log
+        self._settings, self._link, self._put, self._log = settings, link, put, log
         self._place = this_process()
-        self._known: list[LiveRunner] = []
-        self._ask_seconds = settings.tick_seconds * (ASK_TICKS if settings.notify else 1)
-        self._asked = -inf
+        self._peers: list[LiveRunner] = []
+        self._list_seconds = settings.tick_seconds * (LIST_TICKS if settings.notify else 1)
+        self._listed_at = -inf
 
-    def ask(self) -> None:
+    def list_soon(self) -> None:
         """A runner has registered: read the list, so that it is known before it can die."""
-        self._asked = -inf
+        self._listed_at = -inf
 
     async def run(self) -> None:
         """Run until canceled."""
@@ -96,25 +97,25 @@ class PeerCheck:
         )
 
     async def tick(self) -> float:
-        if (began := time.monotonic()) - self._asked >= self._ask_seconds:
+        if (began := time.monotonic()) - self._listed_at >= self._list_seconds:
             # Set before the query: a runner that registers meanwhile triggers another one.
-            self._asked = began
-            self._known = await self._ask_for_them()
-        if any(is_provably_gone(runner, self._place) for runner in self._known):
-            await self._bury()
-        return min(LOOK_SECONDS, self._settings.tick_seconds)
+            self._listed_at = began
+            self._peers = await self._list()
+        if any(is_provably_gone(runner, self._place) for runner in self._peers):
+            await self._declare_dead()
+        return min(CHECK_SECONDS, self._settings.tick_seconds)
 
-    async def _ask_for_them(self) -> list[LiveRunner]:
+    async def _list(self) -> list[LiveRunner]:
         try:
-            return await _neighbours(await self._link.get(), self._place)
+            return await _peers(await self._link.get(), self._place)
         except BaseException:
-            self.ask()
+            self.list_soon()
             raise
 
-    async def _bury(self) -> None:
-        buried = await _bury_gone(await self._link.get(), self._known, self._place, self._settings.infra_retries)
-        for each in buried:
+    async def _declare_dead(self) -> None:
+        dead = await _declare_gone(await self._link.get(), self._peers, self._place, self._settings.infra_retries)
+        for each in dead:
             self._log.warning("bury", gone=each.runner.runner_id, pid=each.runner.pid, attempts=each.attempts)
-            self._known.remove(each.runner)
-        if buried:
-            self._on_buried()
+            self._peers.remove(each.runner)
+        if dead:
+            self._put(PeerDied())

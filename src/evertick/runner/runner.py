@@ -13,32 +13,32 @@ from contextlib import suppress
 from typing import Protocol
 
 from evertick.config import Settings
-from evertick.engine.runners import RunnerRequest
+from evertick.domain.attempt import RunnerRequest
 from evertick.observability import metrics
 from evertick.observability.logging import Log
-from evertick.runner.registration import Ending
-from evertick.runner.session import RunnerSession
-from evertick.runner.state import DrainState
+from evertick.runner.session import Session
+from evertick.runner.state import Ending
 from evertick.runtime.loop import back_off
 
 # A session that lasted this long did not fail because of the runner itself: the next one begins at once.
 STEADY_SECONDS = 60.0
 
 
-class Session(Protocol):
-    """One registration of a runner."""
+class RunnerSession(Protocol):
+    """One registration of a runner. `request` is the drain request that applies now."""
 
-    duty: DrainState
+    @property
+    def request(self) -> RunnerRequest | None: ...
 
     async def run(self) -> Ending: ...
 
-    def leave(self) -> None: ...
+    def stop(self) -> None: ...
 
-    def hurry(self) -> None: ...
+    def stop_now(self) -> None: ...
 
 
 # Creates the next session, with the drain request that still applies.
-Begin = Callable[[RunnerRequest | None], Session]
+Begin = Callable[[RunnerRequest | None], RunnerSession]
 
 
 class Runner:
@@ -68,35 +68,33 @@ class Runner:
         self.wake.set()
 
     async def run(self) -> None:
-        burials = 0
+        deaths = 0
         request: RunnerRequest | None = None
         while not self.stop.is_set():
             started = time.monotonic()
             session = self._begin(request)
             ending = await self._run_session(session)
-            if ending is not Ending.BURIED:
+            if ending is not Ending.DECLARED_DEAD:
                 # It was drained with a request to exit, by `stop` or through the database.
                 self.stop.set()
                 return
-            request = session.duty.request
-            burials = 1 if time.monotonic() - started > STEADY_SECONDS else burials + 1
+            request = session.request
+            deaths = 1 if time.monotonic() - started > STEADY_SECONDS else deaths + 1
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.stop.wait(), 0 if burials == 1 else back_off(burials))
+                await asyncio.wait_for(self.stop.wait(), 0 if deaths == 1 else back_off(deaths))
 
-    def _begin_here(self, request: RunnerRequest | None) -> Session:
-        return RunnerSession(
-            self._settings, url=self._url, log=self._log, environment=self._environment, request=request
-        )
+    def _begin_here(self, request: RunnerRequest | None) -> RunnerSession:
+        return Session(self._settings, url=self._url, log=self._log, environment=self._environment, request=request)
 
-    async def _run_session(self, session: Session) -> Ending:
+    async def _run_session(self, session: RunnerSession) -> Ending:
         async with asyncio.TaskGroup() as group:
-            passing_on = group.create_task(self._pass_on(session))
+            stopping = group.create_task(self._pass_on_stop(session))
             ending = await session.run()
-            passing_on.cancel()
+            stopping.cancel()
         return ending
 
-    async def _pass_on(self, session: Session) -> None:
+    async def _pass_on_stop(self, session: RunnerSession) -> None:
         await self.stop.wait()
-        session.leave()
+        session.stop()
         await self._hurry.wait()
-        session.hurry()
+        session.stop_now()

@@ -1,1 +1,1 @@
-"""Leads shards, fires schedules and maintains."""
+"""Leads shards: fires schedules and maintains runs."""

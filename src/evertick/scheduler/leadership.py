@@ -26,13 +26,9 @@ from evertick.runtime.connections import ReconnectingConnection
 
 # Shares of the lease: how much of it is used for sending statements, the statement timeout, and the lock timeout.
 GOOD_SHARE, STATEMENT_SHARE, LOCK_SHARE = 0.9, 0.5, 0.05
-
-
 # Share of a tick: how soon a leader without the session lock asks for it again. A frozen predecessor keeps the lock
 # until the server ends its session, which is about when its lease expires.
 UNWATCHED_SHARE = 0.2
-
-
 # How long a failover mark counts as fresh. With the default tick the next one comes earlier.
 MARK_SECONDS = 1.5
 
@@ -46,20 +42,20 @@ class Leadership:
         self._bounded: AsyncConnection | None = None
         self._watched: AsyncConnection | None = None
         self._could_be_watched = False
-        self._renewed_at = self._listened_at = self._marked_at = 0.0
-        self._looking = CircuitBreaker("look", log=log)
+        self._renewed_at = self._observed_at = self._marked_at = 0.0
+        self._polling = CircuitBreaker("look", log=log)
         self.epoch: int | None = None
-        self.led_on: Server | None = None
+        self.server: Server | None = None
         # The number of shards that are led by any scheduler, as far as known.
         self.of_shards = 1
 
     async def connection(self) -> AsyncConnection:
         """The leader's connection, with timeouts that fit the lease."""
         conn = await self._link.get()
-        if self.epoch is not None and self._link.server != self.led_on:
+        if self.epoch is not None and self._link.server != self.server:
             # A standby took over and may have lost this leadership: there, another scheduler can have the same epoch.
-            await self.lose(
-                NotLeader(f"epoch {self.epoch} of shard {self.shard} belongs to another server ({self.led_on})")
+            await self.on_lost(
+                NotLeader(f"epoch {self.epoch} of shard {self.shard} belongs to another server ({self.server})")
             )
             conn = await self._link.get()
         if conn is not self._bounded:
@@ -103,7 +99,7 @@ class Leadership:
     def is_renewal_due(self) -> bool:
         return boot_seconds() - self._renewed_at >= self.tick_seconds * GOOD_SHARE
 
-    async def stand_by(self, conn: AsyncConnection) -> float:
+    async def try_acquire(self, conn: AsyncConnection) -> float:
         """Acquire leadership if it is free; otherwise return when to try again."""
         settings, sent_at = self._settings, boot_seconds()
         done = await shards.try_acquire_shard(
@@ -116,47 +112,47 @@ class Leadership:
         self.of_shards = done.of_shards or self.of_shards
         if done.epoch is None:
             return min(settings.tick_seconds, max(done.free_in or 0.0, 0.01))
-        self.epoch, self._renewed_at, self._listened_at = done.epoch, sent_at, 0.0
-        self.led_on = self._link.server
+        self.epoch, self._renewed_at, self._observed_at = done.epoch, sent_at, 0.0
+        self.server = self._link.server
         self._watched = conn if done.is_watched else None
         self._could_be_watched = has_own_session(conn)
         self._count(1)
         self._log.info("lead", shard=self.shard, epoch=self.epoch, is_watched=done.is_watched)
         return 0.0
 
-    async def look(self, conn: AsyncConnection) -> PendingWork:
+    async def poll_work(self, conn: AsyncConnection) -> PendingWork:
         """Renew the lease when it is time to, and read the pending work. Raises `NotLeader` when leadership is lost."""
         assert self.epoch is not None
-        epoch, sent_at, renews = self.epoch, boot_seconds(), self.is_renewal_due
-        elapsed = 0.0 if self._listened_at == 0.0 else sent_at - self._listened_at
-        seen = None
-        if not self._looking.is_resting:
-            seen = await self._looking.attempt(
-                conn, lambda: self._look(conn, epoch, elapsed if renews else None, renews=renews)
+        epoch, sent_at, is_renewal = self.epoch, boot_seconds(), self.is_renewal_due
+        elapsed = 0.0 if self._observed_at == 0.0 else sent_at - self._observed_at
+        work = None
+        if not self._polling.is_resting:
+            work = await self._polling.attempt(
+                conn, lambda: self._poll(conn, epoch, elapsed if is_renewal else None, is_renewal=is_renewal)
             )
-        if seen is None:
-            seen, self._renewed_at, self._listened_at = await self._look_plainly(conn, epoch), sent_at, 0.0
-        elif renews:
-            self._renewed_at = self._listened_at = sent_at
-            self._watched = conn if seen.is_watched else None
-            self.of_shards = seen.of_shards or self.of_shards
-            self._note_mark(seen, sent_at)
-        return seen
+        if work is None:
+            work, self._renewed_at, self._observed_at = await self._poll_renewal_only(conn, epoch), sent_at, 0.0
+        elif is_renewal:
+            self._renewed_at = self._observed_at = sent_at
+            self._watched = conn if work.is_watched else None
+            self.of_shards = work.of_shards or self.of_shards
+            self._note_mark(work, sent_at)
+        return work
 
     @property
     def has_marked(self) -> bool:
         """Whether a poll wrote a failover mark just now, so that no other part of this process needs to."""
         return boot_seconds() - self._marked_at < MARK_SECONDS
 
-    def _note_mark(self, seen: PendingWork, sent_at: float) -> None:
+    def _note_mark(self, work: PendingWork, sent_at: float) -> None:
         server = self._link.server
-        if seen.marked_lsn is None or server is None:
+        if work.marked_lsn is None or server is None:
             return
-        mark = WalMark(server=server, lsn=seen.marked_lsn, is_synchronous=bool(seen.is_synchronous))
+        mark = WalMark(server=server, lsn=work.marked_lsn, is_synchronous=bool(work.is_synchronous))
         if self._guard.follow_up(mark):
             self._marked_at = sent_at
 
-    async def _look(self, conn: AsyncConnection, epoch: int, elapsed: float | None, *, renews: bool) -> PendingWork:
+    async def _poll(self, conn: AsyncConnection, epoch: int, elapsed: float | None, *, is_renewal: bool) -> PendingWork:
         settings = self._settings
         return await as_leader(
             lambda: shards.poll_work(
@@ -164,10 +160,10 @@ class Leadership:
                 shard=self.shard,
                 epoch=epoch,
                 lost_after=settings.lost_after_seconds,
-                seconds=settings.leader_lease_seconds if renews else None,
+                seconds=settings.leader_lease_seconds if is_renewal else None,
                 elapsed=elapsed,
                 watch=(has_own_session(conn), conn is self._watched),
-                mark=self._mark if renews else None,
+                mark=self._mark if is_renewal else None,
             ),
             shard=self.shard,
             epoch=epoch,
@@ -180,7 +176,7 @@ class Leadership:
         known = self._guard.mark
         return known if known is not None and known.server == self._link.server else None
 
-    async def _look_plainly(self, conn: AsyncConnection, epoch: int) -> PendingWork:
+    async def _poll_renewal_only(self, conn: AsyncConnection, epoch: int) -> PendingWork:
         """The fallback when the combined poll fails: leading and firing continue, and the other work is skipped."""
         if not await shards.renew_shard(
             conn, shard=self.shard, epoch=epoch, seconds=self._settings.leader_lease_seconds
@@ -211,18 +207,18 @@ class Leadership:
             troubles=[],
         )
 
-    def forget_silence(self) -> None:
+    def forget_observation(self) -> None:
         """Silence during that time was not observed (V8): counting starts again."""
-        self._listened_at = 0.0
+        self._observed_at = 0.0
 
-    async def lose(self, error: NotLeader) -> None:
+    async def on_lost(self, error: NotLeader) -> None:
         """Another scheduler leads. Close the session, and with it the lock that would make this process look alive."""
         self._log.warning("deposed", shard=self.shard, epoch=self.epoch, error=error)
         metrics.STALE_WRITES_REFUSED.inc()
         self._step_down()
         await self._link.close()
 
-    async def resign(self, heir: str | None = None) -> bool:
+    async def release(self, successor: str | None = None) -> bool:
         """Transfer leadership at once and notify the standbys. Returns whether there was leadership to transfer.
 
         A named successor takes precedence for as long as it needs to acquire the shard.
@@ -231,10 +227,10 @@ class Leadership:
         try:
             if led is not None:
                 conn = await self._link.get()
-                has_handed_over = await self._give_up(conn, led, heir)
-                if has_handed_over and self._settings.notify:
+                is_transferred = await self._transfer(conn, led, successor)
+                if is_transferred and self._settings.notify:
                     await notify(conn, Channel.LEAD)
-                return has_handed_over
+                return is_transferred
         except (psycopg.Error, PostgresUnavailable, OSError) as error:
             self._log.warning("not_resigned", error=error)
         finally:
@@ -243,18 +239,18 @@ class Leadership:
             await self._link.close()
         return False
 
-    async def _give_up(self, conn: AsyncConnection, epoch: int, heir: str | None) -> bool:
-        if heir is None:
+    async def _transfer(self, conn: AsyncConnection, epoch: int, successor: str | None) -> bool:
+        if successor is None:
             return await shards.release_shard(conn, shard=self.shard, epoch=epoch)
         return await shards.hand_over(
-            conn, shard=self.shard, epoch=epoch, heir=heir, seconds=self._settings.tick_seconds
+            conn, shard=self.shard, epoch=epoch, heir=successor, seconds=self._settings.tick_seconds
         )
 
-    async def rest(self) -> None:
+    async def standby(self) -> None:
         """Another scheduler leads. Close the connection instead of waiting: the server would end the idle session."""
         await self._link.close()
 
-    async def lay_down(self) -> None:
+    async def close(self) -> None:
         """The shard is closed: no scheduler leads it, and there is nothing to transfer."""
         self._log.info("closed", shard=self.shard)
         self._step_down()
@@ -272,18 +268,19 @@ class Leadership:
 
 
 class LeaderConnection:
-    """`lock_share`: the share of a job's time that may be spent waiting for a lock."""
+    """A further connection of the leader, next to the connection that renews its lease: to the same server, with timeouts bounded
+    by the lease. `lock_share`: the share of a job's time that may be spent waiting for a lock."""
 
-    def __init__(self, url: str, lead: Leadership, settings: Settings, *, lock_share: float) -> None:
-        self._lead, self._settings, self._lock_share = lead, settings, lock_share
+    def __init__(self, url: str, leadership: Leadership, settings: Settings, *, lock_share: float) -> None:
+        self._leadership, self._settings, self._lock_share = leadership, settings, lock_share
         self._link = ReconnectingConnection(url, Purpose.PLANNING)
         self._bounded: AsyncConnection | None = None
 
     async def get(self) -> AsyncConnection:
-        """Raises NotLeader if this connection reaches another server than the lease was acquired on."""
+        """Raises NotLeader if the lease was acquired on another server than this connection reaches."""
         conn = await self._link.get()
-        if self._link.server != self._lead.led_on:
-            raise NotLeader(f"shard {self._lead.shard} was led on another server ({self._lead.led_on})")
+        if self._link.server != self._leadership.server:
+            raise NotLeader(f"shard {self._leadership.shard} was led on another server ({self._leadership.server})")
         if conn is not self._bounded:
             if has_own_session(conn):
                 seconds = self._settings.step_seconds

@@ -1,13 +1,14 @@
-"""The leader's maintenance: promote, reap, time out, admit, advance backfills, reconcile.
+"""The leader's maintenance: a table of jobs, and the loop that runs each when it is due.
 
 On its own connection, so that it cannot delay a fire. It queries nothing to find work: the leader's poll reports what
-is pending, and only the reconciliation round has its own timer.
+is pending, and only reconciliation and alerts have their own timers. A job that fails pauses, and the others continue.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from math import inf
@@ -15,336 +16,316 @@ from math import inf
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.db.notify import Channel
 from evertick.db.queries.shards import PendingWork
 from evertick.domain.errors import NotLeader
-from evertick.engine.backfills import advance
-from evertick.engine.gates import admit_gated_tasks
-from evertick.engine.maintenance import (
-    admit,
-    deliver_dependencies,
-    promote,
-    rebalance_shard,
-    time_out_run,
-    time_out_waits,
-)
-from evertick.engine.runners import observe_heartbeats, reap_runner
-from evertick.engine.waits import wake
 from evertick.observability import metrics
 from evertick.observability.logging import Log
 from evertick.runtime.circuit_breaker import CircuitBreaker, CircuitBreakers, boot_seconds
 from evertick.runtime.connections import Notifier
 from evertick.runtime.loop import run_loop
+from evertick.scheduler import maintenance_jobs
 from evertick.scheduler.leadership import LeaderConnection, Leadership
-from evertick.scheduler.maintenance_jobs import Alerting
+from evertick.scheduler.maintenance_jobs import Again, MaintenanceJobs
 from evertick.scheduler.reconciliation import Reconciliation
 
-# Retries that wait for a free slot, or whose run is locked: soon after progress, later without.
-SOON_SECONDS, LATER_SECONDS = 0.02, 0.1
-# How many rows change their shard in one transaction, and how often a leader checks for more after it found none.
-MOVES_AT_ONCE, MOVES_SECONDS = 500, 5.0
 # Share of a job's time: how long it may wait for one lock.
 LOCK_SHARE = 0.5
 
 
+# When a poll, read at the local time `now`, wants a job: inf if it has no work for it, None if it says nothing.
+Due = Callable[[PendingWork, float], float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One bounded batch of work.
+
+    `first_seconds`: how long after leadership begins it is due without a poll. `retry_seconds`: how long after a
+    failure it is due again without a poll. `is_paced`: once due, it decides by itself when it continues; a poll only
+    begins or ends it.
+    """
+
+    name: str
+    breaker: CircuitBreaker
+    due: Due
+    run: Callable[[AsyncConnection, int], Awaitable[Again]]
+    first_seconds: float = inf
+    retry_seconds: float = inf
+    is_paced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateJob:
+    """The same for each candidate that a poll lists. A candidate that fails pauses alone."""
+
+    name: str
+    breakers: CircuitBreakers
+    candidates: Callable[[PendingWork], list[int]]
+    run: Callable[[AsyncConnection, int, int], Awaitable[Again]]
+
+    @property
+    def breaker(self) -> CircuitBreaker:
+        return self.breakers.whole
+
+
+def local_time(instant: datetime | None, work: PendingWork, now: float) -> float:
+    """An instant of the database's clock, by the local clock: `work` was read at the local time `now`."""
+    return inf if instant is None else now + (instant - work.read_at).total_seconds()
+
+
+def at(instant: Callable[[PendingWork], datetime | None]) -> Due:
+    """Due at this instant of the poll."""
+    return lambda work, now: local_time(instant(work), work, now)
+
+
+def when(has_work: Callable[[PendingWork], object]) -> Due:
+    """Due now if the poll has found this."""
+    return lambda work, now: now if has_work(work) else inf
+
+
+def promote_due(work: PendingWork, now: float) -> float:
+    return min(local_time(work.next_timer, work, now), now if work.has_line else inf)
+
+
+def observation_due(work: PendingWork, now: float) -> float:
+    """The poll could not observe heartbeats."""
+    return now if work.silent is None and work.stranded is None and not work.troubles else inf
+
+
+def gates_due(work: PendingWork, now: float) -> float:
+    return now if work.has_gates else local_time(work.next_opening, work, now)
+
+
+def moves_due(work: PendingWork, now: float) -> float | None:
+    if work.has_moves is None:
+        return None
+    return now if work.has_moves else inf
+
+
+def from_own_timer(work: PendingWork, now: float) -> float | None:
+    """For a job that the poll says nothing about."""
+    return None
+
+
+def lost_sessions(work: PendingWork) -> list[int]:
+    return [*(work.silent or []), *(work.stranded or [])]
+
+
+def overdue_runs(work: PendingWork) -> list[int]:
+    return work.overdue or []
+
+
+def open_backfills(work: PendingWork) -> list[int]:
+    return work.backfills or []
+
+
+def make_jobs(bodies: MaintenanceJobs, reconciliation: Reconciliation, *, log: Log) -> list[Job | CandidateJob]:
+    """The jobs in the order in which they run. The name of a breaker is what metrics, logs and polls call the job."""
+    reap, time_out, backfill = (CircuitBreakers(name, log=log) for name in ("reap", "time_out", "backfill"))
+
+    def step(name: str) -> CircuitBreaker:
+        return CircuitBreaker(name, log=log)
+
+    return [
+        Job(name="promote", breaker=step("promote"), due=promote_due, run=bodies.promote),
+        Job(name="observe", breaker=reap.whole, due=observation_due, run=bodies.observe_heartbeats),
+        CandidateJob(name="reap", breakers=reap, candidates=lost_sessions, run=bodies.reap),
+        CandidateJob(name="time_out_runs", breakers=time_out, candidates=overdue_runs, run=bodies.time_out_run),
+        Job(
+            name="time_out_queued",
+            breaker=time_out.whole,
+            due=at(lambda work: work.next_expiry),
+            run=bodies.time_out_queued_tasks,
+        ),
+        Job(
+            name="dependencies",
+            breaker=step("hear"),
+            due=when(lambda work: work.has_arrivals),
+            run=bodies.deliver_dependencies,
+        ),
+        Job(name="wake", breaker=step("wake"), due=at(lambda work: work.next_wake), run=bodies.wake_deferred_tasks),
+        Job(name="admit", breaker=step("admit"), due=when(lambda work: work.with_room), run=bodies.admit_queued_runs),
+        CandidateJob(name="backfill", breakers=backfill, candidates=open_backfills, run=bodies.advance_backfill),
+        Job(name="gates", breaker=step("gates"), due=gates_due, run=bodies.admit_gated_tasks),
+        Job(
+            name="rebalance",
+            breaker=step("move_out"),
+            due=moves_due,
+            run=bodies.rebalance_shard,
+            retry_seconds=maintenance_jobs.MOVES_SECONDS,
+            is_paced=True,
+        ),
+        *make_own_jobs(bodies, reconciliation, step),
+    ]
+
+
+def make_own_jobs(
+    bodies: MaintenanceJobs, reconciliation: Reconciliation, step: Callable[[str], CircuitBreaker]
+) -> list[Job | CandidateJob]:
+    """The jobs that do not depend on the poll."""
+    return [
+        # A round begins at once: changes before the leadership were not observed.
+        Job(
+            name="reconcile",
+            breaker=step("reconcile"),
+            due=from_own_timer,
+            run=reconciliation.run_slice,
+            first_seconds=0.0,
+            retry_seconds=0.0,
+        ),
+        Job(name="orphans", breaker=step("orphans"), due=from_own_timer, run=reconciliation.fail_orphaned_runs),
+        Job(name="count_gates", breaker=step("gates"), due=from_own_timer, run=reconciliation.count_gates),
+        # Not at once, so that schedules that fell due before the leadership can fire first.
+        Job(
+            name="alerts",
+            breaker=step("alerts"),
+            due=from_own_timer,
+            run=bodies.raise_alerts,
+            first_seconds=maintenance_jobs.ALERT_SECONDS,
+            retry_seconds=maintenance_jobs.ALERT_SECONDS,
+        ),
+    ]
+
+
 class Maintenance:
-    """`on_refused` is called when the database answers that another scheduler leads, `on_closed` when the shard is
-    closed."""
+    """The maintenance of one shard. `wake_leader` is set when the leader has to act: leadership is lost, or
+    `is_shard_closed`."""
 
     def __init__(
         self,
         settings: Settings,
         *,
         url: str,
-        lead: Leadership,
+        leadership: Leadership,
         waker: Notifier,
-        on_refused: Callable[[], None],
-        on_closed: Callable[[], None],
+        wake_leader: asyncio.Event,
         log: Log,
     ) -> None:
-        self._settings, self._lead, self._waker, self._log = settings, lead, waker, log
-        self._on_refused, self._on_closed = on_refused, on_closed
-        self._link = LeaderConnection(url, lead, settings, lock_share=LOCK_SHARE)
-        self._each = {name: CircuitBreakers(name, log=log) for name in ("reap", "time_out", "backfill")}
-        self._steps = {
-            name: CircuitBreaker(name, log=log) for name in ("promote", "admit", "hear", "wake", "gates", "move_out")
-        }
-        self._steps |= {name: each.whole for name, each in self._each.items()}
-        self._repairing = Reconciliation(settings, lead=lead, waker=waker, log=log)
-        self._alerting = Alerting(lead=lead, log=log)
+        self._settings, self._leadership, self._log = settings, leadership, log
+        self._wake_leader = wake_leader
+        self._connection = LeaderConnection(url, leadership, settings, lock_share=LOCK_SHARE)
+        self._bodies = MaintenanceJobs(settings, shard=leadership.shard, waker=waker, log=log)
+        self._reconciliation = Reconciliation(settings, shard=leadership.shard, waker=waker, log=log)
+        self._jobs = make_jobs(self._bodies, self._reconciliation, log=log)
+        # By the name that a poll uses: the first job with that name has its breaker failed.
+        self._breakers = {job.breaker.name: job.breaker for job in reversed(self._jobs)}
         self._wake = asyncio.Event()
         self._read_at: tuple[datetime, float] | None = None
         self.begin()
 
     def begin(self) -> None:
-        """Leadership begins: discard all earlier knowledge, and run every job once."""
-        self._promote_at = self._expire_at = self._opens_at = self._wake_at = inf
-        self._sessions: list[int] = []
-        self._overdue: list[int] = []
-        self._backfills: list[int] = []
-        self._backfill_at = self._move_at = inf
-        self._has_room = self._has_arrivals = self._has_gates = self._listens = False
-        self._listened_at = 0.0
-        self._repairing.begin()
-        self._alerting.begin()
+        """Leadership begins: discard all earlier knowledge."""
+        now = boot_seconds()
+        self._due_at = {job.name: now + (job.first_seconds if isinstance(job, Job) else inf) for job in self._jobs}
+        self._candidates: dict[str, list[int]] = {}
+        self._bodies.forget_observation()
+        self._reconciliation.begin()
+        self.is_shard_closed = False
 
-    def hear(self, seen: PendingWork) -> None:
+    def plan(self, work: PendingWork) -> None:
         """The leader's latest poll."""
         now = boot_seconds()
-        self._read_at = (seen.read_at, now)
-        for trouble in seen.troubles:
-            self._complain(*trouble.split(": ", 1))
-        self._promote_at = min(self._boot_time(seen.next_timer), now if seen.has_line else inf)
-        self._expire_at = self._boot_time(seen.next_expiry)
-        self._sessions = [*(seen.silent or []), *(seen.stranded or [])]
-        self._overdue, self._has_room = seen.overdue or [], bool(seen.with_room)
-        self._backfills = seen.backfills or []
-        self._backfill_at = now if self._backfills else inf
-        self._has_arrivals = bool(seen.has_arrivals)
-        self._wake_at = self._boot_time(seen.next_wake)
-        self._has_gates = bool(seen.has_gates)
-        self._opens_at = self._boot_time(seen.next_opening)
-        if seen.has_moves is not None:
-            self._move_at = (now if self._move_at == inf else self._move_at) if seen.has_moves else inf
-        self._listens = seen.silent is None and seen.stranded is None and not seen.troubles
-        if not self._listens:
-            self._listened_at = 0.0
+        self._read_at = (work.read_at, now)
+        for trouble in work.troubles:
+            self._fail(*trouble.split(": ", 1))
+        for job in self._jobs:
+            if isinstance(job, CandidateJob):
+                self._candidates[job.name] = job.candidates(work)
+                self._due_at[job.name] = now if self._candidates[job.name] else inf
+                continue
+            due = job.due(work, now)
+            if due is None or (job.is_paced and max(due, self._due_at[job.name]) < inf):
+                continue
+            self._due_at[job.name] = due
+        if observation_due(work, now) == inf:
+            self._bodies.forget_observation()
         if self._next_at() <= now:
             self._wake.set()
 
     async def run(self) -> None:
         """Run until canceled."""
         never = asyncio.Event()
-        await run_loop(self.tick, wake=self._wake, stop=never, name=self._lead.loop_name("tend"), log=self._log)
+        await run_loop(self.tick, wake=self._wake, stop=never, name=self._leadership.loop_name("tend"), log=self._log)
 
     async def tick(self) -> float:
         """Run every job that is due, once."""
-        if self._lead.may_plan and self._next_at() <= boot_seconds():
+        if self._leadership.may_plan and self._next_at() <= boot_seconds():
             try:
-                await self._tend(await self._link.get())
+                await self._run_due(await self._connection.get())
             except NotLeader as error:
                 self._log.warning("refused", error=error)
                 self.begin()
-                self._on_refused()
-        if self._lead.epoch is None:
-            await self._link.close()
-        rest = self._next_at() - boot_seconds() if self._lead.may_plan else inf
-        return max(0.0, min(rest, self._settings.tick_seconds))
+                self._wake_leader.set()
+        if self._leadership.epoch is None:
+            await self._connection.close()
+        pause = self._next_at() - boot_seconds() if self._leadership.may_plan else inf
+        return max(0.0, min(pause, self._settings.tick_seconds))
 
     async def close(self) -> None:
-        await self._link.close()
+        await self._connection.close()
 
-    async def _tend(self, conn: AsyncConnection) -> None:
-        now = boot_seconds()
-        if self._promote_at <= now:
-            await self._step("promote", conn, self._promote)
-        if self._listens:
-            self._listens = False
-            await self._step("reap", conn, self._listen)
-        sessions, self._sessions = self._sessions, []
-        await self._for_each("reap", conn, sessions, self._reap)
-        overdue, self._overdue = self._overdue, []
-        await self._for_each("time_out", conn, overdue, self._time_out)
-        if self._expire_at <= now:
-            self._expire_at = inf
-            await self._step("time_out", conn, self._time_out_waits)
-        if self._has_arrivals:
-            self._has_arrivals = False
-            await self._step("hear", conn, self._hear)
-        if self._wake_at <= now:
-            await self._step("wake", conn, self._wake_tasks)
-        if self._has_room:
-            self._has_room = False
-            await self._step("admit", conn, self._admit)
-        if self._backfill_at <= now:
-            self._backfill_at = inf
-            await self._for_each("backfill", conn, self._backfills, self._move_on)
-        if self._has_gates or self._opens_at <= now:
-            self._has_gates, self._opens_at = False, inf
-            await self._step("gates", conn, self._tend_gates)
-        if self._move_at <= now:
-            await self._step("move_out", conn, self._move_out)
-        if self._lead.may_plan:
-            await self._repairing.attempt(conn)
-        if self._lead.may_plan:
-            await self._alerting.attempt(conn)
+    async def _run_due(self, conn: AsyncConnection) -> None:
+        for job in self._jobs:
+            if not self._leadership.may_plan or self._next_at_of(job) > boot_seconds():
+                continue
+            if isinstance(job, CandidateJob):
+                self._due_at[job.name] = inf
+                candidates = self._candidates.get(job.name, [])
+                await job.breakers.attempt(conn, candidates, partial(self._run_candidate, job, conn))
+                continue
+            await self._run_job(job, conn)
 
-    async def _step(self, name: str, conn: AsyncConnection, work: Callable[[AsyncConnection], Awaitable[None]]) -> None:
-        step = self._steps[name]
-        if self._lead.may_plan and not step.is_resting:
-            await step.attempt(conn, partial(work, conn))
+    async def _run_job(self, job: Job, conn: AsyncConnection) -> None:
+        self._due_at[job.name] = before = boot_seconds() + job.retry_seconds
+        again = await job.breaker.attempt(conn, partial(job.run, conn, self._epoch))
+        if again is None:
+            return
+        next_at, polled = self._local(again), self._due_at[job.name]
+        # A poll that was read meanwhile may have found work that this run did not.
+        self._due_at[job.name] = next_at if polled == before else min(next_at, polled)
+        self._follow(again)
 
-    async def _for_each(
-        self,
-        name: str,
-        conn: AsyncConnection,
-        candidates: list[int],
-        work: Callable[[AsyncConnection, int], Awaitable[None]],
-    ) -> None:
-        async def one(candidate: int) -> None:
-            if self._lead.may_plan:
-                await work(conn, candidate)
+    async def _run_candidate(self, job: CandidateJob, conn: AsyncConnection, candidate: int) -> None:
+        if self._leadership.may_plan:
+            again = await job.run(conn, self._epoch, candidate)
+            self._due_at[job.name] = min(self._due_at[job.name], self._local(again))
+            self._follow(again)
 
-        await self._each[name].attempt(conn, candidates, one)
+    def _follow(self, again: Again) -> None:
+        for name, candidates in again.also.items():
+            self._candidates[name] = candidates
+            self._due_at[name] = boot_seconds()
+        if again.is_shard_closed:
+            self.is_shard_closed = True
+            self._wake_leader.set()
 
-    def _complain(self, step: str, reason: str) -> None:
-        if step == "reap":
+    def _fail(self, name: str, reason: str) -> None:
+        """A part of the poll failed, which the job of that name needs."""
+        if name == "reap":
             metrics.AGENT_LOST_LIST_ERROR.inc()
-        if step in self._steps:
-            self._steps[step].fail(reason)
+        if name in self._breakers:
+            self._breakers[name].fail(reason)
         else:
-            metrics.STEP_FAILURES.labels(step=step).inc()
-            self._log.error("step_failed", step=step, error=reason)
-
-    async def _promote(self, conn: AsyncConnection) -> None:
-        self._promote_at = inf
-        done = await promote(
-            conn,
-            shard=self._lead.shard,
-            epoch=self._epoch,
-            batch=self._settings.promote_batch,
-            max_active_retries=self._settings.max_active_retries,
-        )
-        self._count_refused("run", done.refused, verb="promote")
-        if done.promoted:
-            self._waker.wake(Channel.READY)
-        pause = SOON_SECONDS if done.promoted else LATER_SECONDS
-        soonest = boot_seconds() + pause
-        due_at = max(self._boot_time(done.next_due), soonest)
-        self._promote_at = min(due_at, soonest if done.has_line else inf)
-
-    async def _listen(self, conn: AsyncConnection) -> None:
-        """The fallback when the leader's poll could not observe heartbeats."""
-        now, before, self._listened_at = boot_seconds(), self._listened_at, 0.0
-        heard = await observe_heartbeats(
-            conn,
-            shard=self._lead.shard,
-            epoch=self._epoch,
-            elapsed=now - before if before else 0.0,
-            lost_after=self._settings.lost_after_seconds,
-        )
-        self._listened_at = now
-        self._sessions = [*heard.silent, *heard.stranded]
-
-    async def _reap(self, conn: AsyncConnection, session: int) -> None:
-        settings = self._settings
-        done = await reap_runner(
-            conn,
-            shard=self._lead.shard,
-            epoch=self._epoch,
-            session=session,
-            lost_after=settings.lost_after_seconds,
-            infra_retries=settings.infra_retries,
-        )
-        if done.reaped is None:
-            return  # a heartbeat arrived meanwhile
-        metrics.AGENT_LOST.inc(done.reaped)
-        self._count_refused("run", done.refused, verb="reap")
-        self._log.error("agent_lost", session=session, attempts=done.reaped)
-        self._waker.wake(Channel.READY)
-
-    async def _time_out(self, conn: AsyncConnection, run_id: int) -> None:
-        asked = await time_out_run(conn, shard=self._lead.shard, epoch=self._epoch, run_id=run_id)
-        if asked is None:
-            return
-        if asked < 0:
-            self._count_refused("run", 1, verb="time_out")
-            return
-        metrics.TIMEOUTS.labels(kind="run").inc()
-        self._log.warning("run_timeout", run=run_id, asked_to_stop=asked)
-        if asked:
-            self._waker.wake(Channel.STOP)
-
-    async def _time_out_waits(self, conn: AsyncConnection) -> None:
-        done = await time_out_waits(conn, shard=self._lead.shard, epoch=self._epoch, batch=self._settings.promote_batch)
-        self._count_refused("run", done.refused, verb="time_out")
-        if done.failed:
-            metrics.TIMEOUTS.labels(kind="queue_wait").inc(done.failed)
-            self._log.warning("queue_timeout", tasks=done.failed)
-            self._waker.wake(Channel.READY)
-
-    async def _hear(self, conn: AsyncConnection) -> None:
-        done = await deliver_dependencies(
-            conn, shard=self._lead.shard, epoch=self._epoch, batch=self._settings.promote_batch
-        )
-        self._has_arrivals = done.has_more
-        if done.became_due:
-            self._waker.wake(Channel.PLAN)
-
-    async def _wake_tasks(self, conn: AsyncConnection) -> None:
-        self._wake_at = inf
-        done = await wake(conn, shard=self._lead.shard, epoch=self._epoch, batch=self._settings.promote_batch)
-        self._count_refused("run", done.refused, verb="wake")
-        if done.looked_at:
-            self._waker.wake(Channel.READY)
-        # The result of one wait may end the next. A wait that is due and was skipped is locked by another transaction.
-        soonest = boot_seconds() + (0.0 if done.looked_at else LATER_SECONDS)
-        self._wake_at = max(self._boot_time(done.next_wake), soonest)
-
-    async def _admit(self, conn: AsyncConnection) -> None:
-        done = await admit(conn, shard=self._lead.shard, epoch=self._epoch)
-        self._count_refused("dag", done.refused, verb="admit")
-        if done.admitted:
-            self._waker.wake(Channel.READY)
-            self._wake_at = boot_seconds()
-
-    async def _move_on(self, conn: AsyncConnection, backfill_id: int) -> None:
-        done = await advance(conn, shard=self._lead.shard, epoch=self._epoch, backfill_id=backfill_id)
-        if done.made:
-            metrics.BACKFILL_RUNS.inc(done.made)
-            self._waker.wake(Channel.READY)
-            self._wake_at = boot_seconds()
-        # Soon again while there is progress; otherwise the leader's next poll reports whether there is work.
-        if (done.moved or done.ended) and not done.is_over:
-            self._backfill_at = boot_seconds() + SOON_SECONDS
-
-    async def _tend_gates(self, conn: AsyncConnection) -> None:
-        batch = self._settings.promote_batch
-        done = await admit_gated_tasks(conn, shard=self._lead.shard, epoch=self._epoch, batch=batch)
-        self._opens_at = max(self._boot_time(done.next_opening), boot_seconds() + SOON_SECONDS)
-        if done.admitted:
-            self._waker.wake(Channel.READY)
-
-    async def _move_out(self, conn: AsyncConnection) -> None:
-        """Move rows that belong to another shard since the number of shards changed. Other jobs run between two
-        batches."""
-        self._move_at = boot_seconds() + MOVES_SECONDS
-        done = await rebalance_shard(conn, shard=self._lead.shard, epoch=self._epoch, batch=MOVES_AT_ONCE)
-        if done.moved:
-            metrics.MOVED.inc(done.moved)
-            self._log.info("move_out", shard=self._lead.shard, moved=done.moved)
-            self._waker.wake(Channel.PLAN)
-            self._move_at = boot_seconds() + SOON_SECONDS
-        elif done.is_over:
-            self._move_at = inf
-            if done.is_closed:
-                self._on_closed()
-
-    def _count_refused(self, kind: str, count: int, *, verb: str) -> None:
-        if count:
-            metrics.QUARANTINED.labels(kind=kind).inc(count)
-            self._log.error("quarantine", kind=kind, count=count, verb=verb)
+            metrics.STEP_FAILURES.labels(step=name).inc()
+            self._log.error("step_failed", step=name, error=reason)
 
     @property
     def _epoch(self) -> int:
-        if self._lead.epoch is None:
-            raise NotLeader(f"shard {self._lead.shard} is led by another scheduler")
-        return self._lead.epoch
+        if self._leadership.epoch is None:
+            raise NotLeader(f"shard {self._leadership.shard} is led by another scheduler")
+        return self._leadership.epoch
 
     def _next_at(self) -> float:
         """When the next job is due, by the local clock."""
-        is_called = self._has_room or self._has_arrivals or self._has_gates or self._listens
-        if self._sessions or self._overdue or is_called:
-            return 0.0
-        resting = self._steps["promote"].rests_until
-        soonest = min(max(self._promote_at, resting), self._expire_at, self._backfill_at, self._opens_at)
-        soonest = min(soonest, max(self._move_at, self._steps["move_out"].rests_until))
-        soonest = min(soonest, max(self._wake_at, self._steps["wake"].rests_until))
-        return min(soonest, self._repairing.next_at, self._alerting.next_at)
+        return min(self._next_at_of(job) for job in self._jobs)
 
-    def _boot_time(self, instant: datetime | None) -> float:
-        """Convert an instant of the database's clock to the local clock."""
-        if instant is None or self._read_at is None:
-            return inf
-        read_at, at = self._read_at
-        return at + (instant - read_at).total_seconds()
+    def _next_at_of(self, job: Job | CandidateJob) -> float:
+        return max(self._due_at[job.name], job.breaker.rests_until)
+
+    def _local(self, again: Again) -> float:
+        """When it is due again, by the local clock."""
+        earliest = boot_seconds() + again.in_seconds
+        if again.at is None or self._read_at is None:
+            return earliest
+        read_at, now = self._read_at
+        return max(earliest, now + (again.at - read_at).total_seconds())

@@ -68,9 +68,9 @@ class DestinationBackoff:
 
 
 class NotificationSender:
-    def __init__(self, settings: Settings, *, url: str, lead: Leadership, waker: Notifier, log: Log) -> None:
-        self._settings, self._lead, self._waker, self._log = settings, lead, waker, log
-        self._link = LeaderConnection(url, lead, settings, lock_share=0.5)
+    def __init__(self, settings: Settings, *, url: str, leadership: Leadership, waker: Notifier, log: Log) -> None:
+        self._settings, self._leadership, self._waker, self._log = settings, leadership, waker, log
+        self._link = LeaderConnection(url, leadership, settings, lock_share=0.5)
         self._resting = DestinationBackoff()
         self._busy: dict[str, int] = {}
         self._wake = asyncio.Event()
@@ -95,7 +95,7 @@ class NotificationSender:
             await run_loop(self.tick, wake=self._wake, stop=never, name="notify", log=self._log, pulse=self._pulse)
 
     async def tick(self) -> float:
-        epoch = self._lead.current_epoch()
+        epoch = self._leadership.current_epoch()
         if epoch is None:
             self._forget()
             return self._settings.tick_seconds
@@ -117,7 +117,7 @@ class NotificationSender:
         if not self._may_wait:
             return self._settings.tick_seconds
         room = Room(passed_over=self._resting.now() | self._busy.keys(), each=EACH, batch=BATCH, seconds=TAKEN_SECONDS)
-        taken = await take_due(conn, shard=self._lead.shard, epoch=epoch, room=room)
+        taken = await take_due(conn, shard=self._leadership.shard, epoch=epoch, room=room)
         assert self._group is not None
         for each in taken:
             self._busy[each.sink] = self._busy.get(each.sink, 0) + 1
@@ -181,7 +181,7 @@ class NotificationSender:
             batch=GIVE_UP_BATCH,
             most=MOST_COUNTED,
         )
-        found = await tend_outbox(await self._link.get(), shard=self._lead.shard, epoch=epoch, wish=wish)
+        found = await tend_outbox(await self._link.get(), shard=self._leadership.shard, epoch=epoch, wish=wish)
         metrics.NOTIFICATIONS.labels(outcome="given_up").inc(found.given_up)
         rest = 0.0 if found.given_up == GIVE_UP_BATCH else TEND_SECONDS
         self._tended_for, self._tend_at = epoch, boot_seconds() + rest

@@ -6,8 +6,6 @@ the load in a large installation.
 
 from __future__ import annotations
 
-from math import inf
-
 import psycopg
 from psycopg import AsyncConnection, errors
 
@@ -20,9 +18,9 @@ from evertick.engine.maintenance import reconcile, skip_one
 from evertick.engine.runners import reap_orphan
 from evertick.observability import metrics
 from evertick.observability.logging import Log
-from evertick.runtime.circuit_breaker import CircuitBreaker, boot_seconds
+from evertick.runtime.circuit_breaker import boot_seconds
 from evertick.runtime.connections import Notifier
-from evertick.scheduler.leadership import Leadership
+from evertick.scheduler.maintenance_jobs import Again
 
 SLICE_PAUSE_SECONDS = 0.02
 # Counting queued tasks is expensive where the queue is long; it is done in the first round and then in every tenth.
@@ -32,42 +30,32 @@ GATES_AT_ONCE = 5000
 
 
 class Reconciliation:
-    def __init__(self, settings: Settings, *, lead: Leadership, waker: Notifier, log: Log) -> None:
-        self._settings, self._lead, self._waker, self._log = settings, lead, waker, log
-        self._reconciling = CircuitBreaker("reconcile", log=log)
-        self._reaping = CircuitBreaker("orphans", log=log)
-        self._counting = CircuitBreaker("gates", log=log)
+    """The rounds of one shard. `run_slice` is one slice; after the last one of a round follow `fail_orphaned_runs` and
+    `count_gates`."""
+
+    def __init__(self, settings: Settings, *, shard: int, waker: Notifier, log: Log) -> None:
+        self._settings, self._shard, self._waker, self._log = settings, shard, waker, log
         self._batch = settings.reconcile_batch
         self.begin()
 
     def begin(self) -> None:
-        """Leadership begins: start a round now. Changes before it were not observed."""
-        self._after, self._slice_at = BEGINNING, 0.0
+        """Leadership begins: the next slice starts a round. Changes before it were not observed."""
+        self._after = BEGINNING
         self._began_at, self._elapsed, self._rounds = 0.0, 0.0, 0
 
-    @property
-    def next_at(self) -> float:
-        return max(self._slice_at, self._reconciling.rests_until)
-
-    async def attempt(self, conn: AsyncConnection) -> None:
-        """One slice, if it is due. After the last slice of a round: orphaned runs."""
-        if boot_seconds() < self.next_at:
-            return
-        self._slice_at = inf
-        is_over = await self._reconciling.attempt(conn, lambda: self._reconcile(conn))
-        if is_over is None:
+    async def run_slice(self, conn: AsyncConnection, epoch: int) -> Again:
+        try:
+            is_over = await self._reconcile(conn, epoch)
+        except BaseException:
             # Observation was interrupted: nothing of this round counts as observed.
-            self._began_at, self._elapsed, self._slice_at = 0.0, 0.0, boot_seconds()
-        elif is_over:
-            self._slice_at = self._began_at + self._settings.reconcile_seconds
-            if not self._reaping.is_resting:
-                await self._reaping.attempt(conn, lambda: self._reap_orphans(conn))
-            if not self._counting.is_resting:
-                await self._counting.attempt(conn, lambda: self._count_gates(conn))
-        else:
-            self._slice_at = boot_seconds() + SLICE_PAUSE_SECONDS
+            self._began_at = self._elapsed = 0.0
+            raise
+        if not is_over:
+            return Again(in_seconds=SLICE_PAUSE_SECONDS)
+        next_at = self._began_at + self._settings.reconcile_seconds
+        return Again(in_seconds=max(0.0, next_at - boot_seconds()), also={"orphans": [], "count_gates": []})
 
-    async def _reconcile(self, conn: AsyncConnection) -> bool:
+    async def _reconcile(self, conn: AsyncConnection, epoch: int) -> bool:
         """Returns whether the round is over."""
         now = boot_seconds()
         if self._after == BEGINNING:
@@ -78,8 +66,8 @@ class Reconciliation:
         try:
             done = await reconcile(
                 conn,
-                shard=self._lead.shard,
-                epoch=self._epoch,
+                shard=self._shard,
+                epoch=epoch,
                 after=self._after,
                 batch=self._batch,
                 elapsed=self._elapsed,
@@ -90,7 +78,7 @@ class Reconciliation:
             if self._batch > 1:
                 self._batch = 1
                 raise
-            self._after = await skip_one(conn, shard=self._lead.shard, epoch=self._epoch, after=self._after)
+            self._after = await skip_one(conn, shard=self._shard, epoch=epoch, after=self._after)
             metrics.QUARANTINED.labels(kind="run").inc()
             self._log.error("quarantine", kind="run", run=self._after[1], verb="reconcile")
             return self._after == BEGINNING
@@ -107,36 +95,36 @@ class Reconciliation:
         self._rounds += done.last == BEGINNING
         return done.last == BEGINNING
 
-    async def _count_gates(self, conn: AsyncConnection) -> None:
+    async def count_gates(self, conn: AsyncConnection, epoch: int) -> Again:
         """Check all gates, slice by slice; before that, release the admissions of tasks that no runner can claim."""
         grace = self._settings.unadmit_after_seconds
-        taken_back = await release_admissions(
-            conn, shard=self._lead.shard, epoch=self._epoch, grace=grace, batch=self._settings.promote_batch
+        released = await release_admissions(
+            conn, shard=self._shard, epoch=epoch, grace=grace, batch=self._settings.promote_batch
         )
-        if taken_back:
-            self._log.warning("unadmit", tasks=taken_back, reason="no live runner serves their queue")
+        if released:
+            self._log.warning("unadmit", tasks=released, reason="no live runner serves their queue")
         after: int | None = 0
         admitted = 0
         while after is not None:
-            done = await reconcile_gates(
-                conn, shard=self._lead.shard, epoch=self._epoch, after=after, batch=GATES_AT_ONCE
-            )
+            done = await reconcile_gates(conn, shard=self._shard, epoch=epoch, after=after, batch=GATES_AT_ONCE)
             after, admitted = done.last_gate_id, admitted + done.admitted
             if done.drifted:
                 metrics.GATE_DRIFT.inc(done.drifted)
                 self._log.error("gate_drift", gates=done.drifted)
-        if admitted or taken_back:
+        if admitted or released:
             self._waker.wake(Channel.READY)
+        return Again()
 
-    async def _reap_orphans(self, conn: AsyncConnection) -> None:
+    async def fail_orphaned_runs(self, conn: AsyncConnection, epoch: int) -> Again:
+        """Fail runs that can no longer make progress."""
         try:
-            found = await runs.orphans(conn, shard=self._lead.shard, orphan_after=self._settings.orphan_after_seconds)
+            found = await runs.orphans(conn, shard=self._shard, orphan_after=self._settings.orphan_after_seconds)
         except psycopg.Error:
             metrics.ORPHAN_LIST_ERROR.inc()
             raise
         for run_id in found:
             try:
-                await self._reap_orphan(conn, run_id)
+                await self._fail_orphan(conn, epoch, run_id)
             except psycopg.Error as error:
                 metrics.ORPHAN_REAP_ERROR.inc()
                 if conn.closed or conn.broken:
@@ -147,11 +135,12 @@ class Reconciliation:
             except Exception:
                 metrics.ORPHAN_PANIC.inc()
                 raise
+        return Again()
 
-    async def _reap_orphan(self, conn: AsyncConnection, run_id: int) -> None:
+    async def _fail_orphan(self, conn: AsyncConnection, epoch: int, run_id: int) -> None:
         settings = self._settings
         done = await reap_orphan(
-            conn, shard=self._lead.shard, epoch=self._epoch, run_id=run_id, orphan_after=settings.orphan_after_seconds
+            conn, shard=self._shard, epoch=epoch, run_id=run_id, orphan_after=settings.orphan_after_seconds
         )
         if done == "reaped":
             metrics.ORPHAN_REAPED.inc()
@@ -160,9 +149,3 @@ class Reconciliation:
             metrics.ORPHAN_REAP_ERROR.inc()
             metrics.QUARANTINED.labels(kind="run").inc()
             self._log.error("quarantine", kind="run", run=run_id, verb="reap")
-
-    @property
-    def _epoch(self) -> int:
-        if self._lead.epoch is None:
-            raise NotLeader(f"shard {self._lead.shard} is led by another scheduler")
-        return self._lead.epoch

@@ -13,6 +13,7 @@ from evertick.db.connect import Purpose
 from evertick.db.notify import Channel
 from evertick.db.queries.shards import PendingWork
 from evertick.observability.logging import Log
+from evertick.runner.events import PeerDied
 from evertick.runner.peer_check import PeerCheck
 from evertick.runtime.connections import Notifier, ReconnectingConnection, listen_forever
 from evertick.scheduler.leadership import Leadership
@@ -30,24 +31,24 @@ class Scheduler:
 
     def __init__(self, settings: Settings, *, url: str, owner: str, log: Log) -> None:
         self._settings, self._url, self._owner, self._log = settings, url, owner, log
-        lead = Leadership(settings, url=url, owner=owner, log=log, shard=FIRST)
-        self._waker = Notifier(url, is_enabled=settings.notify, log=log, has_marked=lambda: lead.has_marked)
+        leadership = Leadership(settings, url=url, owner=owner, log=log, shard=FIRST)
+        self._waker = Notifier(url, is_enabled=settings.notify, log=log, has_marked=lambda: leadership.has_marked)
         self._beside = ReconnectingConnection(url, Purpose.PLANNING)
-        self._neighbours = PeerCheck(settings, link=self._beside, on_buried=self._on_buried, log=log)
-        self._roster = ShardAssignment(settings, url=url, owner=owner, seat=self._seat, log=log)
-        self._notifying = NotificationSender(settings, url=url, lead=lead, waker=self._waker, log=log)
-        self._upkeep = Vacuum(settings, url=url, epoch=lead.current_epoch, log=log)
-        self.first = self._make_seat(lead)
-        self._seats = {FIRST: self.first}
+        self._peers = PeerCheck(settings, link=self._beside, put=self._on_peer_died, log=log)
+        self._assignment = ShardAssignment(settings, url=url, owner=owner, leader_of=self._leader_of, log=log)
+        self._notifying = NotificationSender(settings, url=url, leadership=leadership, waker=self._waker, log=log)
+        self._upkeep = Vacuum(settings, url=url, epoch=leadership.current_epoch, log=log)
+        self.first = self._make_leader(leadership)
+        self._leaders = {FIRST: self.first}
         self._group: asyncio.TaskGroup | None = None
         self.wake = self.first.wake
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
         """Run until `stop` is set; then transfer all leadership at once."""
-        async with asyncio.TaskGroup() as seats, asyncio.TaskGroup() as group:
-            self._group = seats
-            beside = (self._waker, self._neighbours, self._upkeep, self._notifying, self._roster)
+        async with asyncio.TaskGroup() as leaders, asyncio.TaskGroup() as group:
+            self._group = leaders
+            beside = (self._waker, self._peers, self._upkeep, self._notifying, self._assignment)
             background = [group.create_task(each.run()) for each in beside]
             if self._settings.notify:
                 channels = [Channel.PLAN, Channel.JOIN, Channel.LEAD]
@@ -55,52 +56,52 @@ class Scheduler:
             await self.first.run(self.stop)
             for task in background:
                 task.cancel()
-            for seat in self._seats.values():
-                seat.wake.set()
+            for leader in self._leaders.values():
+                leader.wake.set()
         await self.close()
 
     async def close(self) -> None:
         """Release all leadership, and close every connection."""
-        for seat in self._seats.values():
-            await seat.close()
-        await self._roster.close()
+        for leader in self._leaders.values():
+            await leader.close()
+        await self._assignment.close()
         await self._notifying.close()
         await self._waker.close()
         await self._beside.close()
 
-    def _seat(self, shard: int) -> ShardLeader:
+    def _leader_of(self, shard: int) -> ShardLeader:
         """Created on first use. A shard that is led elsewhere or closed costs nothing."""
-        if shard not in self._seats:
-            lead = Leadership(self._settings, url=self._url, owner=self._owner, log=self._log, shard=shard)
-            self._seats[shard] = self._make_seat(lead)
+        if shard not in self._leaders:
+            leadership = Leadership(self._settings, url=self._url, owner=self._owner, log=self._log, shard=shard)
+            self._leaders[shard] = self._make_leader(leadership)
             assert self._group is not None
-            self._group.create_task(self._seats[shard].run(self.stop))
-        return self._seats[shard]
+            self._group.create_task(self._leaders[shard].run(self.stop))
+        return self._leaders[shard]
 
-    def _make_seat(self, lead: Leadership) -> ShardLeader:
-        def hear(seen: PendingWork | None, of_shards: int) -> None:
-            self._roster.hear(of_shards)
-            if seen is not None and lead.shard == FIRST:
-                self._notifying.hear(seen)
+    def _make_leader(self, leadership: Leadership) -> ShardLeader:
+        def publish(work: PendingWork | None, shard_count: int) -> None:
+            self._assignment.note_shard_count(shard_count)
+            if work is not None and leadership.shard == FIRST:
+                self._notifying.hear(work)
 
         return ShardLeader(
             self._settings,
             url=self._url,
-            lead=lead,
+            leadership=leadership,
             waker=self._waker,
-            may_take=self._roster.may_take,
-            hear=hear,
+            may_acquire=self._assignment.may_acquire,
+            publish=publish,
             log=self._log,
         )
 
     def _on_wake(self, channel: Channel) -> None:
         if channel is Channel.JOIN:
-            self._neighbours.ask()
+            self._peers.list_soon()
             return
         if channel is Channel.LEAD:
-            self._roster.wake.set()
-        for seat in self._seats.values():
-            seat.wake.set()
+            self._assignment.wake.set()
+        for leader in self._leaders.values():
+            leader.wake.set()
 
-    def _on_buried(self) -> None:
+    def _on_peer_died(self, _: PeerDied) -> None:
         self._waker.wake(Channel.READY)

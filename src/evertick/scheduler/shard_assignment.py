@@ -30,29 +30,29 @@ from evertick.scheduler.shard_leader import ShardLeader
 PATIENCE_SHARE, AGAIN_SHARE = 0.25, 0.1
 # A shard that its successor did not acquire is not offered to the same one again at once: it is counted as alive, yet
 # cannot lead.
-GIVE_AGAIN_TICKS = 10
+OFFER_AGAIN_TICKS = 10
 # A scheduler that leads all shards alone has nothing to acquire, and checks less often for new schedulers.
 ALONE_TICKS = 3
 
 
 class ShardAssignment:
     def __init__(
-        self, settings: Settings, *, url: str, owner: str, seat: Callable[[int], ShardLeader], log: Log
+        self, settings: Settings, *, url: str, owner: str, leader_of: Callable[[int], ShardLeader], log: Log
     ) -> None:
-        self._settings, self._owner, self._seat, self._log = settings, owner, seat, log
+        self._settings, self._owner, self._leader_of, self._log = settings, owner, leader_of, log
         self._link = ReconnectingConnection(url, Purpose.PLANNING)
         self._of_shards = 1
         self._wanted: set[int] = set()
-        self._left_at: dict[int, float] = {}
-        self._given: dict[tuple[int, str], float] = {}
+        self._free_since: dict[int, float] = {}
+        self._offered: dict[tuple[int, str], float] = {}
         self._is_counted = False
-        self._has_chosen = settings.shards is None
+        self._is_count_set = settings.shards is None
         self.wake = asyncio.Event()
 
-    def may_take(self, shard: int) -> bool:
+    def may_acquire(self, shard: int) -> bool:
         return shard in self._wanted if self._of_shards > 1 else shard == 0
 
-    def hear(self, of_shards: int) -> None:
+    def note_shard_count(self, of_shards: int) -> None:
         """The number of shards with a leader; known from every renewal, so that an installation with one shard needs no
         query."""
         if of_shards != self._of_shards:
@@ -65,10 +65,10 @@ class ShardAssignment:
         await run_loop(self.tick, wake=self.wake, stop=never, name="roster", log=self._log)
 
     async def tick(self) -> float:
-        if not self._has_chosen and self._settings.shards is not None:
+        if not self._is_count_set and self._settings.shards is not None:
             conn = await self._link.get()
             await choose_shards(conn, shards=self._settings.shards, actor=self._owner)
-            self._has_chosen = True
+            self._is_count_set = True
         if self._of_shards <= 1:
             await self._leave()
             return self._settings.tick_seconds
@@ -81,9 +81,9 @@ class ShardAssignment:
         now = boot_seconds()
         for each in shares:
             # The successor has acquired it.
-            self._given.pop((each.shard, each.owner or ""), None)
+            self._offered.pop((each.shard, each.owner or ""), None)
         patience = self._settings.tick_seconds * PATIENCE_SHARE
-        overdue = {shard for shard, since in self._left_at.items() if now - since >= patience}
+        overdue = {shard for shard, since in self._free_since.items() if now - since >= patience}
         decision = decide(self._owner, shares, overdue=overdue)
         self._act(decision, now)
         return self._pause(shares, decision)
@@ -96,21 +96,21 @@ class ShardAssignment:
         await self._link.close()
 
     async def _leave(self) -> None:
-        self._wanted, self._left_at = set(), {}
+        self._wanted, self._free_since = set(), {}
         if self._is_counted:
             await shards.announce_leave(await self._link.get(), owner=self._owner)
             self._is_counted = False
 
     def _act(self, decision: ShardDecision, now: float) -> None:
-        self._left_at = {shard: self._left_at.get(shard, now) for shard in decision.leave}
+        self._free_since = {shard: self._free_since.get(shard, now) for shard in decision.leave}
         self._wanted = set(decision.take)
         for shard in decision.take:
-            self._seat(shard).wake.set()
-        if decision.give is None or now < self._given.get(decision.give, 0.0):
+            self._leader_of(shard).wake.set()
+        if decision.give is None or now < self._offered.get(decision.give, 0.0):
             return
-        shard, heir = decision.give
-        self._given[decision.give] = now + GIVE_AGAIN_TICKS * self._settings.tick_seconds
-        self._seat(shard).give_to(heir)
+        shard, successor = decision.give
+        self._offered[decision.give] = now + OFFER_AGAIN_TICKS * self._settings.tick_seconds
+        self._leader_of(shard).transfer_to(successor)
 
     def _pause(self, shares: list[ShardStatus], decision: ShardDecision) -> float:
         tick = self._settings.tick_seconds

@@ -1,1 +1,1 @@
-"""Large values: object storage and result files."""
+"""Object storage for large results."""

@@ -1,4 +1,4 @@
-"""Transfers large results to object storage and back, concurrently with a runner's other work.
+"""Transfers large results to object storage and back.
 
 An attempt's process writes its file locally and has no storage key: the runner uploads the file before it reports, and
 downloads the files that a claim's inputs name before it starts. During an outage it retries for as long as the settings
@@ -23,7 +23,7 @@ from evertick.domain.errors import StorageUnavailable
 from evertick.observability.logging import Log
 from evertick.runtime.thread_runner import ThreadRunner
 from evertick.storage.object_store import open_store
-from evertick.storage.result_files import files_in
+from evertick.storage.result_files import ResultFiles, files_in
 
 MOST_TRANSFERS = 4
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 10.0
@@ -31,7 +31,7 @@ FOLDER = "results"
 _HASH = re.compile("[0-9a-f]{64}")
 
 
-class Spilled(NamedTuple):
+class ResultFile(NamedTuple):
     """A result that is a file."""
 
     sha256: str
@@ -39,89 +39,88 @@ class Spilled(NamedTuple):
 
 
 class ResultTransfers:
-    """The transfers of one session. `on_stored` receives outcomes whose results every runner can read."""
+    """The transfers of one session, a few at a time."""
 
-    def __init__(self, settings: Settings, *, on_stored: Callable[[list[Outcome]], None], log: Log) -> None:
+    def __init__(self, settings: Settings, *, log: Log) -> None:
         self._store, self._folder = open_store(settings), settings.result_place.absolute()
-        self._patience_seconds, self._on_stored, self._log = settings.storage_patience_seconds, on_stored, log
+        self._retry_seconds, self._log = settings.storage_patience_seconds, log
         # A transfer that hangs does not delay the exit of the process.
-        self._aside = ThreadRunner("storage", most=MOST_TRANSFERS)
-        self._going: dict[asyncio.Task[None], Outcome] = {}
+        self._threads = ThreadRunner("storage", most=MOST_TRANSFERS)
 
-    def hold_back(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """The outcomes that can be reported now; the others arrive by `on_stored`."""
-        if self._store is None:
-            return outcomes
-        large = [each for each in outcomes if each.result_json and next(spilled(each.result_json), None)]
-        for outcome in large:
-            task = asyncio.get_running_loop().create_task(self._keep(outcome))
-            self._going[task] = outcome
-            task.add_done_callback(lambda done: self._going.pop(done, None))
-        return [each for each in outcomes if each not in large] if large else outcomes
+    def needs_upload(self, outcome: Outcome) -> bool:
+        """Whether other runners can read its result only after an upload."""
+        return self._store is not None and has_file(outcome.result_json)
 
-    def needs(self, inputs_json: str | None) -> bool:
+    def needs_download(self, inputs_json: str | None) -> bool:
         """Whether some of a claim's inputs must be downloaded first."""
-        return self._store is not None and bool(inputs_json) and next(spilled(inputs_json or ""), None) is not None
+        return self._store is not None and has_file(inputs_json)
 
-    async def fetch(self, run_id: int, inputs_json: str) -> None:
-        """Download the files that these inputs name. Raises ResultLost or StorageUnavailable."""
-        for each in set(spilled(inputs_json)):
-            file = self._file(run_id, each)
-            if not file.exists():
-                await self._insist("fetch", partial(self._get, run_id, each, file))
-
-    async def give_up(self) -> None:
-        """The runner shuts down: attempts whose results are not stored by now run again elsewhere."""
-        reason = "the runner stopped before the result was in the storage"
-        for task, outcome in list(self._going.items()):
-            # A task that is done has already reported, and is only not removed yet.
-            if task.cancel():
-                self._on_stored([replace(outcome, kind=OutcomeKind.GIVEN_BACK, reason=reason, result_json=None)])
-
-    async def _keep(self, outcome: Outcome) -> None:
+    async def upload(self, outcome: Outcome) -> Outcome:
+        """Upload the result. Returns the outcome to report: a failure with the reason if that was not possible."""
         run_id = outcome.key.run_id
         try:
-            for each in spilled(outcome.result_json or ""):
-                await self._insist("store", partial(self._put, run_id, each))
+            for each in result_files_in(outcome.result_json or ""):
+                await self._retry("store", partial(self._put, run_id, each))
         except Exception as error:
             # Whatever the error: an attempt whose end is never reported would hold its slot permanently.
-            within = f" within {self._patience_seconds:g} s" if isinstance(error, StorageUnavailable) else ""
+            within = f" within {self._retry_seconds:g} s" if isinstance(error, StorageUnavailable) else ""
             reason = f"the result could not be stored{within}: {error or type(error).__name__}"
-            outcome = replace(outcome, kind=OutcomeKind.FAILED, reason=reason, result_json=None)
-        self._on_stored([outcome])
+            return replace(outcome, kind=OutcomeKind.FAILED, reason=reason, result_json=None)
+        return outcome
 
-    async def _insist(self, what: str, work: Callable[[], None]) -> None:
+    async def download(self, run_id: int, inputs_json: str) -> None:
+        """Download the files that these inputs name. Raises ResultLost or StorageUnavailable."""
+        for each in set(result_files_in(inputs_json)):
+            file = self._file(run_id, each)
+            if not file.exists():
+                await self._retry("fetch", partial(self._get, run_id, each, file))
+
+    async def _retry(self, doing: str, work: Callable[[], None]) -> None:
         """Retry until it succeeds or the time limit is reached."""
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + self._patience_seconds, FIRST_PAUSE_SECONDS
+        deadline, pause = loop.time() + self._retry_seconds, FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await self._aside.do(work)
+                return await self._threads.do(work)
             except StorageUnavailable as error:
                 if loop.time() >= deadline:
                     raise
-                self._log.warning("storage_unavailable", doing=what, error=error)
+                self._log.warning("storage_unavailable", doing=doing, error=error)
             await asyncio.sleep(min(pause, deadline - loop.time(), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0))
             pause *= 2
 
-    def _put(self, run_id: int, result: Spilled) -> None:
+    def _put(self, run_id: int, result: ResultFile) -> None:
         assert self._store is not None
         self._store.put(stored_name(run_id, result.sha256), self._file(run_id, result), content_hash=result.sha256)
 
-    def _get(self, run_id: int, result: Spilled, file: Path) -> None:
+    def _get(self, run_id: int, result: ResultFile, file: Path) -> None:
         assert self._store is not None
         self._store.get(stored_name(run_id, result.sha256), file, content_hash=result.sha256)
 
-    def _file(self, run_id: int, result: Spilled) -> Path:
+    def _file(self, run_id: int, result: ResultFile) -> Path:
         return self._folder / str(run_id) / result.sha256
 
 
-def spilled(text: str) -> Iterator[Spilled]:
+def result_files(settings: Settings) -> ResultFiles:
+    """The directory for results that are too large for the database."""
+    return ResultFiles(
+        folder=str(settings.result_place.absolute()),
+        spill_bytes=settings.result_spill_bytes,
+        max_bytes=settings.result_max_bytes,
+    )
+
+
+def has_file(text: str | None) -> bool:
+    """Whether a result or inputs name a file."""
+    return bool(text) and next(result_files_in(text or ""), None) is not None
+
+
+def result_files_in(text: str) -> Iterator[ResultFile]:
     """The files that a result or inputs name. Most name none, and are not even parsed."""
     if RESULT_TAG in text and '"file"' in text:
         for digest, size in files_in(json.loads(text)).items():
             if _HASH.fullmatch(digest):
-                yield Spilled(digest, size)
+                yield ResultFile(digest, size)
 
 
 def stored_name(run_id: int, sha256: str) -> str:

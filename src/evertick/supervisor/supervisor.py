@@ -164,7 +164,7 @@ class Supervisor:
                 level="error",
             )
             if child.name == "runner":
-                await self._certify_deaths()
+                await self._declare_dead_runners()
             await asyncio.sleep(delay)
 
     async def _first_knock(self, child: Child) -> None:
@@ -234,16 +234,16 @@ class Supervisor:
             "evertick", "ready", seconds=time.monotonic() - started, message="Evertick is up; press Ctrl-C to stop."
         )
 
-    async def _certify_deaths(self) -> None:
+    async def _declare_dead_runners(self) -> None:
         """Declare dead the runners of this machine that are provably gone, after their processes have ended."""
         ours = {child.process.pid for child in self.children if child.process} | self._postgres_pids()
         _kill_orphans(ours | ({self._nursery.pid} if self._nursery.pid is not None else set()))
         link = ReconnectingConnection(self.url, Purpose.PLANNING)
         with suppress(psycopg.Error, PostgresUnavailable, OSError):
             conn = await link.get()
-            for buried in await declare_dead_peers(conn, infra_retries=self._settings.infra_retries):
-                gone = buried.runner.runner_id
-                self._event("runner", "bury", gone=gone, attempts=buried.attempts, level="warning")
+            for dead in await declare_dead_peers(conn, infra_retries=self._settings.infra_retries):
+                gone = dead.runner.runner_id
+                self._event("runner", "bury", gone=gone, attempts=dead.attempts, level="warning")
             await notify(conn, Channel.READY)
         await link.close()
 

@@ -20,7 +20,7 @@ from evertick.config import Settings, environment_for
 from evertick.engine.runs import cancel, trigger
 from evertick.executors.kubernetes.manifest import KEPT_LABEL
 from evertick.processes.tree import find_by_token
-from evertick.runner.remote.session import make_dispatcher
+from evertick.runner.remote.session import make_remote_runner
 from evertick.scheduler.scheduler import Scheduler
 from tests.engine import invariants
 from tests.engine.world import run_state, value
@@ -132,7 +132,7 @@ class World:
     async def runner(self, **changes: Any) -> AsyncIterator[None]:
         """In this process, which has everything imported already."""
         settings = replace(self.settings, **changes)
-        async with hosted(make_dispatcher(settings, url=str(settings.database_url), log=self.said.log)):
+        async with hosted(make_remote_runner(settings, url=str(settings.database_url), log=self.said.log)):
             yield
 
     @asynccontextmanager

@@ -104,7 +104,7 @@ async def rig(
         spool_dir=made.spool_dir,
         session=SESSION,
         resolve_bundle=made.resolve,
-        on_outcomes=made.took,
+        put=made.took,
         limits=limits,
     ) as made.executor:
         yield made

@@ -22,8 +22,8 @@ from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, storable
 from evertick.domain.errors import Conflict, EvertickError, LeaseLost, PostgresUnavailable, UserError
 from evertick.engine.remote_attempts import start_attempt
 from evertick.engine.runners import extend
-from evertick.runner.launch import Version, order
-from evertick.runner.remote.outcomes import record_outcome, whom_to_wake
+from evertick.runner.launch import Version, attempt_order
+from evertick.runner.remote.outcomes import channels_to_notify, record_outcome
 
 Text = Annotated[str, Field(max_length=300)]
 
@@ -227,7 +227,7 @@ async def _record(agent: Agent, lent: LeasedConnection, outcome: Outcome) -> Non
         infra_retries=desk.settings.infra_retries,
         log=desk.log,
     )
-    await agent.wake(lent.conn, whom_to_wake(done, outcome))
+    await agent.wake(lent.conn, channels_to_notify(done, outcome))
     if done.refused:
         raise LeaseLost("This attempt lost its lease or has already ended: the outcome was discarded.")
 
@@ -244,12 +244,12 @@ async def _extend(agent: Agent) -> Word:
 async def _answer(agent: Agent, lent: LeasedConnection, started: StartedRow) -> StartAnswer:
     bearer, desk = agent.bearer, agent.desk
     assert started.version_id is not None and started.attempt is not None and started.params is not None
-    version: Version = await desk.versions.fetch(lent, started.version_id)
+    version: Version = await desk.versions.get(lent, started.version_id)
     task = version.spec.tasks[bearer.key.idx]
     granted = await desk.grants.of_task(lent, task)
     facts = (*bearer.key, bearer.epoch, started.attempt, started.version_id, started.fire_at)
     claim = ExchangeRow("claim", *facts, started.params, started.inputs, 0, 0)
-    made = order(claim, version, bearer.session, granted)
+    made = attempt_order(claim, version, bearer.session, granted)
     return StartAnswer(
         order=_order(made),
         uses_threads=version.uses_threads is not None,

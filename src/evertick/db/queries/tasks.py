@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, cast
@@ -153,7 +154,7 @@ async def claim_rows(
     return [ExchangeRow(*row) for row in await cursor.fetchall()]
 
 
-async def extend(conn: AsyncConnection, *, session: int, held: list[tuple[TaskKey, int]]) -> list[ExtendRow]:
+async def extend(conn: AsyncConnection, *, session: int, held: Sequence[tuple[TaskKey, int]]) -> list[ExtendRow]:
     keys = [[*key, epoch] for key, epoch in held]
     cursor = await conn.execute(sql("tasks", "extend"), {"session": session, "held": Json(keys)})
     return [ExtendRow(*row) for row in await cursor.fetchall()]

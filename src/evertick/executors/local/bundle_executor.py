@@ -1,54 +1,88 @@
 """Runs one bundle's attempts: assigns orders to children, and stops them.
 
-Reports the fate of each attempt to its `Host`. Never starts two bodies for one order.
+Puts an event for each step of an attempt. Never starts two bodies for one order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, assert_never
 
 from evertick.attempts.fork_server import LEASE_EXPIRED
 from evertick.attempts.protocol import Report, read_report, start_frame
 from evertick.domain.attempt import Isolation, OutcomeKind
-from evertick.executors.local.child_process import Attempt, ChildProcess, ExecutorLimits
-from evertick.executors.local.process_pool import BundlePlace, LoadFailure, PoolEvents, ProcessPool
+from evertick.executors.local.child_process import Attempt, ChildMessage, ChildProcess, ExecutorLimits
+from evertick.executors.local.fork_server_client import ChildDied
+from evertick.executors.local.process_pool import (
+    BundlePlace,
+    ChildAvailable,
+    ChildLost,
+    LoadFailure,
+    PoolEvent,
+    ProcessPool,
+)
 from evertick.logs.spool import AttemptLog, SpoolFolder
 from evertick.processes.linux import boot_seconds
 
 
-class ExecutorHost(Protocol):
-    """Receives the results of attempts, and knows until when the lease is valid."""
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    attempt: Attempt
 
-    contact_until: float
 
-    def started(self, attempt: Attempt) -> None: ...
-    def reported(self, attempt: Attempt, report: Report) -> None: ...
-    def died(self, attempt: Attempt, wait_status: int) -> None: ...
-    def lost(self, attempt: Attempt, kind: OutcomeKind, reason: str, log_text: str = "") -> None: ...
+@dataclass(frozen=True, slots=True)
+class AttemptReported:
+    """The body ended and reported."""
+
+    attempt: Attempt
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDied:
+    """The process ended without a report. A shell also ends this way."""
+
+    attempt: Attempt
+    wait_status: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLost:
+    """It never started, or ended through no fault of its own."""
+
+    attempt: Attempt
+    kind: OutcomeKind
+    reason: str
+    log_text: str = ""
+
+
+AttemptEvent = AttemptStarted | AttemptReported | AttemptDied | AttemptLost
 
 
 class BundleExecutor:
+    """`put` receives the events of its attempts. `contact_until`: until when the lease is valid, in seconds since boot."""
+
     def __init__(
-        self, host: ExecutorHost, place: BundlePlace, file: str, spool: SpoolFolder, limits: ExecutorLimits
+        self,
+        place: BundlePlace,
+        file: str,
+        spool: SpoolFolder,
+        limits: ExecutorLimits,
+        put: Callable[[AttemptEvent], None],
     ) -> None:
-        self._host = host
-        self._limits = limits
+        self._put, self._limits = put, limits
+        self.contact_until = math.inf
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Attempt] = deque()
         self._warm: list[ChildProcess] = []
         self._shared: ChildProcess | None = None
         self._shared_frames: list[bytes] = []
         self.last_used_at = self._loop.time()
-        events = PoolEvents(
-            available=self._serve_waiting,
-            failed=self._fail_waiting,
-            message=self._heard,
-            dead=self._dead,
-            lost=self._lost,
-        )
-        self.stock = ProcessPool(place, file, spool, limits, events)
+        self.stock = ProcessPool(place, file, spool, limits, self._apply)
 
     @property
     def is_idle(self) -> bool:
@@ -62,11 +96,11 @@ class BundleExecutor:
             self.stock.missed(len(self._waiting))
 
     def stop(self, attempt: Attempt, grace_seconds: float) -> None:
-        """End an attempt whose verdict is set. The host is notified when nothing of it is left."""
+        """End an attempt whose verdict is set. An event follows when nothing of it is left."""
         link = attempt.link
         if link is None:
             self._waiting.remove(attempt)
-            self._host.lost(attempt, *(attempt.verdict or (OutcomeKind.KILLED, "stopped")))
+            self._put(AttemptLost(attempt, *(attempt.verdict or (OutcomeKind.KILLED, "stopped"))))
         elif link.is_shared:
             link.cancel(attempt.number)
             self._kill_after(attempt, max(grace_seconds, self._limits.coroutine_grace_seconds))
@@ -75,6 +109,11 @@ class BundleExecutor:
             self._kill_after(attempt, grace_seconds)
         else:
             self._kill(attempt)
+
+    def keep_contact(self, until: float) -> None:
+        """The lease is valid until then: attempts that must not outlive it are stopped at that time."""
+        self.contact_until = until
+        self.stock.keep_contact(until)
 
     def tick(self, now: float) -> None:
         """Idle children that were not used for long exit, one at a time."""
@@ -134,19 +173,34 @@ class BundleExecutor:
             link.spool.acquire()
             attempt.log = AttemptLog(link.spool.fd, link.log_end, self._limits.log_cap)
             link.send(start_frame(attempt.number, attempt.order))
-        self._host.started(attempt)
+        self._put(AttemptStarted(attempt))
 
     def _may_start(self, link: ChildProcess, attempt: Attempt) -> bool:
         """Whether an attempt that must not outlive the lease is guarded now; if not, it has ended."""
-        if boot_seconds() >= self._host.contact_until:
-            self._host.lost(attempt, OutcomeKind.LOST, LEASE_EXPIRED)
+        if boot_seconds() >= self.contact_until:
+            self._put(AttemptLost(attempt, OutcomeKind.LOST, LEASE_EXPIRED))
             return False
-        if not link.parent.guard(link, self._host.contact_until):
-            self._host.lost(attempt, OutcomeKind.GIVEN_BACK, "its fork server does not respond")
+        if not link.parent.guard(link, self.contact_until):
+            self._put(AttemptLost(attempt, OutcomeKind.GIVEN_BACK, "its fork server does not respond"))
             return False
         return True
 
-    def _heard(self, link: ChildProcess, message: list[Any]) -> None:
+    def _apply(self, event: PoolEvent) -> None:
+        match event:
+            case ChildMessage():
+                self._on_message(event.link, event.message)
+            case ChildDied():
+                self._on_child_died(event.link, event.status)
+            case ChildLost():
+                self._on_child_lost(event.link, event.reason)
+            case ChildAvailable():
+                self._serve_waiting()
+            case LoadFailure():
+                self._fail_waiting(event)
+            case _:
+                assert_never(event)
+
+    def _on_message(self, link: ChildProcess, message: list[Any]) -> None:
         report = read_report(message)
         attempt = link.running.get(report.number)
         if attempt is None:
@@ -158,7 +212,7 @@ class BundleExecutor:
         link.is_worn = link.is_worn or report.should_retire
         if not link.is_shared:
             link.log_end = report.log_end or 0
-        self._host.reported(attempt, report)
+        self._put(AttemptReported(attempt, report))
         self._release(link, attempt)
         if self._waiting:
             self._serve_waiting()
@@ -176,20 +230,20 @@ class BundleExecutor:
         else:
             self._warm.append(link)
 
-    def _dead(self, link: ChildProcess, status: int) -> None:
+    def _on_child_died(self, link: ChildProcess, status: int) -> None:
         self._forget(link)
         for attempt in link.running.values():
             if attempt.verdict is None and link.fate is not None:
-                self._host.lost(attempt, OutcomeKind.KILLED, link.fate)
+                self._put(AttemptLost(attempt, OutcomeKind.KILLED, link.fate))
             else:
-                self._host.died(attempt, status)
+                self._put(AttemptDied(attempt, status))
         link.running.clear()
         self._serve_waiting()
 
-    def _lost(self, link: ChildProcess, reason: str) -> None:
+    def _on_child_lost(self, link: ChildProcess, reason: str) -> None:
         self._forget(link)
         for attempt in link.running.values():
-            self._host.lost(attempt, *(attempt.verdict or (OutcomeKind.KILLED, reason)))
+            self._put(AttemptLost(attempt, *(attempt.verdict or (OutcomeKind.KILLED, reason))))
         link.running.clear()
 
     def _forget(self, link: ChildProcess) -> None:
@@ -201,7 +255,7 @@ class BundleExecutor:
     def _fail_waiting(self, failure: LoadFailure) -> None:
         for attempt in self.withdraw():
             kind = OutcomeKind.KILLED if failure.is_ours else OutcomeKind.FAILED
-            self._host.lost(attempt, kind, failure.reason, failure.traceback)
+            self._put(AttemptLost(attempt, kind, failure.reason, failure.traceback))
 
     def _kill_after(self, attempt: Attempt, seconds: float) -> None:
         attempt.timer = self._loop.call_later(seconds, self._kill, attempt)

@@ -59,6 +59,14 @@ class Attempt:
         return seconds if seconds >= _TOLD_START_SECONDS else None
 
 
+@dataclass(frozen=True, slots=True)
+class ChildMessage:
+    """A child sent this."""
+
+    link: ChildProcess
+    message: list[Any]
+
+
 class ForkServerHandle(Protocol):
     """The fork server of a child, which alone can kill it safely: the pid cannot be reused before its parent has reaped
     it."""
@@ -79,7 +87,7 @@ class ChildProcess:
         "_frames",
         "_is_open",
         "_loop",
-        "_on_message",
+        "_put",
         "_unsent",
         "born_at",
         "fate",
@@ -105,7 +113,7 @@ class ChildProcess:
         pid: int,
         sock: socket.socket,
         spool: SpoolFile,
-        on_message: Callable[[ChildProcess, list[Any]], None],
+        put: Callable[[ChildMessage], None],
     ) -> None:
         self.parent = parent
         self.number = number
@@ -121,7 +129,7 @@ class ChildProcess:
         self.is_guarded = False
         self.fate: str | None = None
         self.hung_up_at: float | None = None
-        self._on_message = on_message
+        self._put = put
         self._frames = Frames()
         self._unsent = b""
         self._is_open = True
@@ -175,7 +183,7 @@ class ChildProcess:
                 self.parent.kill(self)
                 return
             for message in messages:
-                self._on_message(self, message)
+                self._put(ChildMessage(self, message))
             if len(received) < RECEIVE_BYTES:
                 return
 

@@ -12,13 +12,20 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Self, assert_never
 
 from evertick.attempts.protocol import Report
 from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import Conflict, EvertickError
 from evertick.executors.local.attempt_logs import AttemptLogs
-from evertick.executors.local.bundle_executor import BundleExecutor
+from evertick.executors.local.bundle_executor import (
+    AttemptDied,
+    AttemptEvent,
+    AttemptLost,
+    AttemptReported,
+    AttemptStarted,
+    BundleExecutor,
+)
 from evertick.executors.local.child_process import Attempt, ExecutorLimits
 from evertick.executors.local.process_pool import BundlePlace
 from evertick.logs import format
@@ -34,7 +41,8 @@ Address = tuple[str, str]
 
 
 class LocalExecutor:
-    """`async with LocalExecutor(...) as executor:`; leaving the block kills all running attempts."""
+    """`async with LocalExecutor(...) as executor:`; leaving the block kills all running attempts. `put` receives
+    outcomes, each once."""
 
     def __init__(
         self,
@@ -43,13 +51,13 @@ class LocalExecutor:
         spool_dir: Path,
         session: int,
         resolve_bundle: Callable[[str, str], Awaitable[BundlePlace]],
-        on_outcomes: Callable[[list[Outcome]], None],
+        put: Callable[[list[Outcome]], None],
         limits: ExecutorLimits | None = None,
     ) -> None:
-        self._slots = slots
+        self._slots, self.session = slots, session
         self._spool = SpoolFolder(session_folder(spool_dir, session))
         self._resolve_bundle = resolve_bundle
-        self._on_outcomes = on_outcomes
+        self._put = put
         chosen = limits or ExecutorLimits()
         self._limits = replace(chosen, max_stock=max(chosen.min_stock, min(chosen.max_stock, slots)))
         self._attempts: dict[Name, Attempt] = {}
@@ -119,7 +127,7 @@ class LocalExecutor:
         overlap with a successor are stopped at that time by their fork server, unless this is called again before."""
         self.contact_until = until
         for home in (*self._homes.values(), *self._leaving):
-            home.stock.keep_contact(until)
+            home.keep_contact(until)
 
     def poll_logs(self) -> list[LogChunk]:
         """New lines of running attempts, and lines that did not fit into an outcome. Call it every 200 ms.
@@ -139,7 +147,7 @@ class LocalExecutor:
         for task in self._moving:
             task.cancel()
         for attempt in list(self._withdrawn()):
-            self.lost(attempt, OutcomeKind.GIVEN_BACK, _STOPPED)
+            self._end_lost(attempt, OutcomeKind.GIVEN_BACK, _STOPPED)
         await self._wait_until_empty(grace_seconds)
         for attempt in list(self._attempts.values()):
             self._condemn(attempt, OutcomeKind.GIVEN_BACK, _STOPPED, 0)
@@ -149,18 +157,37 @@ class LocalExecutor:
         self._deliver()
         await asyncio.to_thread(remove_files, self._spool.take_stored())
 
-    def started(self, attempt: Attempt) -> None:
+    async def stop_within(self, grace_seconds: float, hurry: asyncio.Event) -> None:
+        """`stop`, but without the rest of the grace period once `hurry` is set."""
+        async with asyncio.TaskGroup() as group:
+            stopping = group.create_task(self.stop(grace_seconds))
+            hurrying = group.create_task(hurry.wait())
+            await asyncio.wait((stopping, hurrying), return_when=asyncio.FIRST_COMPLETED)
+            if not stopping.done():
+                await self.stop(0.0)
+            await stopping
+            hurrying.cancel()
+
+    def _apply(self, event: AttemptEvent) -> None:
+        match event:
+            case AttemptStarted():
+                self._on_started(event.attempt)
+            case AttemptReported():
+                self._end(event.attempt, event.report)
+            case AttemptDied():
+                self._on_died(event.attempt, event.wait_status)
+            case AttemptLost():
+                self._end_lost(event.attempt, event.kind, event.reason, event.log_text)
+            case _:
+                assert_never(event)
+
+    def _on_started(self, attempt: Attempt) -> None:
         attempt.started_at = self._loop.time()
         if (limit := attempt.order.timeout_seconds) is not None:
             reason = f"execution_timeout: exceeded {limit:g} s"
             attempt.timer = self._loop.call_later(limit, self._condemn, attempt, OutcomeKind.TIMED_OUT, reason, 0)
 
-    def reported(self, attempt: Attempt, report: Report) -> None:
-        """The body ended and reported."""
-        self._end(attempt, report)
-
-    def died(self, attempt: Attempt, wait_status: int) -> None:
-        """The process ended without a report. A shell also ends this way."""
+    def _on_died(self, attempt: Attempt, wait_status: int) -> None:
         is_shell = attempt.order.command is not None
         if is_shell and wait_status == 0:
             self._end(attempt, Report(attempt.number, OutcomeKind.SUCCESS, exit_code=0, log_end=None))
@@ -170,8 +197,7 @@ class LocalExecutor:
             reason += " before the task returned"
         self._end(attempt, Report(attempt.number, OutcomeKind.FAILED, reason, exit_code=code, log_end=None))
 
-    def lost(self, attempt: Attempt, kind: OutcomeKind, reason: str, log_text: str = "") -> None:
-        """It never started, or ended through no fault of its own."""
+    def _end_lost(self, attempt: Attempt, kind: OutcomeKind, reason: str, log_text: str = "") -> None:
         spooled = format.framed(time.time_ns() // 1000, "ERROR", log_text) if log_text else b""
         self._end(attempt, Report(attempt.number, kind, reason, log_end=None), format.shipped(spooled, 0))
 
@@ -209,7 +235,7 @@ class LocalExecutor:
     def _deliver(self) -> None:
         outcomes, self._outcomes = self._outcomes, []
         if outcomes:
-            self._on_outcomes(outcomes)
+            self._put(outcomes)
 
     def _condemn(self, attempt: Attempt, kind: OutcomeKind, reason: str, grace_seconds: float) -> None:
         """The first verdict stands; a later one can only shorten the grace period."""
@@ -221,7 +247,7 @@ class LocalExecutor:
         address = attempt.order.bundle, attempt.order.file
         if attempt in self._arriving.get(address, ()):
             self._arriving[address].remove(attempt)
-            self.lost(attempt, kind, reason)
+            self._end_lost(attempt, kind, reason)
         elif (home := self._homes.get(address)) is not None:
             home.stop(attempt, grace_seconds)
 
@@ -238,10 +264,11 @@ class LocalExecutor:
             # Code that does not exist is the version's fault; code that cannot be reached is not the task's.
             kind = OutcomeKind.FAILED if isinstance(error, EvertickError) else OutcomeKind.GIVEN_BACK
             for attempt in self._arriving.pop(address):
-                self.lost(attempt, kind, f"bundle {address[0]} could not be fetched: {why}")
+                self._end_lost(attempt, kind, f"bundle {address[0]} could not be fetched: {why}")
             return
         self._make_room()
-        self._homes[address] = home = BundleExecutor(self, place, address[1], self._spool, self._limits)
+        self._homes[address] = home = BundleExecutor(place, address[1], self._spool, self._limits, self._apply)
+        home.contact_until = self.contact_until
         home.start(self._arriving.pop(address))
 
     def _make_room(self) -> None:

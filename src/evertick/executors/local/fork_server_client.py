@@ -19,7 +19,7 @@ from typing import Any
 from evertick.attempts.child_setup import ReuseLimits
 from evertick.attempts.fork_server import BATCH, LEASE_EXPIRED, ForkServerConfig
 from evertick.domain.attempt import FORK_SERVER_MARK, OutcomeKind
-from evertick.executors.local.child_process import ChildProcess
+from evertick.executors.local.child_process import ChildMessage, ChildProcess
 from evertick.logs import format
 from evertick.logs.spool import SpoolFolder
 from evertick.processes.tree import find_by_token, kill_tree
@@ -31,25 +31,69 @@ _RETRY_SECONDS = 0.01
 _REAP_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkServerEvents:
-    """Receives the events of a fork server."""
+@dataclass(frozen=True, slots=True)
+class ServerReady:
+    """It has imported the bundle. `coroutine_tasks`: the DAG and name of each task that is a coroutine."""
 
-    ready: Callable[[ForkServerClient, list[list[str]]], None]
-    broken: Callable[[ForkServerClient, str, str], None]
-    unforkable: Callable[[ForkServerClient, str], None]
-    born: Callable[[ForkServerClient, ChildProcess], None]
-    unborn: Callable[[ForkServerClient, str], None]
-    message: Callable[[ChildProcess, list[Any]], None]
-    dead: Callable[[ForkServerClient, ChildProcess, int], None]
-    gone: Callable[[ForkServerClient, str], None]
+    server: ForkServerClient
+    coroutine_tasks: list[list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBroken:
+    """It could not import the bundle."""
+
+    server: ForkServerClient
+    reason: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUnforkable:
+    """The import has started threads: it cannot be forked."""
+
+    server: ForkServerClient
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGone:
+    """No process of its tree is left. Its children are listed until this is handled."""
+
+    server: ForkServerClient
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildBorn:
+    link: ChildProcess
+
+
+@dataclass(frozen=True, slots=True)
+class ChildUnborn:
+    """A fork failed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildDied:
+    """All its messages were put before."""
+
+    server: ForkServerClient
+    link: ChildProcess
+    status: int
+
+
+ServerEvent = (
+    ChildMessage | ChildDied | ChildBorn | ChildUnborn | ServerReady | ServerBroken | ServerUnforkable | ServerGone
+)
 
 
 class ForkServerClient:
-    """One fork server from its start until no process of its tree is left."""
+    """One fork server from its start until no process of its tree is left. `put` receives its events."""
 
-    def __init__(self, events: ForkServerEvents, spool: SpoolFolder) -> None:
-        self.events = events
+    def __init__(self, put: Callable[[ServerEvent], None], spool: SpoolFolder) -> None:
+        self._put = put
         self._spool = spool
         self.children: dict[int, ChildProcess] = {}
         self.forking = 0
@@ -188,14 +232,14 @@ class ForkServerClient:
                 for at, (number, pid, path, start) in enumerate(born):
                     spool = self._spool.file(path, fds[2 * at + 1])
                     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fds[2 * at])
-                    self.children[number] = link = ChildProcess(self, number, pid, sock, spool, self.events.message)
+                    self.children[number] = link = ChildProcess(self, number, pid, sock, spool, self._put)
                     link.log_end = start
-                    self.events.born(self, link)
+                    self._put(ChildBorn(link))
             case ["dead", announced]:
                 for number, status, is_log_finished in announced:
                     if (gone := self.children.pop(number, None)) is not None:
                         gone.receive()
-                        self.events.dead(self, gone, status)
+                        self._put(ChildDied(self, gone, status))
                         gone.hang_up()
                         if is_log_finished:
                             self._spool.finish(gone.spool.path)
@@ -206,14 +250,14 @@ class ForkServerClient:
             case ["ready", pid, coroutine_tasks]:
                 self._pid = pid
                 self.is_ready = True
-                self.events.ready(self, coroutine_tasks)
+                self._put(ServerReady(self, coroutine_tasks))
             case ["broken", reason, traceback]:
-                self.events.broken(self, reason, traceback)
-            case ["unforkable", reason]:
-                self.events.unforkable(self, reason)
+                self._put(ServerBroken(self, reason, traceback))
+            case ["unforkable", _]:
+                self._put(ServerUnforkable(self))
             case ["unborn", count, reason]:
                 self.forking -= count
-                self.events.unborn(self, reason)
+                self._put(ChildUnborn(reason))
 
     def _wait_for_keeper(self) -> None:
         """The socket closes an instant before the reaper is gone."""
@@ -223,7 +267,7 @@ class ForkServerClient:
         code = self._keeper.returncode
         if code < 0:
             self.destroy()
-        self.events.gone(self, _ended(code) + self._last_words(code))
+        self._put(ServerGone(self, _ended(code) + self._last_words(code)))
         for link in self.children.values():
             link.hang_up()
         self.children.clear()

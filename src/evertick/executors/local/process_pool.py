@@ -11,11 +11,21 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, assert_never
 
 from evertick.attempts.fork_server import BATCH
-from evertick.executors.local.child_process import ChildProcess, ExecutorLimits
-from evertick.executors.local.fork_server_client import ForkServerClient, ForkServerEvents
+from evertick.executors.local.child_process import ChildMessage, ChildProcess, ExecutorLimits
+from evertick.executors.local.fork_server_client import (
+    ChildBorn,
+    ChildDied,
+    ChildUnborn,
+    ForkServerClient,
+    ServerBroken,
+    ServerEvent,
+    ServerGone,
+    ServerReady,
+    ServerUnforkable,
+)
 from evertick.logs.spool import SpoolFolder
 from evertick.processes.tree import explain_exit
 
@@ -43,26 +53,38 @@ class LoadFailure(NamedTuple):
     is_ours: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolEvents:
-    """Receives the pool's events. `lost` is for a child whose fork server died."""
+@dataclass(frozen=True, slots=True)
+class ChildAvailable:
+    """A child may be idle, or one may be requested again."""
 
-    available: Callable[[], None]
-    failed: Callable[[LoadFailure], None]
-    message: Callable[[ChildProcess, list[Any]], None]
-    dead: Callable[[ChildProcess, int], None]
-    lost: Callable[[ChildProcess, str], None]
+
+@dataclass(frozen=True, slots=True)
+class ChildLost:
+    """Its fork server died."""
+
+    link: ChildProcess
+    reason: str
+
+
+PoolEvent = ChildMessage | ChildDied | ChildLost | ChildAvailable | LoadFailure
 
 
 class ProcessPool:
+    """`put` receives the events of the pool."""
+
     def __init__(
-        self, place: BundlePlace, file: str, spool: SpoolFolder, limits: ExecutorLimits, events: PoolEvents
+        self,
+        place: BundlePlace,
+        file: str,
+        spool: SpoolFolder,
+        limits: ExecutorLimits,
+        put: Callable[[PoolEvent], None],
     ) -> None:
         self._place = place
         self._file = file
         self._spool = spool
         self._limits = limits
-        self._events = events
+        self._put = put
         self._loop = asyncio.get_running_loop()
         self._parents: set[ForkServerClient] = set()
         self._parent: ForkServerClient | None = None
@@ -145,7 +167,7 @@ class ProcessPool:
             self._failure = None
             self._start_parent()
         elif self._failure is not None:
-            self._events.failed(self._failure)
+            self._put(self._failure)
         else:
             self._wake_up_after(pause)
 
@@ -155,7 +177,7 @@ class ProcessPool:
 
     def _wake_up(self) -> None:
         self._revival = None
-        self._events.available()
+        self._put(ChildAvailable())
 
     def _start_parent(self) -> None:
         try:
@@ -163,22 +185,10 @@ class ProcessPool:
         except OSError as error:
             self._failure = LoadFailure(f"no fork server could be started: {error}", is_ours=True)
             self._pause()
-            self._events.failed(self._failure)
+            self._put(self._failure)
 
     def _spawn(self) -> ForkServerClient:
-        parent = ForkServerClient(
-            ForkServerEvents(
-                ready=self._ready,
-                broken=self._broken,
-                unforkable=self._unforkable,
-                born=self._born,
-                unborn=self._unborn,
-                message=self._heard,
-                dead=self._dead,
-                gone=self._gone,
-            ),
-            self._spool,
-        )
+        parent = ForkServerClient(self._apply, self._spool)
         limits = self._limits.reuse
         parent.start(
             self._place.path,
@@ -205,13 +215,34 @@ class ProcessPool:
             if link.hung_up_at is not None and now - link.hung_up_at > _LONGEST_GOODBYE_SECONDS:
                 parent.kill(link)
 
-    def _ready(self, parent: ForkServerClient, coroutine_tasks: list[list[str]]) -> None:
+    def _apply(self, event: ServerEvent) -> None:
+        match event:
+            case ChildMessage():
+                self._on_message(event)
+            case ChildDied():
+                self._on_child_died(event)
+            case ChildBorn():
+                self._on_born(event.link)
+            case ChildUnborn():
+                self._on_unborn(event.reason)
+            case ServerReady():
+                self._on_ready(event.server, event.coroutine_tasks)
+            case ServerBroken():
+                self._fail(event.server, LoadFailure(event.reason, event.traceback))
+            case ServerUnforkable():
+                self._on_unforkable(event.server)
+            case ServerGone():
+                self._on_gone(event.server, event.reason)
+            case _:
+                assert_never(event)
+
+    def _on_ready(self, parent: ForkServerClient, coroutine_tasks: list[list[str]]) -> None:
         self.coroutine_tasks = {(dag, task) for dag, task in coroutine_tasks}
         if parent is self._successor:
             old, self._parent, self._successor = self._parent, parent, None
             if old is not None:
                 self._retire(old)
-        self._events.available()
+        self._put(ChildAvailable())
 
     def _retire(self, parent: ForkServerClient) -> None:
         parent.is_retiring = True
@@ -219,13 +250,10 @@ class ProcessPool:
             self._idle.remove(link)
             link.hang_up()
 
-    def _unforkable(self, parent: ForkServerClient, _reason: str) -> None:
+    def _on_unforkable(self, parent: ForkServerClient) -> None:
         self._imports_in_child = True
         self._drop(parent)
         self._start_parent()
-
-    def _broken(self, parent: ForkServerClient, reason: str, traceback: str) -> None:
-        self._fail(parent, LoadFailure(reason, traceback))
 
     def _fail(self, parent: ForkServerClient, failure: LoadFailure) -> None:
         is_current = parent is self._parent
@@ -234,7 +262,7 @@ class ProcessPool:
             return
         self._failure = failure
         self._pause()
-        self._events.failed(failure)
+        self._put(failure)
 
     def _drop(self, parent: ForkServerClient) -> None:
         """Expect nothing more of it. Its running attempts may end; `tick` handles the rest."""
@@ -253,16 +281,16 @@ class ProcessPool:
         self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, self._pause_seconds * 2 or _FIRST_PAUSE_SECONDS)
         self._paused_until = self._loop.time() + self._pause_seconds
 
-    def _unborn(self, _parent: ForkServerClient, reason: str) -> None:
+    def _on_unborn(self, reason: str) -> None:
         """No memory, processes or descriptors left: retry, with a limit."""
         now = self._loop.time()
         self._barren_since = self._barren_since or now
         if now - self._barren_since > self._limits.load_seconds:
-            self._events.failed(LoadFailure(f"no process could be forked: {reason}", is_ours=True))
+            self._put(LoadFailure(f"no process could be forked: {reason}", is_ours=True))
         else:
             self._wake_up_after(_FIRST_PAUSE_SECONDS)
 
-    def _born(self, _parent: ForkServerClient, link: ChildProcess) -> None:
+    def _on_born(self, link: ChildProcess) -> None:
         self._barren_since = None
         if not self._imports_in_child:
             self._shelve(link)
@@ -274,13 +302,14 @@ class ProcessPool:
             return
         self._pause_seconds = 0.0
         self._idle.append(link)
-        self._events.available()
+        self._put(ChildAvailable())
 
-    def _heard(self, link: ChildProcess, message: list[Any]) -> None:
-        if message[0] != "loaded":
-            self._events.message(link, message)
+    def _on_message(self, event: ChildMessage) -> None:
+        if event.message[0] != "loaded":
+            self._put(event)
             return
-        _, failure, traceback, coroutine_tasks = message
+        link = event.link
+        _, failure, traceback, coroutine_tasks = event.message
         if failure is not None:
             if (parent := self._parent) is not None and parent is link.parent:
                 self._fail(parent, LoadFailure(failure, traceback))
@@ -288,15 +317,16 @@ class ProcessPool:
         self.coroutine_tasks |= {(dag, task) for dag, task in coroutine_tasks}
         self._shelve(link)
 
-    def _dead(self, parent: ForkServerClient, link: ChildProcess, status: int) -> None:
+    def _on_child_died(self, event: ChildDied) -> None:
+        parent, link = event.server, event.link
         if link in self._idle:
             self._idle.remove(link)
         if not link.is_loaded and not parent.is_retiring:
-            how = explain_exit(status, has_oom_evidence=False).reason
+            how = explain_exit(event.status, has_oom_evidence=False).reason
             self._fail(parent, LoadFailure(f"the process that imports {self._file} ended: {how}"))
-        self._events.dead(link, status)
+        self._put(event)
 
-    def _gone(self, parent: ForkServerClient, how: str) -> None:
+    def _on_gone(self, parent: ForkServerClient, how: str) -> None:
         is_load_failure = parent is self._parent and not parent.is_ready
         self._parents.discard(parent)
         if parent is self._parent:
@@ -306,9 +336,9 @@ class ProcessPool:
             if link in self._idle:
                 self._idle.remove(link)
             link.receive()
-            self._events.lost(link, f"its fork server ended: {how}")
+            self._put(ChildLost(link, f"its fork server ended: {how}"))
         if not self._parents:
             self.all_gone.set()
         if is_load_failure:
             self._failure = LoadFailure(f"the process that imports {self._file} ended: {how}")
-        self._events.available()
+        self._put(ChildAvailable())

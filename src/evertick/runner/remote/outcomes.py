@@ -18,10 +18,8 @@ from evertick.engine.finish_and_claim import Exchange, encode_report
 from evertick.engine.remote_attempts import finish_attempt
 from evertick.observability import metrics
 from evertick.observability.logging import Log
+from evertick.runner.exchange import MAY_WAIT
 from evertick.runner.launch import VersionCache
-
-# Notify the planner of tasks that have to wait for a time.
-MAY_WAIT = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED, OutcomeKind.LOST, OutcomeKind.DEFERRED)
 
 
 async def record_outcome(
@@ -32,7 +30,7 @@ async def record_outcome(
     policy, attempt = RetryPolicy(), 1
     row = await runners.held(conn, outcome.key, epoch=outcome.epoch, session=session)
     if row is not None:
-        spec = (await versions.fetch(link, row.version_id)).spec
+        spec = (await versions.get(link, row.version_id)).spec
         policy, attempt = spec.tasks[outcome.key.idx].retry, row.attempt
         outcome = judge(spec, outcome)
     text = encode_report(outcome, policy=policy, attempt=attempt)
@@ -47,7 +45,7 @@ async def record_outcome(
     return done
 
 
-def whom_to_wake(done: Exchange, outcome: Outcome) -> set[Channel]:
+def channels_to_notify(done: Exchange, outcome: Outcome) -> set[Channel]:
     """The channels of the processes that can act on this outcome."""
     channels = {Channel.READY} if done.has_more else set()
     if done.has_arrivals or outcome.kind in MAY_WAIT:

@@ -1,5 +1,5 @@
 """A worker pool for slow work on attempts, apart from the loop that decides: bounded workers, a bounded queue, one job
-per attempt.
+per attempt. And how long submission pauses when the executor is full or unreachable.
 
 In memory only: after a crash the next read of the work list recreates the jobs (A16). Never drops a job silently.
 """
@@ -16,49 +16,51 @@ from evertick.observability.logging import Log
 from evertick.runtime.loop import UNREACHABLE
 
 Work = Callable[[], Awaitable[None]]
+LONGEST_BACK_OFF_SECONDS = 60.0
+_FIRST_BACK_OFF_SECONDS = 0.5
 
 
 class WorkerPool:
-    """`name` is logged when a job fails; `on_done` is called after each job."""
+    """`name` is logged when a job fails; `wake` is set after each job."""
 
-    def __init__(self, *, name: str, workers: int, queue: int, on_done: Callable[[], None], log: Log) -> None:
+    def __init__(self, *, name: str, workers: int, queue: int, wake: asyncio.Event, log: Log) -> None:
         self._name, self._workers, self._most = name, workers, workers + queue
-        self._on_done, self._log = on_done, log
-        self._line: asyncio.Queue[tuple[int, Work]] = asyncio.Queue()
-        self._known: set[int] = set()
-        self._begun: set[int] = set()
+        self._wake, self._log = wake, log
+        self._queue: asyncio.Queue[tuple[int, Work]] = asyncio.Queue()
+        self._jobs: set[int] = set()
+        self._started: set[int] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
     @property
     def room(self) -> int:
         """The number of jobs it can still accept."""
-        return self._most - len(self._known)
+        return self._most - len(self._jobs)
 
     @property
     def waiting(self) -> int:
-        return self._line.qsize()
+        return self._queue.qsize()
 
     def has(self, session: int) -> bool:
-        return session in self._known
+        return session in self._jobs
 
     def is_busy_with(self, session: int) -> bool:
         """Whether this attempt's job has started."""
-        return session in self._begun
+        return session in self._started
 
-    def offer(self, session: int, work: Work) -> bool:
+    def enqueue(self, session: int, work: Work) -> bool:
         """Returns whether the job was accepted: not if the attempt already has one, or if the queue is full."""
-        if session in self._known or self.room <= 0:
+        if session in self._jobs or self.room <= 0:
             return False
-        self._known.add(session)
+        self._jobs.add(session)
         self._is_idle.clear()
-        self._line.put_nowait((session, work))
+        self._queue.put_nowait((session, work))
         return True
 
     def forget_waiting(self) -> None:
         """Drop all queued jobs."""
-        while not self._line.empty():
-            self._end(self._line.get_nowait()[0])
+        while not self._queue.empty():
+            self._end(self._queue.get_nowait()[0])
 
     async def wait_until_idle(self) -> None:
         await self._is_idle.wait()
@@ -71,8 +73,8 @@ class WorkerPool:
 
     async def _work(self) -> None:
         while True:
-            session, work = await self._line.get()
-            self._begun.add(session)
+            session, work = await self._queue.get()
+            self._started.add(session)
             try:
                 await work()
             except (*UNREACHABLE, OSError) as error:
@@ -86,28 +88,25 @@ class WorkerPool:
                 self._end(session)
 
     def _end(self, session: int) -> None:
-        self._known.discard(session)
-        self._begun.discard(session)
-        if not self._known:
+        self._jobs.discard(session)
+        self._started.discard(session)
+        if not self._jobs:
             self._is_idle.set()
-        self._on_done()
+        self._wake.set()
 
 
-LONGEST_SECONDS = 60.0
-
-
-_FIRST_SECONDS = 0.5
-
-
-def back_off(failures: int, longest_seconds: float = LONGEST_SECONDS) -> float:
+def back_off(failures: int, longest_seconds: float = LONGEST_BACK_OFF_SECONDS) -> float:
     """Seconds to wait after this many failures in a row, jittered so that callers do not return together."""
-    return min(_FIRST_SECONDS * 2.0 ** min(failures - 1, 10), longest_seconds) * random.uniform(0.5, 1.0)
+    return min(_FIRST_BACK_OFF_SECONDS * 2.0 ** min(failures - 1, 10), longest_seconds) * random.uniform(0.5, 1.0)
 
 
 class Backoff:
-    """Grows with each failure, and ends with the first success. `now` is read from a monotonic clock."""
+    """A pause of all submissions: it grows with each failure, and ends with the first success. `now` reads a monotonic
+    clock."""
 
-    def __init__(self, *, longest_seconds: float = LONGEST_SECONDS, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, longest_seconds: float = LONGEST_BACK_OFF_SECONDS, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._longest_seconds, self._now = longest_seconds, now
         self._failures, self._until = 0, 0.0
 

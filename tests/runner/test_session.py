@@ -10,10 +10,10 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.domain.attempt import TaskKey
+from evertick.domain.attempt import RunnerRequest
 from evertick.observability import metrics
 from evertick.runner.runner import Runner
-from evertick.runner.state import RunningAttempts
+from evertick.runner.session import Session
 from tests.engine import invariants
 from tests.engine.world import run_state, value
 from tests.system.hosting import Said, armed, hosted, quick
@@ -213,6 +213,38 @@ async def cut_everybody_off(conn: AsyncConnection) -> None:
     )
 
 
+@pytest.mark.requirement("K1")
+async def test_a_lost_lease_ends_its_attempt_while_an_exchange_waits(
+    database: str, tmp_path: Path, conn: AsyncConnection, long: Published, effects_file: Path
+) -> None:
+    """The answer of a heartbeat does not wait for a statement that waits for a lock."""
+    await publish_work(conn, long, only=["holding"])
+    said, sessions = Said(), list[Session]()
+    settings = quick(database, tmp_path / "home")
+
+    def begin(request: RunnerRequest | None) -> Session:
+        sessions.append(Session(settings, url=database, log=said.log, request=request))
+        return sessions[-1]
+
+    async with hosted(Runner(settings, url=database, log=said.log, begin=begin)):
+        await start_run(conn, "holding")
+        await eventually(lambda: "hold" in {each.task for each in effects(effects_file)})
+        async with await connect(database, purpose=Purpose.PLANNING) as blocker, blocker.transaction():
+            await blocker.execute("set local idle_in_transaction_session_timeout = 0")
+            await blocker.execute("lock table ready in access exclusive mode")
+            await eventually(lambda: value(conn, WAITS_FOR_A_LOCK))
+            assert sessions[0]._executor.held()
+            await conn.execute("delete from lease")
+            await eventually(lambda: not sessions[0]._executor.held())
+            assert await value(conn, WAITS_FOR_A_LOCK), "the same exchange still waits"
+    assert said.events("finish", outcome="killed")
+
+
+WAITS_FOR_A_LOCK = (
+    "select count(*) > 0 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+)
+
+
 async def test_a_runner_that_leaves_reports_each_attempt_as_it_ends(
     database: str, tmp_path: Path, there: AsyncConnection, long: Published, effects_file: Path
 ) -> None:
@@ -230,11 +262,3 @@ async def test_a_runner_that_leaves_reports_each_attempt_as_it_ends(
         let_go(effects_file)
     assert await value(there, "select state from tasks where task = 'hold'") == "success"
     assert await value(there, "select gone_reason from runner") == "stopped"
-
-
-def test_an_unknown_claim_is_given_back_once_however_often_the_heartbeat_names_it() -> None:
-    """Two reports of one attempt in one batch would count it twice."""
-    holding = RunningAttempts(slots=4)
-    unknown = [(TaskKey(1, 0, -1), 7)]
-    assert [holding.give_back(unknown, "claim_reply_lost") for _ in range(3)] == [1, 0, 0]
-    assert [(outcome.key, outcome.epoch) for outcome in holding.take_ended(100)[0]] == unknown

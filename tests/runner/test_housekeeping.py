@@ -1,4 +1,4 @@
-"""A runner clears unpacked code away that nobody uses, and never what it may run."""
+"""A runner deletes unpacked code that is not used and files of runs that are gone, and never what may still be needed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.bundles.cache import MAKING, UNUSED_SECONDS, remove_unused
+from evertick.config import Settings
+from evertick.db.connect import Purpose
+from evertick.runner.housekeeping import remove_orphaned_files, remove_runs, stored_runs
 from evertick.runner.runner import Runner
-from tests.engine.world import run_state
+from evertick.runtime.connections import ReconnectingConnection
+from evertick.storage.results import result_files
+from tests.engine.world import make_dag, put, run_state, start
 from tests.system.hosting import Said, hosted, quick
 from tests.system.work import SMALL, Published, loaded, publish_work, start_run
 from tests.waiting import eventually
@@ -53,3 +58,39 @@ async def test_a_runner_clears_away_what_nobody_uses_and_keeps_what_its_warm_par
         age(used)
         assert remove_unused(folder, in_use=(), unused_seconds=UNUSED_SECONDS) == [], "a warm parent lives in it"
     assert remove_unused(folder, in_use=(), unused_seconds=UNUSED_SECONDS) == [used.name]
+
+
+async def test_only_files_of_runs_that_are_gone_are_removed(
+    conn: AsyncConnection, database: str, tmp_path: Path
+) -> None:
+    await put(conn, make_dag("d", {"a": []}))
+    run_id = await start(conn, "d")
+    settings = Settings(home=tmp_path)
+    files = result_files(settings)
+    files.put(run_id, "[1]")
+    files.put(run_id + 1000, "[2]")
+    link = ReconnectingConnection(database, Purpose.PLANNING)
+    try:
+        assert await remove_orphaned_files(settings, link) == 1
+        assert await remove_orphaned_files(settings, link) == 0
+    finally:
+        await link.close()
+    assert [path.name for path in (tmp_path / "results").iterdir()] == [str(run_id)]
+
+
+async def test_no_folder_is_nothing_to_do(database: str, tmp_path: Path) -> None:
+    link = ReconnectingConnection(database, Purpose.PLANNING)
+    try:
+        assert await remove_orphaned_files(Settings(home=tmp_path), link) == 0
+    finally:
+        await link.close()
+
+
+def test_only_folders_of_runs_are_found_and_removed(tmp_path: Path) -> None:
+    assert stored_runs(tmp_path / "none") == []
+    for name in ("3", "12", "notes", "٣"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").touch()
+    assert stored_runs(tmp_path) == [3, 12]
+    remove_runs(tmp_path, [3, 99])
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["12", "notes", "٣"]

@@ -15,10 +15,11 @@ from psycopg import AsyncConnection
 
 from evertick.db.queries.runners import DispatchRow
 from evertick.domain.agent_protocol import refusal_to_bytes
+from evertick.domain.attempt import RunnerRequest
 from evertick.domain.explain import describe
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.maintenance import promote
-from evertick.engine.runners import RunnerRequest, drain
+from evertick.engine.runners import drain
 from evertick.engine.runs import cancel
 from evertick.engine.tasks import explain
 from evertick.executors.base import Observed, Phase
@@ -409,7 +410,7 @@ async def test_what_begins_while_it_is_taken_away_is_not_left_to_silence(
 async def test_an_agent_that_runs_and_does_not_reach_the_api_is_told_where_it_was_sent(
     there: AsyncConnection, database: str, tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endings, "SPEECHLESS_SECONDS", 0.0)
+    monkeypatch.setattr(endings, "UNREACHABLE_API_SECONDS", 0.0)
     place.lives, said = "idle", Said()
     run_id = await trigger(there)
 
@@ -443,7 +444,7 @@ def test_what_keeps_an_attempt_from_beginning_is_told_when_it_is_sure(
 ) -> None:
     row = DispatchRow(1, 0, -1, 1, 5, "far", 1, True, 40.0, 40.0, None, None, "queued", None, 1, 1, False)
     seen = Observed(phase=phase, reason="Unschedulable")
-    told = endings.trouble_of(replace(row, **changes), seen, running_seconds=running_seconds, api_url="http://there")
+    told = endings.problem_of(replace(row, **changes), seen, running_seconds=running_seconds, api_url="http://there")
     assert (told is not None) is is_told
 
 
@@ -457,7 +458,7 @@ async def test_what_cannot_be_taken_away_now_is_told_by_its_name_and_taken_away_
         place.is_down = True
         place.let_go.set()
         # As what is left over, or, if no look has shown it yet, as what may be leaving by itself: either way it is named.
-        ends = {"clean", "see_off"}
+        ends = {"clean_up", "confirm_end"}
         (told, *_) = await eventually(
             lambda: [e for e in said.events("executor_unavailable") if e.get("doing") in ends]
         )
