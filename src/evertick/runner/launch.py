@@ -1,7 +1,7 @@
 """From claims to running attempts: each claimed task is looked up in its DAG version, and launched.
 
 While there are outcomes to report, launching waits until the exchange is sent: it then runs while the database works,
-and neither waits for the other (decision 0005).
+and neither waits for the other.
 """
 
 from __future__ import annotations
