@@ -88,7 +88,7 @@ _AIRFLOW = (
     approvals.router,
     task_instances.router,
     task_instance_actions.router,
-    assets.router,
+    assets.asset_events_router,
     assets.router,
     system.event_logs_router,
     pools.router,
@@ -145,7 +145,7 @@ def make_app(desk: ApiContext) -> FastAPI:
     for kind in (EvertickError, psycopg.Error, UnicodeEncodeError, HTTPException, OSError, Exception):
         airflow.add_exception_handler(kind, _tell_airflow)
     airflow.add_exception_handler(RequestValidationError, tell_invalid)
-    airflows = [*_AIRFLOW]
+    airflows = list(_AIRFLOW)
     for router in airflows:
         airflow.include_router(router)
     _add_document(airflow)

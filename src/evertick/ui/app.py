@@ -27,9 +27,9 @@ from evertick.ui.pages import (
 )
 
 # Each module has a `router`. Routes match in this order.
-DAG_PAGES = (dags, dag, dag_schedules, dag, dag, trigger)
-RUN_PAGES = (runs, runs, task, runs, runs, waits, backfills, waits)
-OTHER_PAGES = (gates, runners, admin, admin, admin, admin)
+DAG_PAGES = (dags, dag, dag_schedules, trigger)
+RUN_PAGES = (runs, task, waits, backfills)
+OTHER_PAGES = (gates, runners, admin)
 PAGES = (static, login, home, *DAG_PAGES, *RUN_PAGES, *OTHER_PAGES)
 
 

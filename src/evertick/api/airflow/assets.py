@@ -52,6 +52,8 @@ from evertick.engine.runs import trigger
 from evertick.engine.waits import discard_asset_events, update_asset
 
 router = APIRouter(route_class=GuardedRoute, tags=["Asset"])
+# Included before `router`: its paths would match an asset's id.
+asset_events_router = APIRouter(route_class=GuardedRoute, tags=["Asset"])
 
 
 AssetId = Annotated[int, Path(ge=0, le=2**63 - 1)]
@@ -221,7 +223,7 @@ class NewEvent(Body):
     access_control: AccessControl | None = None
 
 
-@router.get("/assets/events", response_model=AssetEventCollectionResponse)
+@asset_events_router.get("/assets/events", response_model=AssetEventCollectionResponse)
 @requires(Permission.READ_RUNS)
 async def get_asset_events(caller: Who, asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
     """List recorded updates by tasks, with the runs that they triggered."""
@@ -245,7 +247,7 @@ async def get_asset_events(caller: Who, asked: Annotated[EventQuery, Query()]) -
     return {"asset_events": documents, "total_entries": total}
 
 
-@router.post("/assets/events", response_model=AssetEventResponse)
+@asset_events_router.post("/assets/events", response_model=AssetEventResponse)
 @requires(Permission.SEND_EVENTS)
 async def create_asset_event(body: NewEvent, caller: Who) -> dict[str, Any]:
     """Report an external update. DAGs that depend on the asset start as after an update by a task."""
@@ -261,7 +263,7 @@ async def create_asset_event(body: NewEvent, caller: Who) -> dict[str, Any]:
     return _update(made, [])
 
 
-@router.get("/assets/{asset_id}/queuedEvents", response_model=QueuedEventCollectionResponse)
+@asset_events_router.get("/assets/{asset_id}/queuedEvents", response_model=QueuedEventCollectionResponse)
 @requires(Permission.READ_GATES)
 async def get_asset_queued_events(asset_id: AssetId, caller: Who, before: Before = None) -> dict[str, Any]:
     """List updates queued for DAGs that still wait for other assets."""
@@ -270,7 +272,7 @@ async def get_asset_queued_events(asset_id: AssetId, caller: Who, before: Before
         return await _queued(conn, asset=asset["name"], before=before)
 
 
-@router.get("/dags/{dag_id}/assets/queuedEvents", response_model=QueuedEventCollectionResponse)
+@asset_events_router.get("/dags/{dag_id}/assets/queuedEvents", response_model=QueuedEventCollectionResponse)
 @requires(Permission.READ_SCHEDULES)
 async def get_dag_asset_queued_events(dag_id: str, caller: Who, before: Before = None) -> dict[str, Any]:
     async with caller.reading() as conn:
@@ -278,7 +280,7 @@ async def get_dag_asset_queued_events(dag_id: str, caller: Who, before: Before =
         return await _queued(conn, dag=dag_id, before=before)
 
 
-@router.get("/dags/{dag_id}/assets/{asset_id}/queuedEvents", response_model=QueuedEventResponse)
+@asset_events_router.get("/dags/{dag_id}/assets/{asset_id}/queuedEvents", response_model=QueuedEventResponse)
 @requires(Permission.READ_SCHEDULES)
 async def get_dag_asset_queued_event(
     dag_id: str, asset_id: AssetId, caller: Who, before: Before = None
@@ -293,7 +295,7 @@ async def get_dag_asset_queued_event(
     return event
 
 
-@router.delete("/assets/{asset_id}/queuedEvents", status_code=204)
+@asset_events_router.delete("/assets/{asset_id}/queuedEvents", status_code=204)
 @requires(Permission.EDIT_SCHEDULES)
 async def delete_asset_queued_events(asset_id: AssetId, caller: Who, before: Before = None) -> None:
     """Discard the queued updates of the asset."""
@@ -302,7 +304,7 @@ async def delete_asset_queued_events(asset_id: AssetId, caller: Who, before: Bef
         await discard_asset_events(conn, dag_ids=dag_ids, asset=name, before=_aware(before), actor=caller.actor)
 
 
-@router.delete("/dags/{dag_id}/assets/queuedEvents", status_code=204)
+@asset_events_router.delete("/dags/{dag_id}/assets/queuedEvents", status_code=204)
 @requires(Permission.EDIT_SCHEDULES)
 async def delete_dag_asset_queued_events(dag_id: str, caller: Who, before: Before = None) -> None:
     async with caller.changing() as conn:
@@ -310,7 +312,7 @@ async def delete_dag_asset_queued_events(dag_id: str, caller: Who, before: Befor
         await discard_asset_events(conn, dag_ids=[row.dag_id], asset=None, before=_aware(before), actor=caller.actor)
 
 
-@router.delete("/dags/{dag_id}/assets/{asset_id}/queuedEvents", status_code=204)
+@asset_events_router.delete("/dags/{dag_id}/assets/{asset_id}/queuedEvents", status_code=204)
 @requires(Permission.EDIT_SCHEDULES)
 async def delete_dag_asset_queued_event(dag_id: str, asset_id: AssetId, caller: Who, before: Before = None) -> None:
     async with caller.changing() as conn:
@@ -318,7 +320,7 @@ async def delete_dag_asset_queued_event(dag_id: str, asset_id: AssetId, caller: 
         await discard_asset_events(conn, dag_ids=[row.dag_id], asset=name, before=_aware(before), actor=caller.actor)
 
 
-@router.get(f"{R}/upstreamAssetEvents", response_model=AssetEventCollectionResponse)
+@asset_events_router.get(f"{R}/upstreamAssetEvents", response_model=AssetEventCollectionResponse)
 @requires(Permission.READ_RUNS)
 async def get_upstream_asset_events(dag_id: str, dag_run_id: str, caller: Who) -> dict[str, Any]:
     """List the updates that triggered a run."""
