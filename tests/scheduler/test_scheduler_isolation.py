@@ -337,7 +337,7 @@ async def test_a_leader_stops_planning_before_its_lease_ends_by_its_own_clock(
         return await answer(*args, **options)
 
     answer = shards.try_acquire_shard
-    monkeypatch.setattr(shards, "stand_by", slowly)
+    monkeypatch.setattr(shards, "try_acquire_shard", slowly)
     await lead.try_acquire(line)
     lease = SHORT["leader_lease_seconds"]
     for at, may_plan in ((sent_at + 0.5, True), (sent_at + 0.89 * lease, True), (sent_at + 0.91 * lease, False)):
