@@ -10,7 +10,6 @@ import tomllib
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from evertick.attempts import body
 from evertick.attempts.child_setup import ReuseLimits
 from evertick.bundles import bundle
 from evertick.bundles.loader import load_file
-from evertick.cli.main import COMMANDS, main
+from evertick.cli.main import COMMANDS, load_app, main
 from evertick.config import Settings, read_settings
 from evertick.domain import retry
 from evertick.domain.errors import InvalidSettings
@@ -116,7 +115,7 @@ def without_variables(words: list[str]) -> list[str]:
 
 
 def program(noun: str) -> Any:
-    return get_command(import_module(f"evertick.cli.{COMMANDS[noun].module}").app)
+    return get_command(load_app(COMMANDS[noun]))
 
 
 def why_wrong(words: list[str], root_options: str) -> str | None:

@@ -104,7 +104,7 @@ async def test_code_that_also_has_other_dags_is_not_shown(
     for path in paths:
         assert "unseen_dag" not in (await limited.get(path)).text, path
         assert "unseen_dag" in (await admin.get(path)).text and "unseen_dag" in (await both.get(path)).text, path
-    assert (await limited.refused("GET", paths[0], 403))["detail"].startswith("This code is hidden")
+    assert (await limited.refused("GET", paths[0], 403))["detail"].startswith("This code also defines DAGs")
 
 
 async def _publish(conn: AsyncConnection, folder: Path, text: str, name: str, tag: str, **options: object) -> None:

@@ -20,6 +20,7 @@ from evertick.domain.access import MATRIX, Permission, Principal, Role, narrowed
 from evertick.domain.agent_protocol import TokenUse
 from evertick.domain.attempt import TaskKey
 from evertick.engine import accounts
+from evertick.operations.routes import ROUTES
 from evertick.ui.layout import PageRoute
 from tests.api.conftest import Client, Signed
 from tests.engine.world import value
@@ -51,6 +52,13 @@ def cells(app: FastAPI) -> Iterator[Cell]:
                 path = prefix + re.sub(r"\{[^}]*\}", "999999", route.path)
                 for method in sorted(route.methods or ()):
                     yield Cell(method, path, route.permission, isinstance(route, PageRoute))
+
+
+def test_every_operation_is_served_with_its_permission(app: FastAPI) -> None:
+    served = {(cell.method, cell.path): cell.permission for cell in cells(app)}
+    for row in ROUTES:
+        path = "/api/v1" + re.sub(r"\{[^}]*\}", "999999", row.path)
+        assert served[row.method, path] is row.permission, row.path
 
 
 def test_every_route_of_every_part_goes_through_the_door(app: FastAPI) -> None:

@@ -156,7 +156,7 @@ async def test_a_revoked_token_ends_what_is_told_line_by_line(
     monkeypatch: pytest.MonkeyPatch,
     path: str,
 ) -> None:
-    monkeypatch.setattr("evertick.api.log_follow.CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("evertick.operations.task_logs.CHECK_SECONDS", 0.1)
     await put(conn, make_dag("etl", {"t": []}, tags=("finance",)))
     run = await start(conn, "etl", "r1")
     runner = await Runner.join(conn)
@@ -190,8 +190,8 @@ async def test_a_revoked_token_ends_a_wait(http: httpx.AsyncClient, conn: AsyncC
 async def test_a_log_is_followed_as_text_without_a_gap_and_by_few_at_once(
     http: httpx.AsyncClient, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evertick.api.log_follow.QUIET_SECONDS", 0.2)
-    monkeypatch.setattr("evertick.api.log_follow.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("evertick.operations.task_logs.QUIET_SECONDS", 0.2)
+    monkeypatch.setattr("evertick.operations.task_logs.POLL_SECONDS", 0.05)
     await put(conn, make_dag("etl", {"t": []}, tags=("finance",)))
     run = await start(conn, "etl")
     runner = await Runner.join(conn)
@@ -227,8 +227,8 @@ def texts(events: list[Event]) -> list[str]:
 async def test_a_log_is_followed_to_its_end_without_a_gap_whatever_comes_first(
     http: httpx.AsyncClient, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evertick.api.log_follow.QUIET_SECONDS", 0.2)
-    monkeypatch.setattr("evertick.api.log_follow.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("evertick.operations.task_logs.QUIET_SECONDS", 0.2)
+    monkeypatch.setattr("evertick.operations.task_logs.POLL_SECONDS", 0.05)
     await put(conn, make_dag("etl", {"t": []}, tags=("finance",)))
     run = await start(conn, "etl")
     runner = await Runner.join(conn)
@@ -256,7 +256,7 @@ async def test_a_log_is_followed_to_its_end_without_a_gap_whatever_comes_first(
     async with watching(http, f"{path}&after={again[-1][0]}") as stream:
         assert texts(await stream.until("end")) == ["late"]
     answer = await http.get(f"{path}&after=1.x")
-    assert answer.status_code == 400 and "start from the beginning" in answer.text
+    assert answer.status_code == 400 and "Start from an id" in answer.text
 
 
 async def test_a_reader_who_hangs_up_in_the_middle_of_a_question_leaves_the_others_served(

@@ -70,7 +70,10 @@ async def test_dags_are_listed_shown_paused_and_deleted(admin: Client, conn: Asy
     assert await admin.ok("POST", f"{V1}/dags/etl/pause") == {"is_changed": False}
     row = await dags.find(conn, "etl")
     assert row is not None and row.paused
-    assert await admin.ok("POST", f"{V1}/dags/etl/unpause", json={"catch_up": "latest"}) == {"is_changed": True}
+    assert await admin.ok("POST", f"{V1}/dags/etl/unpause", json={"catch_up": "latest"}) == {
+        "is_changed": True,
+        "missed": [],
+    }
     versions = await everything(admin, f"{V1}/dags/etl/versions")
     assert [each["number"] for each in versions] == [1]
     assert (await admin.ok("GET", f"{V1}/dags/etl/versions/1"))["spec"]["name"] == "etl"
@@ -116,7 +119,7 @@ async def test_runs_come_in_pages_newest_first_and_a_filter_looks_at_a_window(
     mine = [await start(conn, "etl") for _ in range(4)]
     theirs = [await start(conn, "other") for _ in range(3)]
     await admin.ok("POST", f"{V1}/runs/{mine[0]}/cancel")
-    monkeypatch.setattr("evertick.api.native.runs.WINDOW", 2)
+    monkeypatch.setattr("evertick.operations.runs.WINDOW", 2)
 
     async def found(**query: Any) -> list[int]:
         return [run["run_id"] for run in await everything(admin, f"{V1}/runs", **query)]
@@ -267,6 +270,13 @@ async def test_runners_are_drained_and_queues_and_health_tell_what_is_there(
     assert (await admin.ok("GET", f"{V1}/runners"))["items"][0]["request"] == "drain"
     assert len((await admin.ok("POST", f"{V1}/runners/{listed['session']}/undrain"))["runners"]) == 1
     await admin.refused("POST", f"{V1}/runners/none/drain", 404)
+    both = {"runners": [listed["runner_id"], listed["session"]]}
+    assert len((await admin.ok("POST", f"{V1}/runners/drain", json={**both, "then_leave": True}))["runners"]) == 1
+    assert (await admin.ok("GET", f"{V1}/runners"))["items"][0]["request"] == "leave"
+    assert len((await admin.ok("POST", f"{V1}/runners/undrain", json={"is_all": True}))["runners"]) == 1
+    for unclear in ({}, {**both, "is_all": True}):
+        await admin.refused("POST", f"{V1}/runners/drain", 400, json=unclear)
+    await admin.refused("POST", f"{V1}/runners/undrain", 422, json={**both, "then_leave": True})
     health = await admin.ok("GET", f"{V1}/health")
     assert (health["scheduler"], health["runners"], health["slots"]) == ("unhealthy", 1, 100)
 

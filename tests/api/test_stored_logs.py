@@ -52,7 +52,7 @@ async def run(conn: AsyncConnection, database: str, settings: Settings) -> Async
 async def test_every_door_shows_the_lines_and_says_so_when_it_cannot(
     admin: Client, run: int, server: S3Server, desk: ApiContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evertick.api.log_follow.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("evertick.operations.task_logs.QUIET_SECONDS", 0.0)
     task, page = f"{V1}/runs/{run}/tasks/t", f"/runs/{run}/tasks/t"
     dag_run = (await admin.ok("GET", f"{AIRFLOW}/dags/d/dagRuns"))["dag_runs"][0]["dag_run_id"]
     airflow = f"{AIRFLOW}/dags/d/dagRuns/{dag_run}/taskInstances/t/logs/1"

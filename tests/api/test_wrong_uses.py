@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from psycopg import AsyncConnection
 
-from evertick.api.paging import cursor
 from evertick.domain.dags.params import declare_params
 from evertick.domain.dags.spec import TaskKind
+from evertick.operations.paging import encode_cursor
 from tests.api.conftest import Client
 from tests.cli.test_wrong_uses import ASKS, PARAMS, everything
 from tests.engine.world import Runner, make_dag, put, start
@@ -87,11 +87,11 @@ WRONG = [
     Asked("POST", f"{V1}/runs/999/clear", 404, ("999",), {}),
     Asked("POST", f"{V1}/runs/RUN/clear", 422, ("task",), {"task": ["a"]}),
     # cursors: what is no text of ours, too
-    Asked("GET", f"{V1}/dags?cursor={cursor(chr(0xD800))}", 400, ("Invalid cursor",)),
-    Asked("GET", f"{V1}/dags?cursor={cursor(chr(0))}", 400, ("Invalid cursor",)),
-    Asked("GET", f"{V1}/dags?cursor={cursor(1)}", 400, ("Invalid cursor",)),
-    Asked("GET", f"{V1}/runs?cursor={cursor(10**30)}", 400, ("Invalid cursor",)),
-    Asked("GET", f"{V1}/runs?cursor={cursor(True)}", 400, ("Invalid cursor",)),
+    Asked("GET", f"{V1}/dags?cursor={encode_cursor(chr(0xD800))}", 400, ("cursor is invalid",)),
+    Asked("GET", f"{V1}/dags?cursor={encode_cursor(chr(0))}", 400, ("cursor is invalid",)),
+    Asked("GET", f"{V1}/dags?cursor={encode_cursor(1)}", 400, ("cursor is invalid",)),
+    Asked("GET", f"{V1}/runs?cursor={encode_cursor(10**30)}", 400, ("cursor is invalid",)),
+    Asked("GET", f"{V1}/runs?cursor={encode_cursor(True)}", 400, ("cursor is invalid",)),
     # values
     Asked("PUT", f"{V1}/secrets/a%20b", 400, ("'a b'", "is not a valid name for a secret"), {"value": "x"}),
     Asked("PUT", f"{V1}/secrets/token", 422, ("value",), {"text": "x"}),

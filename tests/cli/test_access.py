@@ -67,7 +67,7 @@ async def test_the_audit_log_has_what_the_command_line_did(cli: Cli, conn: Async
     (only,) = (await cli.json("audit", "--verb", "trigger", "--dag", "etl"))["entries"]
     assert only["run_id"] is not None
     assert "add_user" in (await cli("audit", "--limit", 1)).out
-    assert "Nothing is on record" in (await cli("audit", "--dag", "none")).out
+    assert "No entry of the audit log" in (await cli("audit", "--dag", "none")).out
 
 
 async def test_an_api_that_strangers_could_reach_without_a_password_does_not_start(cli: Cli) -> None:

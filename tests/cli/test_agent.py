@@ -89,7 +89,8 @@ def test_what_is_no_address_is_refused(
 
 
 def test_it_loads_little() -> None:
-    script = "import evertick.cli.main, evertick.cli.agent, sys; print(*sys.modules)"
+    preload = "from evertick.cli.commands.services import preload; preload('agent')"
+    script = f"import evertick.cli.main, sys; {preload}; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert "evertick.agent.agent" in found and "h11" in found
     assert [name for name in found if name in HEAVY] == []

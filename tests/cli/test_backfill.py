@@ -34,12 +34,12 @@ async def move(conn: AsyncConnection, kind: str = "success", *, parallel: int = 
 
 async def test_a_dry_run_counts_and_shows_the_first(cli: Cli, conn: AsyncConnection, etl: None) -> None:
     out = (await cli("backfill", "create", "etl", *MARCH, "--dry-run")).out
-    assert "3 instants: 3 runs would be made." in out
+    assert "3 instants: 3 runs would be created." in out
     assert "\nUTC\n2025-03-29T02:30:00Z\n" in out, "one column where the zone is UTC"
     samoa = ("--cron", "0 12 * * *", "--tz", "Pacific/Apia", "--from", "2011-12-28", "--to", "2012-01-01")
     out = (await cli("backfill", "create", "etl", *samoa, "--dry-run")).out
     assert "2011-12-29 12:00:00-10:00" in out and "2011-12-29T22:00:00Z" in out
-    assert "On the clock of Pacific/Apia, 1 time never was: no run is made for that." in out
+    assert "On the clock of Pacific/Apia, 1 time does not exist: no run is created for it." in out
     found = await cli.json(
         "backfill",
         "create",

@@ -83,7 +83,7 @@ async def test_nothing_is_published_if_one_file_is_broken(cli: Cli, conn: AsyncC
     assert "does not exist" in await cli.refused("deploy", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert "contains no DAG file" in await cli.refused("deploy", tmp_path / "empty")
-    assert "cannot name a deployment" in await cli.refused("deploy", folder, "--name", "a b")
+    assert "not a valid name for a deployment" in await cli.refused("deploy", folder, "--name", "a b")
 
 
 async def test_a_deployment_owns_its_dags(cli: Cli, conn: AsyncConnection, database: str, tmp_path: Path) -> None:

@@ -133,6 +133,32 @@ async def test_following_shows_new_lines_until_the_task_ends(
     assert ran.out.split()[-1] == "second"
 
 
+async def test_following_goes_on_after_the_connection_was_lost(
+    cli: Cli, runner: Runner, conn: AsyncConnection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (claim,) = await runner.claim()
+    await _write(runner, claim, "OUT first")
+    following = asyncio.create_task(cli("tasks", "logs", 1, "extract", "-f"))
+    seen = ""
+
+    def has_first() -> bool:
+        nonlocal seen
+        seen += capsys.readouterr().out
+        return "first" in seen
+
+    await eventually(has_first)
+    killed = await conn.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where datname = current_database() and application_name like '%read%' and pid <> pg_backend_pid()"
+    )
+    assert killed.rowcount == 1
+    await _write(runner, claim, "OUT second", seq=1)
+    await runner.finish(claim)
+    ran = await following
+    assert ran.status == 0 and "The database does not answer." in ran.err, ran
+    assert ran.out.count("second") == 1 and "first" not in ran.out
+
+
 async def test_following_and_one_document_exclude_each_other(cli: Cli, runner: Runner) -> None:
     assert "leave out --follow" in await cli.refused("tasks", "logs", 1, "extract", "-f", "--json")
 

@@ -6,14 +6,12 @@ import asyncio
 import signal
 import sys
 from asyncio.subprocess import PIPE
-from importlib import import_module
 
 import pytest
-import typer
 from psycopg import AsyncConnection
 
 from evertick.cli.errors import EXIT_STATUS, RUN_EXIT_STATUS, foreseen
-from evertick.cli.main import COMMANDS
+from evertick.cli.main import COMMANDS, load_app
 from evertick.domain.errors import Conflict, EvertickError, NotFound
 from evertick.domain.states import TERMINAL_RUN_STATES
 from tests.cli.conftest import Cli
@@ -24,7 +22,7 @@ def _commands() -> list[tuple[str, ...]]:
     """Every command there is."""
     found: list[tuple[str, ...]] = []
     for name, command in COMMANDS.items():
-        app: typer.Typer = import_module(f"evertick.cli.{command.module}").app
+        app = load_app(command)
         is_group = app.registered_callback or len(app.registered_commands) > 1
         found += [(name, str(each.name)) for each in app.registered_commands] if is_group else [(name,)]
     return found

@@ -11,7 +11,7 @@ from tests.engine.world import Runner, make_dag, put, start
 
 async def test_a_pool_is_made_changed_shown_and_deleted(cli: Cli, conn: AsyncConnection) -> None:
     assert "There are no pools" in (await cli("pools", "list")).out
-    assert (await cli("pools", "set", "db", 1)).out == "Made db with 1 slot.\n"
+    assert (await cli("pools", "set", "db", 1)).out == "Created db with 1 slot.\n"
     await put(conn, make_dag("etl", {"t": []}, task_gates=(GateSpec(kind=GateKind.POOL, name="db"),)))
     first, second = await start(conn, "etl"), await start(conn, "etl")
     (pool,) = (await cli.json("pools", "list"))["pools"]
@@ -20,10 +20,10 @@ async def test_a_pool_is_made_changed_shown_and_deleted(cli: Cli, conn: AsyncCon
     assert page.index("Held by") < page.index(f"{first}  etl") < page.index("Waiting") < page.index(f"{second}  etl")
     shown = (await cli.json("pools", "show", "db"))["pools"][0]
     assert [each["run_id"] for each in shown["held_by"] + shown["waiting"]] == [first, second]
-    assert (await cli("pools", "set", "db", 2)).out == "Pool db has 2 slots.\n1 task could begin.\n"
+    assert (await cli("pools", "set", "db", 2)).out == "Pool db has 2 slots.\n1 waiting task can start now.\n"
     runner = await Runner.join(conn)
     claims = await runner.claim()
-    assert "nothing new begins until fewer than 1" in (await cli("pools", "set", "db", 1)).out
+    assert "no other starts until fewer than 1" in (await cli("pools", "set", "db", 1)).out
     assert "is in use" in await cli.refused("pools", "delete", "db", "--yes", status=1)
     for claim in claims:
         await runner.finish(claim)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.cli.prune import _NAMES
+from evertick.cli.commands.db import _NAMES
 from evertick.engine.retention import Kind
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start, value

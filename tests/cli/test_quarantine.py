@@ -33,7 +33,7 @@ async def aside(conn: AsyncConnection) -> int:
 
 
 async def test_nothing_is_set_aside_most_of_the_time(cli: Cli, conn: AsyncConnection) -> None:
-    assert (await cli("quarantine")).out == "Nothing is set aside.\n"
+    assert (await cli("quarantine")).out == "Nothing is in quarantine.\n"
     assert await cli.json("quarantine") == {"quarantine": []}
 
 
@@ -49,10 +49,10 @@ async def test_what_was_set_aside_says_why_and_when_it_is_tried_again(cli: Cli, 
 
 async def test_a_run_that_was_set_aside_says_so(cli: Cli, conn: AsyncConnection, aside: int) -> None:
     shown = (await cli("runs", "show", aside)).out
-    assert "Set aside, tried again" in shown and "this row is poison" in shown
+    assert "Quarantined, tried again" in shown and "this row is poison" in shown
     assert (await cli.json("runs", "show", aside))["quarantine"]["verb"] == "reconcile"
     other = await start(conn, "broken")
-    assert "Set aside" not in (await cli("runs", "show", other)).out
+    assert "Quarantined" not in (await cli("runs", "show", other)).out
     assert "quarantine" not in await cli.json("runs", "show", other)
 
 

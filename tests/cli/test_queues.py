@@ -32,14 +32,14 @@ async def test_queues_are_listed_with_what_waits_and_who_serves_them(cli: Cli, c
     await runners.register(conn, special)
     await drain(conn, sessions=[7], actor="test")
     out = (await cli("queues", "list")).out.splitlines()
-    assert out[0].split() == ["QUEUE", "IN", "LINE", "OLDEST", "RUNNING", "SLOTS", "RUNNERS"]
+    assert out[0].split() == ["QUEUE", "QUEUED", "OLDEST", "RUNNING", "SLOTS", "RUNNERS"]
     rows = {line.split()[0]: line.split()[1:] for line in out[1:5]}
     assert (rows["default"][0], rows["default"][-10:-7]) == ("1", ["2", "104", "2"])
     assert " ".join(rows["default"]).endswith("2 (1 only for some names, 1 draining)")
     assert rows["gpu"] == ["1", "3", "d", "18", "h", "0", "0", "none"]
     assert rows["rare"] == ["0", "-", "0", "0", "none"]
     assert rows["spare"][:4] == ["0", "-", "0", "4"]
-    assert out[-1] == "Nobody serves gpu: start a runner with --queues gpu."
+    assert out[-1] == "No runner serves gpu. Start one with: evertick runner --queues gpu"
     found = {each["queue"]: each for each in (await cli.json("queues", "list"))["queues"]}
     assert list(found) == ["default", "gpu", "rare", "spare"]
     assert (found["default"]["depth"], found["default"]["running"], found["default"]["runners"]) == (1, 2, 2)

@@ -33,7 +33,7 @@ async def test_rules_are_listed_in_order_with_the_default_last(cli_without_datab
 
 
 async def test_without_a_file_there_are_no_rules(cli_without_database: Cli) -> None:
-    assert "EVERTICK_ROUTING_FILE names no file" in (await cli_without_database("route", "list")).out
+    assert "EVERTICK_ROUTING_FILE is not set" in (await cli_without_database("route", "list")).out
     found = await cli_without_database.json("route", "explain", "a::b")
     assert (found["queue"], found["decided_by"], found["file"]) == ("default", "default", None)
 
@@ -54,9 +54,9 @@ async def test_explain_knows_a_tasks_own_queue_and_what_is_published(
 ) -> None:
     await put(conn, make_dag("ml", {"train": [], "mine": []}, per_task={"mine": {"queue": "special"}}))
     out = (await cli("route", "explain", "ml::mine")).out
-    assert "ml::mine goes to queue special: its own queue= wins over the rules." in out
+    assert "ml::mine goes to queue special: its own queue= takes precedence over the rules." in out
     out = (await cli("route", "explain", "ml::train")).out
-    assert "waits in queue default now. The publisher has other rules than these." in out
+    assert "waits in queue default now. The publisher uses other rules than these." in out
     found = await cli.json("route", "explain", "ml::train")
     assert (found["queue"], found["published"]) == ("gpu", {"queue": "default", "written": None})
 

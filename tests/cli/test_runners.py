@@ -98,7 +98,7 @@ async def test_a_runner_is_meant_by_id_name_or_session_and_a_shared_one_means_al
 
 async def test_draining_to_stop_is_another_request(cli: Cli, conn: AsyncConnection) -> None:
     await join(conn, 1, "r1")
-    assert "ends when it has nothing to do" in (await cli("runners", "drain", "r1", "--stop")).out
+    assert "ends when its attempts have ended" in (await cli("runners", "drain", "r1", "--stop")).out
     assert await requests(conn) == {1: "leave"}
 
 
@@ -108,7 +108,7 @@ async def test_a_drain_can_be_waited_for(cli: Cli, conn: AsyncConnection) -> Non
     runner, _ = await join(conn, 1, "r1"), await join(conn, 2, "r2")
     (claim,) = await runner.claim()
     late = await cli("runners", "drain", "r1", "--wait", "--timeout", "0.3")
-    assert (late.status, "not done yet" in late.out) == (124, True)
+    assert (late.status, "not finished yet" in late.out) == (124, True)
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(cli("runners", "drain", "--all", "--wait"))
         await eventually(lambda: value(conn, "select request = 'drain' from runner where session = 2"))

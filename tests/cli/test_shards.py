@@ -12,7 +12,7 @@ from tests.engine.world import lead, make_dag, put, value
 async def test_a_new_installation_has_one_shard_that_nobody_leads(cli: Cli) -> None:
     out = (await cli("shards", "list")).out
     assert out.splitlines()[0].split() == ["SHARD", "STATE", "LEADER", "SINCE", "EPOCH", "DAGS", "TO", "MOVE"]
-    assert "nobody" in out and "evertick scheduler" in out
+    assert "none" in out and "evertick scheduler" in out
 
 
 async def test_the_number_of_shards_is_set_and_seen(cli: Cli, conn: AsyncConnection) -> None:
@@ -31,7 +31,7 @@ async def test_the_number_of_shards_is_set_and_seen(cli: Cli, conn: AsyncConnect
     )
     assert (first["dags"], second["dags"], third["dags"]) == (12, 0, 0)
     assert 0 < first["misplaced"] < 12 and second["misplaced"] == 0
-    assert "Nobody leads 1, 2" in (await cli("shards", "list")).out
+    assert "No scheduler leads shards 1, 2" in (await cli("shards", "list")).out
     assert await value(conn, "select count(*) from journal where verb = 'set_shards'") == 1
 
 

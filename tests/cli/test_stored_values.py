@@ -24,11 +24,11 @@ async def test_a_secret_is_set_listed_revealed_and_deleted(
     cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "evertick secrets rotate" in await cli.refused("secrets", "set", "db")
-    assert "0 values of 0 brought under key" in (await cli("secrets", "rotate")).out
+    assert "Re-encrypted 0 values of 0 with key" in (await cli("secrets", "rotate")).out
     assert "There are no secrets" in (await cli("secrets", "list")).out
     type_in(monkeypatch, b"s3cret-value\n")
     made = await cli("secrets", "set", "db", "--description", "the shop's")
-    assert "Made secret db." in made.out and '@task(secrets=["db"])' in made.out
+    assert "Created secret db." in made.out and '@task(secrets=["db"])' in made.out
     type_in(monkeypatch, b"s3cret-value2\n")
     assert "Changed secret db." in (await cli("secrets", "set", "db")).out
     shown = await cli("secrets", "get", "db")
@@ -38,10 +38,10 @@ async def test_a_secret_is_set_listed_revealed_and_deleted(
     (row,) = (await cli.json("secrets", "list"))["secrets"]
     assert (row["name"], row["description"]) == ("db", "the shop's")
     old_key = row["key_id"]
-    assert "1 value of 1 brought under key" in (await cli("secrets", "rotate")).out
+    assert "Re-encrypted 1 value of 1 with key" in (await cli("secrets", "rotate")).out
     (row,) = (await cli.json("secrets", "list"))["secrets"]
     assert row["key_id"] != old_key
-    assert "Forgot 1 old key." in (await cli("secrets", "rotate", "--same-key", "--forget")).out
+    assert "Removed 1 old key." in (await cli("secrets", "rotate", "--same-key", "--forget")).out
     assert (await cli("secrets", "get", "db", "--reveal")).out == "s3cret-value2\n"
     assert "add --yes" in await cli.refused("secrets", "delete", "db")
     assert (await cli("secrets", "delete", "db", "--yes")).out == "Deleted secret db.\n"

@@ -82,7 +82,7 @@ async def test_marking_a_running_task_stops_it_first(cli: Cli, conn: AsyncConnec
     await put(conn, make_dag("etl", CHAIN))
     run = await start(conn, "etl")
     await (await Runner.join(conn)).claim()
-    assert "it is being stopped, and will then be failed" in (await cli("tasks", "mark", run, "extract", "failed")).out
+    assert "It is being stopped and will then be failed" in (await cli("tasks", "mark", run, "extract", "failed")).out
     assert "being stopped (mark_failed)" in (await cli("tasks", "list", run)).out
 
 
@@ -108,3 +108,12 @@ async def test_an_instance_of_a_mapped_task_is_named_by_its_number(cli: Cli, con
     assert "ended" in (await cli("tasks", "why", run, "work[1]")).out
     assert "Cleared 1 task" in (await cli("tasks", "clear", run, "work[1]", "--yes")).out
     assert [(claim.idx, claim.map_index) for claim in await runner.claim()] == [(0, 1)]
+
+
+async def test_an_instance_with_a_large_number_is_found(cli: Cli, conn: AsyncConnection) -> None:
+    over = Mapping(lists=(MappedList(argument="x", length=1500),))
+    await put(conn, make_dag("map", {"work": []}, per_task={"work": {"mapping": over}}))
+    run = await start(conn, "map")
+    (shown,) = (await cli.json("tasks", "show", run, "work[1400]"))["tasks"]
+    assert (shown["map_index"], shown["attempts"]) == (1400, [])
+    assert "Did you mean 'work[" in await cli.refused("tasks", "show", run, "work[1500]")

@@ -86,7 +86,7 @@ async def test_a_trigger_whose_answer_is_lost_is_made_again_and_is_one_run(cli: 
     await Runner.join(conn)
     with armed("runs.trigger:drop_reply:1"):
         ran = await cli("dags", "trigger", "etl")
-    assert (ran.status, ran.err) == (0, "The answer of the database was lost; asking again.\n")
+    assert (ran.status, ran.err) == (0, "The answer of the database was lost. Trying again.\n")
     assert ran.out.splitlines()[0] == "Started run 1 of etl."
     assert await value(conn, "select count(*) from run") == 1
 
@@ -96,7 +96,7 @@ async def test_a_trigger_that_is_never_answered_says_how_to_repeat_it_safely(
     cli: Cli, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await put(conn, make_dag("etl", CHAIN))
-    monkeypatch.setattr("evertick.cli.connection.ASK_AGAIN_SECONDS", ())
+    monkeypatch.setattr("evertick.client.connect.RETRY_SECONDS", ())
     with armed("runs.trigger:drop_reply:1"):
         ran = await cli("dags", "trigger", "etl")
     assert ran.status == 4
@@ -112,10 +112,10 @@ async def test_a_change_without_a_key_whose_answer_is_lost_is_not_made_again(cli
     await cli("dags", "trigger", "etl")
     with armed("runs.cancel:drop_reply:1"):
         said = await cli.refused("runs", "cancel", "1", status=4)
-    assert "was lost" in said and "Look before you repeat it" in said
+    assert "was lost" in said and "Check before you repeat it" in said
     assert await value(conn, "select count(*) from journal where verb = 'cancel'") == 1
     with armed("runs.cancel:error:1"):
-        assert "Look before you repeat it" in await cli.refused("runs", "cancel", "1", status=4)
+        assert "Check before you repeat it" in await cli.refused("runs", "cancel", "1", status=4)
 
 
 async def test_the_same_key_is_the_same_run(cli: Cli, conn: AsyncConnection) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from evertick.cli.up import banner, put_examples
+from evertick.cli.commands.up import banner, put_examples
 from evertick.config import Settings, environment_for, read_settings
 from evertick.supervisor.postgres_home import Home, HomeLock
 from tests.cli.conftest import Cli, run_program
@@ -69,7 +69,7 @@ def test_children_get_the_settings_of_the_command_line() -> None:
 
 _NEVER_ENDING = """
 import asyncio, threading
-from evertick.cli import up
+from evertick.cli.commands import up
 from evertick.config import Settings
 
 class Supervisor:

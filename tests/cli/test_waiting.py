@@ -36,7 +36,7 @@ async def test_bad_events_are_refused(cli: Cli, conn: AsyncConnection) -> None:
 
 
 async def test_an_approval_is_listed_filled_in_and_decided_once(cli: Cli, conn: AsyncConnection) -> None:
-    assert "Nobody is asked" in (await cli("approvals", "list")).out
+    assert "No task waits for an approval" in (await cli("approvals", "list")).out
     run = await asked(conn)
     page = (await cli("approvals", "list")).out
     assert "Release?" in page and "version: an integer of at least 1" in page

@@ -7,6 +7,8 @@ from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.notify import Channel
+from evertick.domain.dags.spec import TaskKind
+from evertick.domain.dags.waits import WaitKind, WaitSpec
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start
 
@@ -16,7 +18,9 @@ READY, STOP, PLAN = Channel.READY, Channel.STOP, Channel.PLAN
 @pytest.mark.parametrize(
     ("command", "woken"),
     [
-        (["dags", "trigger", "etl"], {READY, PLAN}),
+        (["dags", "trigger", "etl"], {READY}),
+        # The leader evaluates the wait of its first task.
+        (["dags", "trigger", "waits"], {READY, PLAN}),
         # What it held of its pools and keys goes to others.
         (["dags", "pause", "etl"], {PLAN, READY}),
         (["dags", "unpause", "etl"], {PLAN, READY}),
@@ -26,7 +30,7 @@ READY, STOP, PLAN = Channel.READY, Channel.STOP, Channel.PLAN
         (["runs", "clear", "1", "--yes"], {READY, STOP, PLAN}),
         (["tasks", "mark", "1", "b", "failed"], {READY, STOP, PLAN}),
     ],
-    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
 )
 async def test_a_change_wakes_those_who_act_on_it(
     cli: Cli, conn: AsyncConnection, database: str, command: list[str], woken: set[Channel]
@@ -55,6 +59,8 @@ async def test_with_wake_ups_switched_off_none_is_sent(
 async def _world(conn: AsyncConnection) -> None:
     """A run with an ended and a running task, of a DAG with a schedule."""
     await put(conn, make_dag("etl", {"a": [], "b": []}, every="@every 1h"))
+    wait = WaitSpec(kind=WaitKind.APPROVAL, name="Release?")
+    await put(conn, make_dag("waits", {"ask": []}, per_task={"ask": {"kind": TaskKind.WAIT, "wait": wait}}))
     await start(conn, "etl")
     runner = await Runner.join(conn)
     first, _ = await runner.claim()

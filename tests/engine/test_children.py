@@ -16,9 +16,10 @@ from evertick.domain.dags.spec import ChildSpec, DagSpec, TaskKind
 from evertick.domain.explain import describe
 from evertick.engine.maintenance import reconcile
 from evertick.engine.runs import cancel
-from evertick.engine.tasks import clear, explain, mark, select_tasks
+from evertick.engine.tasks import clear, mark, select_tasks
 from evertick.engine.waits import MOST_ABOVE, wake
 from tests.engine import invariants
+from tests.engine.reasons import explain
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
 

@@ -27,8 +27,9 @@ from evertick.engine.remote_attempts import (
 )
 from evertick.engine.runners import mark_runner_dead
 from evertick.engine.runs import cancel
-from evertick.engine.tasks import clear, explain, mark, select_tasks
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine.invariants import install, violations
+from tests.engine.reasons import explain
 from tests.engine.remote_agents import as_claim, begin
 from tests.engine.world import Runner, lead, make_dag, put, run_state, start, states, value
 from tests.waiting import eventually

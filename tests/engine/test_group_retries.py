@@ -16,8 +16,9 @@ from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
 from evertick.engine.maintenance import time_out_run
 from evertick.engine.runs import cancel
-from evertick.engine.tasks import clear, explain, mark, select_tasks
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
+from tests.engine.reasons import explain
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
 SHAPE = {"before": [], "g.a": ["before"], "g.b": ["before"], "g.c": ["g.a"], "after": ["g.b", "g.c"]}

@@ -29,9 +29,10 @@ from evertick.engine.maintenance import reconcile, time_out_run
 from evertick.engine.retention import Kind, prune_kind
 from evertick.engine.runners import mark_runner_dead
 from evertick.engine.runs import cancel
-from evertick.engine.tasks import clear, explain, mark, select_tasks
+from evertick.engine.tasks import clear, mark, select_tasks
 from evertick.engine.waits import Decision, decide_approval, find_approval, send_event, wake
 from tests.engine import invariants
+from tests.engine.reasons import explain
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
 POLL = WaitSpec(kind=WaitKind.POLL, seconds=60, timeout_seconds=600)

@@ -17,7 +17,7 @@ from evertick.domain.retry import RetryPolicy
 from evertick.engine.dags import pause, unpause
 from evertick.engine.gates import release_admissions, set_pool
 from evertick.engine.maintenance import promote
-from evertick.engine.tasks import explain
+from tests.engine.reasons import explain
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
 POOL = GateSpec(kind=GateKind.POOL, name="db")

@@ -132,5 +132,6 @@ def read_all(reader: Any) -> bytes:
 
 def test_the_services_do_not_load_what_only_tables_need() -> None:
     """rich takes 40 ms and 3 MB, and structlog would load it for nothing."""
-    code = "import sys, evertick.cli.main, evertick.cli.runner; sys.exit('rich.console' in sys.modules)"
+    preload = "from evertick.cli.commands.services import preload; preload('runner')"
+    code = f"import sys; {preload}; sys.exit('rich.console' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

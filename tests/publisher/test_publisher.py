@@ -52,7 +52,7 @@ async def publisher(database: str, folder: Path, tmp_path: Path) -> Publisher:
 
 
 async def names(conn: AsyncConnection) -> list[str]:
-    return [row.name for row in await dags.list_all(conn)]
+    return await dags.names(conn)
 
 
 async def test_a_folder_of_dags_is_published_and_stays_one_version(

@@ -241,7 +241,8 @@ def test_where_traces_go() -> None:
 
 
 def test_without_a_collector_nothing_of_it_is_loaded() -> None:
-    code = "import sys, evertick.cli.main, evertick.cli.scheduler; sys.exit('opentelemetry' in sys.modules)"
+    preload = "from evertick.cli.commands.services import preload; preload('scheduler')"
+    code = f"import sys; {preload}; sys.exit('opentelemetry' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -171,8 +171,11 @@ def test_where_no_key_can_be_created_the_setting_is_named(tmp_path: Path) -> Non
 
 def test_the_library_is_loaded_only_where_tokens_are_used() -> None:
     """Runners of local tasks, schedulers, agents and the process that forks services do not pay for it."""
-    modules = (
-        "cli.main, evertick.cli.runner, evertick.cli.scheduler, evertick.cli.agent, evertick.supervisor.fork_server"
-    )
-    code = f"import sys, evertick.{modules}, evertick.attempts.fork_server_main; sys.exit('jwt' in sys.modules)"
+    code = """
+import sys, evertick.cli.main, evertick.supervisor.fork_server, evertick.attempts.fork_server_main
+from evertick.cli.commands.services import preload
+for service in ("runner", "scheduler", "agent"):
+    preload(service)
+sys.exit('jwt' in sys.modules)
+"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

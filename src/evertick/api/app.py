@@ -238,7 +238,7 @@ def _add_front(app: FastAPI) -> None:
     @requires(Permission.OPEN)
     async def ready(caller: Who) -> dict[str, bool]:
         """Readiness: the database responds."""
-        async with caller.reading() as conn:
+        async with caller.read() as conn:
             await read_clock(conn)
         return {"ready": True}
 

@@ -18,11 +18,12 @@ import psycopg
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from evertick.api.context import NOBODY, ApiContext, Caller
+from evertick.api.context import ApiCaller, ApiContext
 from evertick.api.fast_reads import plain_answer
 from evertick.db.queries import accounts
 from evertick.domain.access import MATRIX, Permission, Principal
 from evertick.domain.errors import EvertickError, Forbidden, PostgresUnavailable, Unauthenticated
+from evertick.operations.caller import NOBODY
 
 # Browsers accept a __Host- cookie only over TLS and send it only to this host.
 SECURE_COOKIE, PLAIN_COOKIE = "__Host-evertick", "evertick_session"
@@ -73,12 +74,12 @@ class GuardedRoute(APIRoute):
         return guarded
 
 
-async def authenticate(request: Request, permission: Permission) -> Caller:
+async def authenticate(request: Request, permission: Permission) -> ApiCaller:
     """Return the caller or raise an error. Refusals are recorded in the audit log."""
     desk: ApiContext = request.app.state.desk
     origin = request.client.host if request.client else "unknown"
-    caller = Caller(
-        desk=desk, principal=NOBODY, permission=permission, origin=origin, request_id=request.state.request_id
+    caller = ApiCaller(
+        context=desk, principal=NOBODY, permission=permission, origin=origin, request_id=request.state.request_id
     )
     if permission is Permission.OPEN:
         return caller
@@ -131,7 +132,7 @@ def refuse_foreign(request: Request) -> None:
         raise Forbidden("The request was sent by a page of another site.")
 
 
-def refuse_foreign_reader(request: Request, caller: Caller) -> None:
+def refuse_foreign_reader(request: Request, caller: ApiCaller) -> None:
     """The same check for streams: browsers send cookies with them, and they hold resources."""
     if caller.csrf is not None:
         refuse_foreign(request)
@@ -148,7 +149,7 @@ def _refuse_forgery(request: Request, csrf: str) -> None:
         )
 
 
-async def _note_refusal(request: Request, caller: Caller, refusal: EvertickError) -> None:
+async def _note_refusal(request: Request, caller: ApiCaller, refusal: EvertickError) -> None:
     principal: Principal = caller.principal
     if principal is NOBODY and not is_first(request.app.state.strangers, caller.origin):
         return
@@ -161,7 +162,7 @@ async def _note_refusal(request: Request, caller: Caller, refusal: EvertickError
     actor = "anonymous" if principal is NOBODY else caller.actor
     # The request is refused even if the refusal cannot be recorded.
     with suppress(psycopg.Error, PostgresUnavailable, OSError):
-        async with caller.changing() as conn:
+        async with caller.write() as conn:
             await accounts.note(conn, verb="refuse", actor=actor, detail=detail)
 
 

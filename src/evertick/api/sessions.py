@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
 from evertick.api.auth import PLAIN_COOKIE, SECURE_COOKIE, GuardedRoute, csrf_of, refuse_foreign, requires
-from evertick.api.context import Caller, Who
+from evertick.api.context import ApiCaller, Who
 from evertick.domain.access import LONGEST_NAME, LONGEST_PASSWORD, MATRIX, Permission
 from evertick.domain.errors import Unauthenticated
 from evertick.engine import accounts
@@ -54,7 +54,7 @@ async def make_token(request: Request, caller: Who) -> AccessToken:
     """Create a bearer token from a user name and password, sent as JSON or as a form. It expires after twelve hours."""
     login = await _login(request)
     issued = await accounts.sign_in(
-        caller.changing, name=login.username, password=login.password, origin=caller.origin, means="token"
+        caller.write, name=login.username, password=login.password, origin=caller.origin, means="token"
     )
     return AccessToken(access_token=issued.secret)
 
@@ -66,7 +66,7 @@ async def sign_in(request: Request, response: Response, caller: Who) -> Session:
     refuse_foreign(request)
     login = await _login(request)
     issued = await accounts.sign_in(
-        caller.changing, name=login.username, password=login.password, origin=caller.origin, means="browser"
+        caller.write, name=login.username, password=login.password, origin=caller.origin, means="browser"
     )
     set_cookie(request, response, issued)
     return await _session(caller, issued.secret, csrf_of(issued.secret))
@@ -77,7 +77,7 @@ async def sign_in(request: Request, response: Response, caller: Who) -> Session:
 async def take_link(secret: str, request: Request, caller: Who) -> RedirectResponse:
     """Sign in with a one-time link."""
     refuse_foreign(request)
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         issued = await accounts.sign_in_by_link(conn, secret=secret, origin=caller.origin)
     response = RedirectResponse("/", status_code=303)
     set_cookie(request, response, issued)
@@ -98,9 +98,9 @@ async def sign_out(response: Response, caller: Who) -> None:
     await end_session(caller, response)
 
 
-async def end_session(caller: Caller, response: Response) -> None:
+async def end_session(caller: ApiCaller, response: Response) -> None:
     assert caller.principal.credential_id is not None
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         await accounts.revoke(conn, credential_id=caller.principal.credential_id, actor=caller.actor)
     response.delete_cookie(SECURE_COOKIE, secure=True, httponly=True, samesite="strict")
     response.delete_cookie(PLAIN_COOKIE, httponly=True, samesite="strict")
@@ -114,7 +114,7 @@ async def change_password(wanted: NewPassword, caller: Who) -> None:
     if not caller.principal.is_session:
         raise Unauthenticated("Changing a password needs a session. Sign in with your password first.")
     proof = Proof(name=caller.principal.name, password=wanted.current_password or "", origin=caller.origin)
-    await accounts.change_own_password(caller.changing, proof, password=wanted.password, actor=caller.actor)
+    await accounts.change_own_password(caller.write, proof, password=wanted.password, actor=caller.actor)
 
 
 async def _login(request: Request) -> Login:
@@ -148,8 +148,8 @@ def set_cookie(request: Request, response: Response, issued: Issued) -> None:
     )
 
 
-async def _session(caller: Caller, secret: str, csrf: str) -> Session:
-    async with caller.reading() as conn:
+async def _session(caller: ApiCaller, secret: str, csrf: str) -> Session:
+    async with caller.read() as conn:
         found = await accounts.authenticate(conn, secret)
     if found is None:
         raise Unauthenticated("The session has already ended. Sign in again.")
@@ -157,7 +157,7 @@ async def _session(caller: Caller, secret: str, csrf: str) -> Session:
     return _described(caller, csrf)
 
 
-def _described(caller: Caller, csrf: str | None) -> Session:
+def _described(caller: ApiCaller, csrf: str | None) -> Session:
     principal = caller.principal
     return Session(
         user=principal.name,

@@ -1,6 +1,6 @@
-"""`evertick`: the entry point. Knows the name and the summary of every command, and loads only the one that is called.
+"""`evertick`: the entry point. Knows the name and the summary of every command, and loads only the called one.
 
-Must never import what only some command needs: every service child starts through here.
+Must never import anything that only some commands need: every service starts through here.
 """
 
 from __future__ import annotations
@@ -15,68 +15,93 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from evertick.cli.errors import EXIT_STATUS, INTERRUPTED, foreseen
-from evertick.cli.server_option import SERVER_OPTION
 from evertick.cli.text import one_line
 
 _RUN, _WORK = "Run Evertick", "See and change"
 
 
 class _Command(NamedTuple):
+    """`module` is below `evertick.cli`. In a module with several apps the name of the app follows: "module:app"."""
+
     module: str
     summary: str
     panel: str
 
 
 COMMANDS = {
-    "up": _Command("up", "Start everything: PostgreSQL, scheduler, runner, API, and your DAGs. Ctrl-C stops it.", _RUN),
-    "scheduler": _Command("scheduler", "Run one scheduler; more of them stand by.", _RUN),
-    "runner": _Command("runner", "Run one runner: it claims tasks and executes them.", _RUN),
-    "agent": _Command("agent", "Run one attempt in a remote place; executors start it.", _RUN),
-    "publisher": _Command("publisher", "Watch a folder and publish the DAGs in it.", _RUN),
-    "deploy": _Command("deploy", "Publish the DAGs of a folder once.", _RUN),
-    "health": _Command("health", "See whether everything is well; exit status 1 if something is not.", _RUN),
-    "doctor": _Command("doctor", "Find what is wrong with this installation, and what to do.", _RUN),
-    "db": _Command("db", "Bring the database up to date, or see how it stands.", _RUN),
-    "api": _Command("api", "Serve the HTTP API: the native one, and Airflow's.", _RUN),
-    "users": _Command("users", "Users of the API: list, add, set, password, link.", _RUN),
-    "tokens": _Command("tokens", "Tokens for the API: list, create, revoke.", _RUN),
-    "login": _Command("login", "Sign in at a server, for --server.", _RUN),
-    "logout": _Command("logout", "Sign out at a server.", _RUN),
-    "audit": _Command("audit", "What was done and refused: who, when, from where.", _RUN),
-    "dags": _Command(
-        "dags", "DAGs: list, show, validate, pause, unpause, trigger, delete, versions, diff, rollback.", _WORK
+    "up": _Command(
+        "commands.up", "Start everything: PostgreSQL, scheduler, runner, API, and your DAGs. Ctrl-C stops it.", _RUN
     ),
-    "runs": _Command("runs", "Runs: list, show, watch, cancel, clear.", _WORK),
-    "tasks": _Command("tasks", "Tasks of a run: list, show, why, logs, clear, mark.", _WORK),
+    "scheduler": _Command("commands.services:scheduler_app", "Run one scheduler; more of them stand by.", _RUN),
+    "runner": _Command("commands.services:runner_app", "Run one runner: it claims tasks and executes them.", _RUN),
+    "agent": _Command("commands.services:agent_app", "Run one attempt on another machine; executors start it.", _RUN),
+    "publisher": _Command("commands.services:publisher_app", "Watch a folder and publish the DAGs in it.", _RUN),
+    "deploy": _Command("commands.deploy", "Publish the DAGs of a folder once.", _RUN),
+    "health": _Command(
+        "commands.health", "Show the health of this installation; exit status 1 if a part is unhealthy.", _RUN
+    ),
+    "doctor": _Command("commands.doctor", "Find problems of this installation, and how to solve them.", _RUN),
+    "db": _Command("commands.db", "Migrate and prune the database, or show its status.", _RUN),
+    "api": _Command("commands.services:api_app", "Serve the HTTP API: the native one, and Airflow's.", _RUN),
+    "users": _Command("commands.users", "Users of the API: list, add, set, password, link.", _RUN),
+    "tokens": _Command("commands.users:tokens_app", "Tokens for the API: list, create, revoke.", _RUN),
+    "login": _Command("commands.users:login_app", "Sign in at a server, for --server.", _RUN),
+    "logout": _Command("commands.users:logout_app", "Sign out at a server.", _RUN),
+    "audit": _Command(
+        "commands.users:audit_app", "The audit log: actions and refusals, with actor, time and origin.", _RUN
+    ),
+    "dags": _Command(
+        "commands.dags", "DAGs: list, show, validate, pause, unpause, trigger, delete, versions, diff, rollback.", _WORK
+    ),
+    "runs": _Command("commands.runs", "Runs: list, show, watch, cancel, clear.", _WORK),
+    "tasks": _Command("commands.tasks", "Tasks of a run: list, show, why, logs, clear, mark.", _WORK),
     "schedules": _Command(
-        "schedules",
+        "commands.schedules",
         "Schedules: list, next, explain, simulate, put, pause, unpause, delete, reset, history, skips.",
         _WORK,
     ),
-    "backfill": _Command("backfill", "Backfills: create, list, show, pause, resume, cancel.", _WORK),
-    "blocked": _Command("why", "What holds back the most work now.", _WORK),
-    "pools": _Command("pools", "Pools: slots that tasks share; list, show, set, delete.", _WORK),
-    "events": _Command("events", "Events that tasks wait for: send, list.", _WORK),
-    "assets": _Command("assets", "Data assets: list them, tell of an update from outside.", _WORK),
-    "approvals": _Command("approvals", "What tasks ask people: list, approve, reject.", _WORK),
-    "keys": _Command("keys", "Mutex keys and limits in use: who holds them, who waits.", _WORK),
-    "variables": _Command("variables", "Variables: values that tasks declare; set, get, list, delete.", _WORK),
-    "connections": _Command("connections", "Connections: addresses with passwords; set, get, list, delete.", _WORK),
-    "secrets": _Command("secrets", "Secrets, stored encrypted: set, get, list, delete, rotate.", _WORK),
-    "queues": _Command("queues", "Queues: what waits there, how long, and who serves them.", _WORK),
-    "route": _Command("route", "Routing rules: list them, and see which one a task meets.", _WORK),
-    "alerts": _Command("alerts", "Schedules that did not fire, runs that did not start or finish, in time.", _WORK),
-    "notifications": _Command(
-        "notifications", "Notifications: what was told to whom, what waits, what failed; list, show, retry.", _WORK
+    "backfill": _Command("commands.backfills", "Backfills: create, list, show, pause, resume, cancel.", _WORK),
+    "blocked": _Command("commands.tasks:blocked_app", "What holds back the most work now.", _WORK),
+    "pools": _Command("commands.gates:pools", "Pools: slots that tasks share; list, show, set, delete.", _WORK),
+    "events": _Command("commands.waits:events_app", "Events that tasks wait for: send, list.", _WORK),
+    "assets": _Command("commands.waits:assets_app", "Data assets: list, update.", _WORK),
+    "approvals": _Command(
+        "commands.waits:approvals_app", "Approvals that tasks wait for: list, approve, reject.", _WORK
     ),
-    "notify": _Command("notify", "Try whether a webhook or e-mail address works.", _WORK),
-    "quarantine": _Command("quarantine", "What was set aside because it fails every time.", _WORK),
-    "shards": _Command("shards", "Shards: who leads which part of the DAGs; list, set.", _WORK),
-    "runners": _Command("runners", "Runners that are alive, and how busy they are.", _WORK),
+    "keys": _Command(
+        "commands.gates:keys", "Mutex keys and limits in use: their holders, and the tasks that wait.", _WORK
+    ),
+    "variables": _Command(
+        "commands.values:variables", "Variables: values that tasks declare; set, get, list, delete.", _WORK
+    ),
+    "connections": _Command(
+        "commands.values:connections", "Connections: addresses with passwords; set, get, list, delete.", _WORK
+    ),
+    "secrets": _Command("commands.values:secrets", "Secrets, stored encrypted: set, get, list, delete, rotate.", _WORK),
+    "queues": _Command(
+        "commands.runners:queues",
+        "Queues: tasks that wait there, how long, and the runners that serve them.",
+        _WORK,
+    ),
+    "route": _Command(
+        "commands.runners:routing", "Routing rules: list them, and show which rule matches a task.", _WORK
+    ),
+    "alerts": _Command(
+        "commands.alerts", "Schedules that did not fire, runs that did not start or finish, in time.", _WORK
+    ),
+    "notifications": _Command("commands.alerts:notifications_app", "Notifications: list, show, retry.", _WORK),
+    "notify": _Command("commands.alerts:notify_app", "Test whether a webhook or email address works.", _WORK),
+    "quarantine": _Command("commands.alerts:quarantine_app", "Runs, schedules and DAGs that fail every time.", _WORK),
+    "shards": _Command(
+        "commands.runners:shards", "Shards: parts of the DAGs, each with a leading scheduler; list, set.", _WORK
+    ),
+    "runners": _Command(
+        "commands.runners:runners", "Live runners, and how busy they are; list, drain, undrain.", _WORK
+    ),
 }
 
 
-# What they do happens on this machine: they have no use for a server's address, and must not seem to.
+# These commands work on this machine: they refuse a server's address.
 HERE_ONLY = {"up", "agent", "scheduler", "runner", "publisher", "api", "health", "doctor", "login", "logout", "notify"}
 
 
@@ -85,8 +110,13 @@ class _LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
-        module = import_module(f"evertick.cli.{COMMANDS[str(name)].module}")
-        return name, get_command(module.app), rest
+        return name, get_command(load_app(COMMANDS[str(name)])), rest
+
+
+def load_app(command: _Command) -> typer.Typer:
+    module, _, app = command.module.partition(":")
+    found: typer.Typer = getattr(import_module(f"evertick.cli.{module}"), app or "app")
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,7 +172,9 @@ def _evertick(
         raise typer.BadParameter(
             f"`evertick {context.invoked_subcommand}` does not work through a server: leave --server out."
         )
-    SERVER_OPTION.set(server)
+    if server is not None:
+        # Imported late: only commands with --server need it.
+        import_module("evertick.client.credentials").SERVER_OPTION.set(server)
 
 
 def _print_version(is_asked: bool) -> None:

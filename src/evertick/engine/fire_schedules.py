@@ -415,7 +415,12 @@ def fires_of(row: ListedSchedule, count: int) -> list[datetime]:
     due a little later."""
     if row.paused or row.error or row.next_due is None:
         return []
-    return _fires(row.spec, row.next_due - timedelta(seconds=row.delay_seconds), count, None)
+    return fires_from(row.spec, row.next_due, delay_seconds=row.delay_seconds, count=count)
+
+
+def fires_from(spec: dict[str, object], next_due: datetime, *, delay_seconds: float, count: int) -> list[datetime]:
+    """The next fires of a schedule that is due at `next_due`."""
+    return _fires(spec, next_due - timedelta(seconds=delay_seconds), count, None)
 
 
 def fires_until(row: Upcoming, until: datetime, most: int) -> list[datetime]:

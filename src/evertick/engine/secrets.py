@@ -71,7 +71,7 @@ async def _put(conn: AsyncConnection, keyring: Keyring, about: About, content: s
 async def read_value(conn: AsyncConnection, keyring: Keyring, *, kind: ValueKind, name: str) -> tuple[ValueRow, str]:
     found = await secrets.find(conn, [(kind, name)])
     if not found:
-        raise await _missing(conn, kind, name)
+        raise await missing_value(conn, kind, name)
     row = found[0]
     return row, keyring.open(kind, name, row.content, row.key_id)
 
@@ -86,7 +86,7 @@ async def read_values(
 
 async def delete_value(conn: AsyncConnection, *, kind: ValueKind, name: str, actor: str) -> None:
     if not await secrets.delete(conn, kind=kind, name=name, actor=actor):
-        raise await _missing(conn, kind, name)
+        raise await missing_value(conn, kind, name)
 
 
 async def reseal(conn: AsyncConnection, keyring: Keyring) -> int:
@@ -100,8 +100,9 @@ async def reseal(conn: AsyncConnection, keyring: Keyring) -> int:
     return count
 
 
-async def _missing(conn: AsyncConnection, kind: ValueKind, name: str) -> NotFound:
+async def missing_value(conn: AsyncConnection, kind: ValueKind, name: str) -> NotFound:
+    """The error for a name that does not exist, with a similar name if there is one."""
     known = [row.name for row in await secrets.list_all(conn, kind=kind, limit=1000)]
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"list them with `evertick {kind}s list`."
-    return NotFound(f"There is no {kind} {name!r}; {hint}")
+    hint = f"Did you mean {near[0]!r}?" if near else f"List {kind}s with `evertick {kind}s list`."
+    return NotFound(f"There is no {kind} {name!r}. {hint}")

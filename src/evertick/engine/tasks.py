@@ -154,26 +154,26 @@ MARKABLE = (TaskState.SUCCESS, TaskState.FAILED, TaskState.SKIPPED)
 
 async def mark(conn: AsyncConnection, key: TaskKey, *, state: str, actor: str) -> str:
     """'marked', or 'asked' if the task is running and is marked once it has stopped."""
-    if state not in MARKABLE:
-        raise UserError(f"A task cannot be marked {state!r}; use one of {', '.join(MARKABLE)}.")
-    answer = await retry_on_deadlock(lambda: tasks.mark(conn, key, state=state, actor=actor))
+    wanted = markable(state)
+    answer = await retry_on_deadlock(lambda: tasks.mark(conn, key, state=wanted, actor=actor))
     if answer is None:
         raise Conflict(f"Task {key.idx} of run {key.run_id} is already {state}, or the run has no such task.")
     return answer
 
 
-# Longer chains are cut: the last task shown still says what it waits for.
+def markable(state: str) -> TaskState:
+    """The state with this name, if a task can be marked with it."""
+    if state not in MARKABLE:
+        raise UserError(f"A task cannot be marked {state!r}; it can be marked {', '.join(MARKABLE)}.")
+    return TaskState(state)
+
+
+# Chains longer than this are cut: nobody reads further, and the last one shown says what it waits for.
 LONGEST_CHAIN = 50
 
 
-async def explain(conn: AsyncConnection, *, run_id: int, task: str) -> Explained:
-    """Why this task is not running."""
-    (row, *_) = await select_tasks(conn, run_id=run_id, names=[task])
-    return await explain_row(conn, row, run_id=run_id)
-
-
 async def explain_row(conn: AsyncConnection, row: tasks.TaskRow, *, run_id: int) -> Explained:
-    """The same for a task that was already read, whatever the size of its run."""
+    """Why this task is not running."""
     chain: list[tuple[tasks.TaskRow, list[Reason]]] = []
     while len(chain) < LONGEST_CHAIN:
         reasons = await gates.why(conn, TaskKey(run_id, row.idx, row.map_index))

@@ -1,1 +1,1 @@
-"""Use cases that HTTP, the UI and the command line share."""
+"""Use cases: one typed function for each, shared by the HTTP API, the pages and the command line."""

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 
 from evertick.api.app import log_fault
 from evertick.api.auth import SAFE_METHODS, GuardedRoute
-from evertick.api.context import NOBODY, Caller
+from evertick.api.context import ApiCaller
 from evertick.api.problems import headers_of, status_of
 from evertick.domain.access import Permission, Principal
 from evertick.domain.durations import length
@@ -31,6 +31,7 @@ from evertick.domain.errors import EvertickError, Unauthenticated, UserError
 from evertick.domain.schedules.cron_text import cron_in_words
 from evertick.domain.schedules.spec import ScheduleKind, ScheduleSpec, describe
 from evertick.engine.fire_schedules import UNPLANNABLE, read_spec
+from evertick.operations.caller import NOBODY
 
 _FOLDER = Path(__file__).parent / "static"
 
@@ -221,7 +222,7 @@ class Frame:
 
     def render(self, request: Request, template: str, values: dict[str, Any]) -> str:
         """Render a template. Every template also receives `caller`, `may(permission)`, the menu and the current path."""
-        caller: Caller | None = getattr(request.state, "caller", None)
+        caller: ApiCaller | None = getattr(request.state, "caller", None)
         principal = caller.principal if caller is not None else NOBODY
         known = {
             "caller": caller,

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from evertick.api.paging import like
 from evertick.db.queries.logs import Sought
 from evertick.db.queries.tasks import AttemptRow
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import UserError
 from evertick.logs.format import RENDERED, Line, lines_of
 from evertick.logs.reader import Chunk, LogReader
+from evertick.operations.paging import like
 from evertick.ui.layout import json_text
 
 MOST_LINES = 300

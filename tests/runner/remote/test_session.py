@@ -21,7 +21,6 @@ from evertick.domain.retry import RetryPolicy
 from evertick.engine.maintenance import promote
 from evertick.engine.runners import drain
 from evertick.engine.runs import cancel
-from evertick.engine.tasks import explain
 from evertick.executors.base import Observed, Phase
 from evertick.observability import metrics
 from evertick.observability.health import Health
@@ -31,6 +30,7 @@ from evertick.runner.remote.session import RemoteSession
 from evertick.runner.runner import Runner
 from evertick.secrets.agent_tokens import AgentTokens
 from tests.engine import invariants
+from tests.engine.reasons import explain
 from tests.engine.remote_agents import begin
 from tests.engine.world import lead, make_dag, put, run_state, start, states, value
 from tests.executors.unruly import Place, UnrulyExecutor, finish, outcome_of

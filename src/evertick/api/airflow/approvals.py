@@ -33,7 +33,7 @@ from evertick.api.airflow.query import (
 from evertick.api.airflow.runs import R, find_run, whose
 from evertick.api.airflow.task_instances import MapIndex, T, find_instance, instance_documents
 from evertick.api.auth import GuardedRoute, requires
-from evertick.api.context import Caller, Who
+from evertick.api.context import ApiCaller, Who
 from evertick.db.notify import Channel
 from evertick.db.queries import waits
 from evertick.db.queries.run_lists import PageRequest
@@ -95,7 +95,7 @@ async def get_hitl_details(
 ) -> dict[str, Any]:
     """List the newest approval of each task, open or decided, of one run or of all with `~`."""
     order = columns(asked.order_by, ORDER)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         where = await whose(caller, conn, dag_id)
         if dag_run_id != EVERY:
             where["run_id"] = (await find_run(caller, conn, dag_id, dag_run_id)).run_id
@@ -111,7 +111,7 @@ async def get_hitl_details(
 async def get_hitl_detail(
     dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, caller: Who
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         found = await _find(caller, conn, (dag_id, dag_run_id, task_id), map_index)
         return (await _documents(conn, [found]))[0]
 
@@ -127,7 +127,7 @@ async def update_hitl_detail(
     decision = Decision(
         is_approved=body.chosen_options == [APPROVE], actor=caller.actor, fields=lambda form: body.params_input
     )
-    async with caller.changing(Channel.READY, Channel.PLAN) as conn:
+    async with caller.write(Channel.READY, Channel.PLAN) as conn:
         found = await _find(caller, conn, (dag_id, dag_run_id, task_id), map_index)
         row = await decide_approval(
             conn,
@@ -156,7 +156,7 @@ async def get_hitl_detail_try_detail(
     caller: Who,
 ) -> dict[str, Any]:
     """The approval of one try: a cleared task requests a new one, and the first one is try 1."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         task = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
         made = await waits.of_task(conn, run_id=task.run_id, task=task_id, map_index=map_index, limit=_MOST_TRIES)
         (instance,) = await instance_documents(conn, [task])
@@ -189,7 +189,7 @@ def _filter(asked: ApprovalQuery, where: dict[str, Any]) -> QuestionFilter:
     )
 
 
-async def _find(caller: Caller, conn: AsyncConnection, names: tuple[str, str, str], map_index: int) -> Question:
+async def _find(caller: ApiCaller, conn: AsyncConnection, names: tuple[str, str, str], map_index: int) -> Question:
     run = await find_run(caller, conn, *names[:2])
     wanted = QuestionFilter(run_id=run.run_id, task=names[2], map_index=map_index)
     found, _ = await waits.list_questions(conn, wanted, PageRequest(limit=1, is_counted=False))

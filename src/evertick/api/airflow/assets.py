@@ -40,7 +40,6 @@ from evertick.api.airflow.run_actions import Note
 from evertick.api.airflow.runs import R, find_run
 from evertick.api.auth import GuardedRoute, requires
 from evertick.api.context import Who
-from evertick.api.discretion import known_dags
 from evertick.db.notify import Channel
 from evertick.db.queries import assets, listings
 from evertick.db.queries.assets import Asset, Follower, ListedUpdate, RunTrigger, UpdateFilter
@@ -50,6 +49,7 @@ from evertick.domain.access import Permission
 from evertick.domain.errors import Conflict, NotFound, UserError
 from evertick.engine.runs import trigger
 from evertick.engine.waits import discard_asset_events, update_asset
+from evertick.operations.caller import known_dags
 
 router = APIRouter(route_class=GuardedRoute, tags=["Asset"])
 # Included before `router`: its paths would match an asset's id.
@@ -91,7 +91,7 @@ class MaterializeBody(Body):
 @router.get("/assets", response_model=AssetCollectionResponse)
 @requires(Permission.READ_GATES)
 async def get_assets(caller: Who, asked: Annotated[AssetQuery, Query()]) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         documents = await _documents(conn)
     found = [
         each
@@ -115,7 +115,7 @@ async def get_asset_aliases(caller: Who, asked: Annotated[Paged, Query()]) -> di
 @router.get("/assets/{asset_id}", response_model=AssetResponse)
 @requires(Permission.READ_GATES)
 async def get_asset(asset_id: AssetId, caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         return await find_asset(conn, asset_id)
 
 
@@ -127,7 +127,7 @@ async def materialize_asset(asset_id: AssetId, caller: Who, body: MaterializeBod
     for name in ("logical_date", "data_interval_start", "data_interval_end", "run_after", "partition_key"):
         if getattr(wish, name) is not None:
             raise UserError(f"{name} must be null: the run starts immediately.")
-    async with caller.changing(Channel.READY) as conn:
+    async with caller.write(Channel.READY) as conn:
         asset = await find_asset(conn, asset_id)
         makers = {task["dag_id"] for task in asset["producing_tasks"]}
         if len(makers) != 1:
@@ -228,8 +228,8 @@ class NewEvent(Body):
 async def get_asset_events(caller: Who, asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
     """List recorded updates by tasks, with the runs that they triggered."""
     order = columns(asked.order_by, EVENT_ORDER)
-    async with caller.reading() as conn:
-        visible = await caller.visible(conn)
+    async with caller.read() as conn:
+        visible = await caller.visible_dag_ids(conn)
         wanted = UpdateFilter(
             dag_ids=visible,
             assets=None if asked.asset_id is None else [await _name_of(conn, asked.asset_id)],
@@ -256,7 +256,7 @@ async def create_asset_event(body: NewEvent, caller: Who) -> dict[str, Any]:
     if body.access_control is not None and (body.access_control.consumer_teams or not body.access_control.allow_global):
         raise UserError("access_control must be omitted: Evertick has no teams.")
     extra = {**body.extra, "from_rest_api": True}
-    async with caller.changing(Channel.PLAN) as conn:
+    async with caller.write(Channel.PLAN) as conn:
         name = await _name_of(conn, body.asset_id)
         told = await update_asset(conn, asset=name, extra=extra, actor=caller.actor)
     made = ListedUpdate(name, told.update_id, None, None, None, None, -1, told.occurred_at, extra)
@@ -267,7 +267,7 @@ async def create_asset_event(body: NewEvent, caller: Who) -> dict[str, Any]:
 @requires(Permission.READ_GATES)
 async def get_asset_queued_events(asset_id: AssetId, caller: Who, before: Before = None) -> dict[str, Any]:
     """List updates queued for DAGs that still wait for other assets."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         asset = await find_asset(conn, asset_id)
         return await _queued(conn, asset=asset["name"], before=before)
 
@@ -275,7 +275,7 @@ async def get_asset_queued_events(asset_id: AssetId, caller: Who, before: Before
 @asset_events_router.get("/dags/{dag_id}/assets/queuedEvents", response_model=QueuedEventCollectionResponse)
 @requires(Permission.READ_SCHEDULES)
 async def get_dag_asset_queued_events(dag_id: str, caller: Who, before: Before = None) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await caller.dag(conn, dag_id)
         return await _queued(conn, dag=dag_id, before=before)
 
@@ -285,7 +285,7 @@ async def get_dag_asset_queued_events(dag_id: str, caller: Who, before: Before =
 async def get_dag_asset_queued_event(
     dag_id: str, asset_id: AssetId, caller: Who, before: Before = None
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await caller.dag(conn, dag_id)
         asset = await find_asset(conn, asset_id)
         found = await _queued(conn, dag=dag_id, asset=asset["name"], before=before)
@@ -299,15 +299,15 @@ async def get_dag_asset_queued_event(
 @requires(Permission.EDIT_SCHEDULES)
 async def delete_asset_queued_events(asset_id: AssetId, caller: Who, before: Before = None) -> None:
     """Discard the queued updates of the asset."""
-    async with caller.changing() as conn:
-        dag_ids, name = await caller.visible(conn), await _name_of(conn, asset_id)
+    async with caller.write() as conn:
+        dag_ids, name = await caller.visible_dag_ids(conn), await _name_of(conn, asset_id)
         await discard_asset_events(conn, dag_ids=dag_ids, asset=name, before=_aware(before), actor=caller.actor)
 
 
 @asset_events_router.delete("/dags/{dag_id}/assets/queuedEvents", status_code=204)
 @requires(Permission.EDIT_SCHEDULES)
 async def delete_dag_asset_queued_events(dag_id: str, caller: Who, before: Before = None) -> None:
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         row = await caller.dag(conn, dag_id)
         await discard_asset_events(conn, dag_ids=[row.dag_id], asset=None, before=_aware(before), actor=caller.actor)
 
@@ -315,7 +315,7 @@ async def delete_dag_asset_queued_events(dag_id: str, caller: Who, before: Befor
 @asset_events_router.delete("/dags/{dag_id}/assets/{asset_id}/queuedEvents", status_code=204)
 @requires(Permission.EDIT_SCHEDULES)
 async def delete_dag_asset_queued_event(dag_id: str, asset_id: AssetId, caller: Who, before: Before = None) -> None:
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         row, name = await caller.dag(conn, dag_id), await _name_of(conn, asset_id)
         await discard_asset_events(conn, dag_ids=[row.dag_id], asset=name, before=_aware(before), actor=caller.actor)
 
@@ -324,7 +324,7 @@ async def delete_dag_asset_queued_event(dag_id: str, asset_id: AssetId, caller: 
 @requires(Permission.READ_RUNS)
 async def get_upstream_asset_events(dag_id: str, dag_run_id: str, caller: Who) -> dict[str, Any]:
     """List the updates that triggered a run."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
         found = await assets.causes(conn, run.run_id)
         known = await known_dags(caller, conn, {each.source_dag for each in found if each.source_dag is not None})

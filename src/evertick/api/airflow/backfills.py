@@ -18,7 +18,6 @@ from evertick.api.airflow.models import (
 from evertick.api.airflow.query import USUAL_ITEMS, Body, Limit, Offset, OrderBy, ordered, page_size
 from evertick.api.auth import GuardedRoute, requires
 from evertick.api.context import Who
-from evertick.api.native.backfills import find_backfill
 from evertick.db.notify import Channel
 from evertick.db.queries import backfills
 from evertick.db.queries.backfills import BackfillRow
@@ -27,6 +26,7 @@ from evertick.domain.errors import Conflict
 from evertick.domain.schedules.preview import MOST_PARALLEL, Reprocess
 from evertick.engine import backfills as verbs
 from evertick.engine.backfills import BackfillRequest
+from evertick.operations.backfills import find_backfill
 
 router = APIRouter(route_class=GuardedRoute, tags=["Backfill"])
 
@@ -67,8 +67,8 @@ async def list_backfills(
     offset: Offset = 0,
     order_by: OrderBy = None,
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
-        visible = await caller.visible(conn)
+    async with caller.read() as conn:
+        visible = await caller.visible_dag_ids(conn)
         rows = await backfills.list_newest(conn, dag=dag_id, limit=MOST_BACKFILLS, dag_ids=visible)
     found = ordered(rows, order_by or ["id"], _KEYS)
     part = found[offset : offset + page_size(limit)]
@@ -78,7 +78,7 @@ async def list_backfills(
 @router.post("/backfills", response_model=BackfillResponse)
 @requires(Permission.RUN_BACKFILLS)
 async def create_backfill(body: BackfillBody, caller: Who) -> dict[str, Any]:
-    async with caller.changing(Channel.PLAN) as conn:
+    async with caller.write(Channel.PLAN) as conn:
         await caller.dag(conn, body.dag_id)
         # As in Airflow: one active backfill per DAG, checked before other errors. The native API has no such limit.
         if any(row.finished_at is None for row in await backfills.list_newest(conn, dag=body.dag_id, limit=_LOOKED_AT)):
@@ -91,7 +91,7 @@ async def create_backfill(body: BackfillBody, caller: Who) -> dict[str, Any]:
 @router.post("/backfills/dry_run", response_model=DryRunBackfillCollectionResponse)
 @requires(Permission.RUN_BACKFILLS)
 async def create_backfill_dry_run(body: BackfillBody, caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await caller.dag(conn, body.dag_id)
         instants, total = await verbs.instants_of(conn, _wish(body), limit=MOST_FORESEEN)
     found = [{"logical_date": each, "partition_key": None, "partition_date": None} for each in instants]
@@ -101,14 +101,14 @@ async def create_backfill_dry_run(body: BackfillBody, caller: Who) -> dict[str, 
 @router.get("/backfills/{backfill_id}", response_model=BackfillResponse)
 @requires(Permission.READ_BACKFILLS)
 async def get_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         return _document(await find_backfill(caller, conn, backfill_id))
 
 
 @router.put("/backfills/{backfill_id}/pause", response_model=BackfillResponse)
 @requires(Permission.RUN_BACKFILLS)
 async def pause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         await find_backfill(caller, conn, backfill_id)
         return _document(await verbs.pause(conn, backfill_id=backfill_id, actor=caller.actor))
 
@@ -116,7 +116,7 @@ async def pause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]
 @router.put("/backfills/{backfill_id}/unpause", response_model=BackfillResponse)
 @requires(Permission.RUN_BACKFILLS)
 async def unpause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
-    async with caller.changing(Channel.PLAN) as conn:
+    async with caller.write(Channel.PLAN) as conn:
         await find_backfill(caller, conn, backfill_id)
         return _document(await verbs.resume(conn, backfill_id=backfill_id, actor=caller.actor))
 
@@ -124,7 +124,7 @@ async def unpause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, An
 @router.put("/backfills/{backfill_id}/cancel", response_model=BackfillResponse)
 @requires(Permission.RUN_BACKFILLS)
 async def cancel_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
-    async with caller.changing(Channel.STOP, Channel.READY) as conn:
+    async with caller.write(Channel.STOP, Channel.READY) as conn:
         await find_backfill(caller, conn, backfill_id)
         await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=False, actor=caller.actor)
         return _document(await verbs.find_backfill(conn, backfill_id))

@@ -34,13 +34,13 @@ from evertick.api.airflow.query import (
 )
 from evertick.api.auth import GuardedRoute, requires
 from evertick.api.context import Who
-from evertick.api.discretion import refuse_unless_code_is_theirs
 from evertick.bundles.bundle import contents
 from evertick.db.queries import dags, listings
 from evertick.db.queries.dags import DagRow, ListedVersion
 from evertick.db.queries.run_lists import MOST_COUNTED, PageRequest
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound
+from evertick.operations.dags import refuse_unless_code_is_visible
 
 router = APIRouter(route_class=GuardedRoute, tags=["DAG"])
 
@@ -63,7 +63,7 @@ async def get_dag_tags(
     tag_name_pattern: Pattern = None,
     tag_name_prefix_pattern: Pattern = None,
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         tags = await listings.tags(conn, seen_tags=seen_tags(caller))
     found = [tag for tag in tags if fits(tag, tag_name_pattern, tag_name_prefix_pattern)]
     found = ordered(found, order_by, {"name": lambda tag: tag})
@@ -74,8 +74,8 @@ async def get_dag_tags(
 @requires(Permission.READ_DAGS)
 async def get_dag_versions(dag_id: str, caller: Who, asked: Annotated[VersionQuery, Query()]) -> dict[str, Any]:
     """List the versions of one DAG, or of all with `~`."""
-    async with caller.reading() as conn:
-        dag_ids = await caller.visible(conn) if dag_id == EVERY else [(await caller.dag(conn, dag_id)).dag_id]
+    async with caller.read() as conn:
+        dag_ids = await caller.visible_dag_ids(conn) if dag_id == EVERY else [(await caller.dag(conn, dag_id)).dag_id]
         rows = await dags.versions_of(conn, dag_ids)
     found = [row for row in rows if not asked.version_number or row.number in asked.version_number]
     if asked.bundle_name not in (None, BUNDLE) or asked.bundle_version is not None:
@@ -95,7 +95,7 @@ async def get_dag_versions(dag_id: str, caller: Who, asked: Annotated[VersionQue
 @router.get("/dags/{dag_id}/dagVersions/{version_number}", response_model=DagVersionResponse, tags=["DagVersion"])
 @requires(Permission.READ_DAGS)
 async def get_dag_version(dag_id: str, version_number: Number, caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         row = await caller.dag(conn, dag_id)
         version = await _find_version(conn, row, version_number)
     return version_of(row.name, version.version_id, version.number, version.created_at)
@@ -115,11 +115,11 @@ async def get_dag_source(
     accept: Annotated[str, Header()] = "application/json",
 ) -> Response | dict[str, Any]:
     """The DAG's file as published with the version."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         row = await caller.dag(conn, dag_id)
         number = row.number if version_number is None else version_number
         version = await _find_version(conn, row, number or 0)
-        await refuse_unless_code_is_theirs(caller, conn, version.bundle_hash)
+        await refuse_unless_code_is_visible(caller, conn, version.bundle_hash)
         bundle = await dags.bundle(conn, version.bundle_hash)
     text = None
     if bundle is not None:
@@ -133,7 +133,7 @@ async def get_dag_source(
 @requires(Permission.READ_RUNS)
 async def get_dag_stats(caller: Who, dag_ids: Texts = None) -> dict[str, Any]:
     """The number of runs of each DAG per state."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         names, _ = await listings.list_dags(
             conn, listings.ListedDagFilter(seen_tags=seen_tags(caller)), PageRequest(limit=MOST_COUNTED)
         )
@@ -160,14 +160,14 @@ async def list_dag_warnings(caller: Who, limit: Limit = USUAL_ITEMS, offset: Off
 @requires(Permission.READ_DAGS)
 async def favorite_dag(dag_id: str, caller: Who) -> None:
     """Does nothing: Evertick has no favorites."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await caller.dag(conn, dag_id)
 
 
 @router.post("/dags/{dag_id}/unfavorite", status_code=204)
 @requires(Permission.READ_DAGS)
 async def unfavorite_dag(dag_id: str, caller: Who) -> None:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await caller.dag(conn, dag_id)
 
 

@@ -34,8 +34,7 @@ from evertick.api.airflow.query import (
     span,
 )
 from evertick.api.auth import GuardedRoute, requires
-from evertick.api.context import Caller, Who
-from evertick.api.native.dags import spec_of
+from evertick.api.context import ApiCaller, Who
 from evertick.db.notify import Channel
 from evertick.db.queries import dags, listings, schedules
 from evertick.db.queries.dags import DagRow
@@ -49,6 +48,7 @@ from evertick.domain.errors import NotFound, UserError
 from evertick.domain.retry import Backoff
 from evertick.engine import dags as verbs
 from evertick.engine.fire_schedules import in_words
+from evertick.operations.dags import spec_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["DAG"])
 
@@ -109,7 +109,7 @@ async def get_dags(caller: Who, asked: Annotated[DagQuery, Query()]) -> dict[str
     )
     if _asks_for_what_is_not_here(asked):
         return {"dags": [], "total_entries": 0}
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         names, total = await listings.list_dags(conn, wanted, paged(asked, order))
         return {"dags": await _documents(conn, await dags.named(conn, names)), "total_entries": total}
 
@@ -141,9 +141,9 @@ async def patch_dags(
     )
     if owners and OWNER not in owners:
         return {"dags": [], "total_entries": 0}
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         names, total = await listings.list_dags(conn, wanted, PageRequest(limit=page_size(limit), offset=offset))
-    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.PLAN, Channel.READY) as conn:
         for name in names:
             await _pause(caller, conn, name, body, update_mask)
         return {"dags": await _documents(conn, await dags.named(conn, names)), "total_entries": total}
@@ -152,14 +152,14 @@ async def patch_dags(
 @router.get("/dags/{dag_id}", response_model=DAGResponse)
 @requires(Permission.READ_DAGS)
 async def get_dag(dag_id: str, caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         return (await _documents(conn, [await caller.dag(conn, dag_id)]))[0]
 
 
 @router.patch("/dags/{dag_id}", response_model=DAGResponse)
 @requires(Permission.PAUSE_DAGS)
 async def patch_dag(dag_id: str, body: DagPatch, caller: Who, update_mask: Texts = None) -> dict[str, Any]:
-    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.PLAN, Channel.READY) as conn:
         await caller.dag(conn, dag_id)
         await _pause(caller, conn, dag_id, body, update_mask)
         return (await _documents(conn, [await caller.dag(conn, dag_id)]))[0]
@@ -169,7 +169,7 @@ async def patch_dag(dag_id: str, body: DagPatch, caller: Who, update_mask: Texts
 @requires(Permission.DELETE_DAGS)
 async def delete_dag(dag_id: str, caller: Who) -> None:
     """Delete the DAG and keep its history. If its file still exists, a change of the file publishes the DAG again."""
-    async with caller.changing(Channel.PLAN) as conn:
+    async with caller.write(Channel.PLAN) as conn:
         await caller.dag(conn, dag_id)
         await verbs.delete(conn, dag=dag_id, actor=caller.actor)
 
@@ -177,7 +177,7 @@ async def delete_dag(dag_id: str, caller: Who) -> None:
 @router.get("/dags/{dag_id}/details", response_model=DAGDetailsResponse)
 @requires(Permission.READ_DAGS)
 async def get_dag_details(dag_id: str, caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         row = await caller.dag(conn, dag_id)
         (document,) = await _documents(conn, [row])
         active = await listings.active_runs(conn, row.dag_id)
@@ -202,7 +202,7 @@ async def get_dag_details(dag_id: str, caller: Who) -> dict[str, Any]:
 @router.get("/dags/{dag_id}/tasks", response_model=TaskCollectionResponse)
 @requires(Permission.READ_DAGS)
 async def get_tasks(dag_id: str, caller: Who, order_by: str = "task_id") -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         row = await caller.dag(conn, dag_id)
         queues = await dags.queues(conn, row.version_id)
     found = _tasks(spec_of(row), queues)
@@ -213,7 +213,7 @@ async def get_tasks(dag_id: str, caller: Who, order_by: str = "task_id") -> dict
 @router.get("/dags/{dag_id}/tasks/{task_id}", response_model=TaskResponse)
 @requires(Permission.READ_DAGS)
 async def get_task(dag_id: str, task_id: str, caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         row = await caller.dag(conn, dag_id)
         queues = await dags.queues(conn, row.version_id)
     for task in _tasks(spec_of(row), queues):
@@ -231,14 +231,14 @@ async def _documents(conn: AsyncConnection, rows: Sequence[DagRow]) -> list[dict
     return [_document(row, plans.get(row.name, []), row.file in broken) for row in rows]
 
 
-async def _pause(caller: Caller, conn: AsyncConnection, dag: str, body: DagPatch, mask: list[str] | None) -> None:
+async def _pause(caller: ApiCaller, conn: AsyncConnection, dag: str, body: DagPatch, mask: list[str] | None) -> None:
     if mask and mask != ["is_paused"]:
         raise UserError("Only `is_paused` field can be updated through the REST API")
     verb = verbs.pause if body.is_paused else verbs.unpause
     await verb(conn, dag=dag, actor=caller.actor)
 
 
-def seen_tags(caller: Caller) -> list[str] | None:
+def seen_tags(caller: ApiCaller) -> list[str] | None:
     limits = caller.principal.tags
     return None if limits is None else sorted(limits)
 

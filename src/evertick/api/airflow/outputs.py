@@ -24,8 +24,7 @@ from evertick.api.airflow.models import (
 from evertick.api.airflow.query import EVERY, Body, Paged, Pattern, Small, begins, columns, contains, paged, span
 from evertick.api.airflow.task_instances import MapIndexAsked, T, TryNumber, find_instance, missing, where
 from evertick.api.auth import GuardedRoute, requires
-from evertick.api.context import Caller, Who
-from evertick.api.paging import cursor, read_cursor
+from evertick.api.context import ApiCaller, Who
 from evertick.attempts.body import encode_result
 from evertick.db.queries import listings as store
 from evertick.db.queries import tasks
@@ -35,6 +34,7 @@ from evertick.domain.attempt import RESULT_TAG, TaskKey
 from evertick.domain.errors import NotFound, StorageUnavailable, UserError
 from evertick.engine.runs import put_output
 from evertick.logs.format import Line, lines_of
+from evertick.operations.paging import encode_cursor, read_cursor
 
 router = APIRouter(route_class=GuardedRoute, tags=["Task Instance"])
 
@@ -104,7 +104,7 @@ async def get_log(
     accept: Annotated[str, Header()] = "application/json",
 ) -> Response | dict[str, Any]:
     """The log of one try: as JSON with a continuation token, completely with `full_content`, or as a stream."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         row = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
         key = TaskKey(row.run_id, row.idx, row.map_index)
         made = await tasks.attempts(conn, key)
@@ -122,10 +122,10 @@ async def get_log(
         is_end = len(chunks) < _CHUNKS
         after = chunks[-1].seq if chunks else after
         if is_end or not full_content:
-            return {"content": content, "continuation_token": None if is_end else cursor(after)}
+            return {"content": content, "continuation_token": None if is_end else encode_cursor(after)}
 
 
-async def _stream(caller: Caller, key: TaskKey, epoch: int) -> AsyncIterator[str]:
+async def _stream(caller: ApiCaller, key: TaskKey, epoch: int) -> AsyncIterator[str]:
     """Stream the log. No database connection is held while the client reads."""
     after = -1
     while True:
@@ -173,7 +173,7 @@ async def get_xcom_entries(
         due=span(asked, "run_after"),
     )
     order = columns(asked.order_by, ORDER)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         place = await where(caller, conn, dag_id, dag_run_id)
         if task_id != EVERY and not await _has_task(conn, place, task_id):
             raise missing(dag_id, dag_run_id, task_id)
@@ -205,7 +205,7 @@ async def get_xcom_entry(
     deserialize: bool = False,
     stringify: bool = False,
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         found = await _read(caller, conn, (dag_id, dag_run_id, task_id), map_index, _name(xcom_key))
     return {**found, "value": json.dumps(found["value"])} if stringify else found
 
@@ -224,7 +224,7 @@ async def update_xcom_entry(
 async def delete_xcom_entry(
     dag_id: str, dag_run_id: str, task_id: str, xcom_key: str, caller: Who, map_index: MapIndexAsked = -1
 ) -> None:
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         row = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
         new = NewOutput(name=_name(xcom_key), must="old", is_removed=True)
         await put_output(conn, TaskKey(row.run_id, row.idx, row.map_index), new, actor=caller.actor)
@@ -236,7 +236,7 @@ async def get_external_log_url(
     dag_id: str, dag_run_id: str, task_id: str, try_number: TryNumber, caller: Who, map_index: MapIndexAsked = -1
 ) -> dict[str, Any]:
     """Always not found: logs have no external location."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
     raise NotFound("Task logs have no external URL.")
 
@@ -252,7 +252,7 @@ async def get_extra_links(
     try_number: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
 ) -> dict[str, Any]:
     """Always empty: tasks have no extra links."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
     return {"extra_links": {}, "total_entries": 0}
 
@@ -262,15 +262,15 @@ async def _has_task(conn: AsyncConnection, place: dict[str, Any], task: str) -> 
     return "run_id" not in place or bool(await tasks.by_name(conn, run_id=place["run_id"], task=task, limit=1))
 
 
-async def _put(caller: Caller, names: tuple[str, str, str], map_index: int, new: NewOutput) -> dict[str, Any]:
-    async with caller.changing() as conn:
+async def _put(caller: ApiCaller, names: tuple[str, str, str], map_index: int, new: NewOutput) -> dict[str, Any]:
+    async with caller.write() as conn:
         row = await find_instance(caller, conn, names, map_index)
         await put_output(conn, TaskKey(row.run_id, row.idx, row.map_index), new, actor=caller.actor)
         return await _read(caller, conn, names, map_index, new.name)
 
 
 async def _read(
-    caller: Caller, conn: AsyncConnection, names: tuple[str, str, str], map_index: int, name: str | None
+    caller: ApiCaller, conn: AsyncConnection, names: tuple[str, str, str], map_index: int, name: str | None
 ) -> dict[str, Any]:
     row = await find_instance(caller, conn, names, map_index)
     key = TaskKey(row.run_id, row.idx, row.map_index)

@@ -24,7 +24,7 @@ from evertick.api.airflow.query import (
     page_size,
 )
 from evertick.api.auth import GuardedRoute, requires
-from evertick.api.context import Caller, Who
+from evertick.api.context import ApiCaller, Who
 from evertick.db.notify import Channel
 from evertick.db.queries import gates
 from evertick.db.queries.gates import GateRow
@@ -73,7 +73,7 @@ async def get_pools(
     pool_name_pattern: Pattern = None,
     pool_name_prefix_pattern: Pattern = None,
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         rows = await gates.list_gates(conn, kinds=["pool"])
         rows = [row for row in rows if fits(row.name, pool_name_pattern, pool_name_prefix_pattern)]
         page = ordered(rows, order_by, _KEYS)[offset : offset + page_size(limit)]
@@ -83,7 +83,7 @@ async def get_pools(
 @router.post("/pools", response_model=PoolResponse, status_code=201)
 @requires(Permission.EDIT_POOLS)
 async def post_pool(body: PoolBody, caller: Who) -> dict[str, Any]:
-    async with caller.changing(Channel.READY) as conn:
+    async with caller.write(Channel.READY) as conn:
         await _create(caller, conn, body, is_new=True)
         return await _one(conn, body.name)
 
@@ -91,7 +91,7 @@ async def post_pool(body: PoolBody, caller: Who) -> dict[str, Any]:
 @router.patch("/pools", response_model=BulkResponse)
 @requires(Permission.EDIT_POOLS)
 async def bulk_pools(body: BulkBody[PoolBody], caller: Who) -> dict[str, Any]:
-    async with caller.changing(Channel.READY) as conn:
+    async with caller.write(Channel.READY) as conn:
 
         async def update(entity: PoolBody, mask: list[str] | None) -> None:
             fields = entity.model_fields_set - {"name"}
@@ -109,14 +109,14 @@ async def bulk_pools(body: BulkBody[PoolBody], caller: Who) -> dict[str, Any]:
 @router.get("/pools/{pool_name:path}", response_model=PoolResponse)
 @requires(Permission.READ_GATES)
 async def get_pool(pool_name: str, caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         return await _one(conn, pool_name)
 
 
 @router.patch("/pools/{pool_name:path}", response_model=PoolResponse)
 @requires(Permission.EDIT_POOLS)
 async def patch_pool(pool_name: str, body: PoolPatch, caller: Who, update_mask: Texts = None) -> dict[str, Any]:
-    async with caller.changing(Channel.READY) as conn:
+    async with caller.write(Channel.READY) as conn:
         await _change(caller, conn, pool_name, body, update_mask)
         return await _one(conn, pool_name)
 
@@ -124,11 +124,11 @@ async def patch_pool(pool_name: str, body: PoolPatch, caller: Who, update_mask: 
 @router.delete("/pools/{pool_name:path}", status_code=204)
 @requires(Permission.EDIT_POOLS)
 async def delete_pool(pool_name: str, caller: Who) -> None:
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         await verbs.delete_pool(conn, name=pool_name, actor=caller.actor)
 
 
-async def _create(caller: Caller, conn: AsyncConnection, body: PoolBody, *, is_new: bool) -> None:
+async def _create(caller: ApiCaller, conn: AsyncConnection, body: PoolBody, *, is_new: bool) -> None:
     _refuse(body.team_name, body.include_deferred)
     if is_new and any(row.name == body.name for row in await gates.list_gates(conn, kinds=["pool"])):
         raise Conflict(f"Pool with name: `{body.name}` already exists")
@@ -138,7 +138,7 @@ async def _create(caller: Caller, conn: AsyncConnection, body: PoolBody, *, is_n
 
 
 async def _change(
-    caller: Caller, conn: AsyncConnection, name: str, patch: PoolPatch, update_mask: list[str] | None
+    caller: ApiCaller, conn: AsyncConnection, name: str, patch: PoolPatch, update_mask: list[str] | None
 ) -> None:
     # As in Airflow, the body must be complete; fields outside the mask are ignored.
     fields = patch.model_fields_set if not update_mask else patch.model_fields_set.intersection(update_mask)

@@ -12,9 +12,9 @@ from psycopg.types.range import Range
 from pydantic import BaseModel, ConfigDict, Field
 
 from evertick.api.airflow.models import DagRunState, DagRunType, TaskInstanceState
-from evertick.api.paging import LARGEST
 from evertick.db.queries.run_lists import PageRequest, between_instants, between_numbers
 from evertick.domain.errors import UserError
+from evertick.operations.paging import LARGEST
 
 EVERY = "~"
 USUAL_ITEMS, MOST_ITEMS = 50, 100

@@ -23,7 +23,7 @@ from evertick.api.airflow.runs import R, find_run
 from evertick.api.airflow.selection import MOST_RUNS, Choice, choose, spec_of_version
 from evertick.api.airflow.task_instances import instance_documents
 from evertick.api.auth import GuardedRoute, requires
-from evertick.api.context import Caller, Who
+from evertick.api.context import ApiCaller, Who
 from evertick.db.notify import Channel
 from evertick.db.queries import dags, listings, tasks
 from evertick.db.queries.listings import ListedTask
@@ -94,7 +94,7 @@ async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[s
         if getattr(body, name) is not None:
             raise UserError(f"{name} must be null: a run has only a logical_date.")
     at = _instant(body.logical_date)
-    async with caller.changing(Channel.READY) as conn:
+    async with caller.write(Channel.READY) as conn:
         row = await caller.dag(conn, dag_id)
         if any(error.file == row.file for error in await dags.import_errors(conn)):
             raise UserError(f"DAG with dag_id: '{dag_id}' has import errors and cannot be triggered")
@@ -117,7 +117,7 @@ async def patch_dag_run(
     dag_id: str, dag_run_id: str, body: RunPatch, caller: Who, update_mask: Texts = None
 ) -> dict[str, Any]:
     """Set the state: success and failed end open tasks; queued runs all tasks again."""
-    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
         await _change(caller, conn, run, body, update_mask)
         return run_document(await find_run(caller, conn, dag_id, dag_run_id))
@@ -127,7 +127,7 @@ async def patch_dag_run(
 @requires(Permission.DELETE_RUNS)
 async def delete_dag_run(dag_id: str, dag_run_id: str, caller: Who) -> None:
     """Delete a run. A running run is refused; a queued run is canceled first."""
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         await _delete(caller, conn, await find_run(caller, conn, dag_id, dag_run_id))
 
 
@@ -135,7 +135,7 @@ async def delete_dag_run(dag_id: str, dag_run_id: str, caller: Who) -> None:
 @requires(Permission.CLEAR_TASKS)
 async def clear_dag_run(dag_id: str, dag_run_id: str, body: RunClear, caller: Who) -> dict[str, Any]:
     refuse_only_new(body.only_new)
-    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
         chosen = await _chosen(conn, run, only_failed=body.only_failed)
         if body.dry_run:
@@ -153,7 +153,7 @@ async def clear_dag_runs(dag_id: str, body: RunsClear, caller: Who) -> dict[str,
     if body.partition_key or body.partition_date_start or body.partition_date_end:
         raise UserError("Evertick has no partitions. Name the runs in dag_runs.")
     documents: list[dict[str, Any]] = []
-    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         for each in body.dag_runs or []:
             run = await find_run(caller, conn, whose_run(dag_id, each.dag_id), each.dag_run_id)
             chosen = await _chosen(conn, run, only_failed=body.only_failed)
@@ -170,7 +170,7 @@ async def clear_dag_runs(dag_id: str, body: RunsClear, caller: Who) -> dict[str,
 async def bulk_dag_runs(dag_id: str, body: BulkBody[BulkRun], caller: Who) -> dict[str, Any]:
     """Bulk updates and deletions. Runs are created by triggering them."""
     tally = Tally()
-    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         for action in body.actions:
             for entity in action.entities:
                 wish = entity if isinstance(entity, BulkRun) else BulkRun(dag_run_id=entity)
@@ -212,7 +212,7 @@ class How:
 
 
 async def clear_chosen(
-    caller: Caller, conn: AsyncConnection, run: ListedRun, chosen: list[ListedTask], how: How
+    caller: ApiCaller, conn: AsyncConnection, run: ListedRun, chosen: list[ListedTask], how: How
 ) -> None:
     """Clear the selected tasks that have started or ended; the others will run anyway."""
     note, affected = how.note, [row for row in chosen if row.phase not in (*NOT_BEGUN, "deferred", "polling")]
@@ -231,7 +231,7 @@ async def _chosen(conn: AsyncConnection, run: ListedRun, *, only_failed: bool) -
 
 
 async def _change(
-    caller: Caller, conn: AsyncConnection, run: ListedRun, patch: RunPatch, update_mask: list[str] | None
+    caller: ApiCaller, conn: AsyncConnection, run: ListedRun, patch: RunPatch, update_mask: list[str] | None
 ) -> None:
     fields = patch.model_fields_set if not update_mask else patch.model_fields_set.intersection(update_mask)
     if "state" in fields and patch.state is not None:
@@ -240,13 +240,13 @@ async def _change(
         await write_note(conn, of_run(run.run_id), content=patch.note or None, actor=caller.actor)
 
 
-async def _delete(caller: Caller, conn: AsyncConnection, run: ListedRun) -> None:
+async def _delete(caller: ApiCaller, conn: AsyncConnection, run: ListedRun) -> None:
     if run.state == "queued":
         await cancel(conn, run_id=run.run_id, actor=caller.actor, reason="deleted")
     await delete_run(conn, run_id=run.run_id, actor=caller.actor)
 
 
-async def _set_state(caller: Caller, conn: AsyncConnection, run: ListedRun, state: State) -> None:
+async def _set_state(caller: ApiCaller, conn: AsyncConnection, run: ListedRun, state: State) -> None:
     rows = await choose(conn, run, Choice())
     if state == "queued":
         await clear_chosen(caller, conn, run, rows, How())
@@ -262,7 +262,7 @@ async def _set_state(caller: Caller, conn: AsyncConnection, run: ListedRun, stat
 
 
 async def _judge_anew(
-    caller: Caller, conn: AsyncConnection, run: ListedRun, rows: list[ListedTask], state: State
+    caller: ApiCaller, conn: AsyncConnection, run: ListedRun, rows: list[ListedTask], state: State
 ) -> None:
     """Change the state of a finished run by marking the tasks that contradict it."""
     if state == "success":
@@ -277,7 +277,7 @@ async def _judge_anew(
 
 
 async def mark_one(
-    caller: Caller, conn: AsyncConnection, row: ListedTask, state: str, *, unless_ended: bool = False
+    caller: ApiCaller, conn: AsyncConnection, row: ListedTask, state: str, *, unless_ended: bool = False
 ) -> None:
     """Mark one task. Marking may change other tasks, so read their states again."""
     key = TaskKey(row.run_id, row.idx, row.map_index)

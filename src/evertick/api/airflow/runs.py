@@ -30,15 +30,15 @@ from evertick.api.airflow.query import (
     spans_of,
 )
 from evertick.api.auth import GuardedRoute, requires
-from evertick.api.context import Caller, Who
-from evertick.api.log_follow import is_still_valid
-from evertick.api.paging import cursor, read_cursor
+from evertick.api.context import ApiCaller, Who
 from evertick.db.queries import listings, run_lists, tasks
 from evertick.db.queries.run_lists import MOST_COUNTED, ListedRun, PageRequest, RunFilter
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, UserError
 from evertick.domain.states import TERMINAL_RUN_STATES
+from evertick.operations.caller import is_still_valid
+from evertick.operations.paging import encode_cursor, read_cursor
 
 router = APIRouter(route_class=GuardedRoute, tags=["DagRun"])
 
@@ -78,7 +78,7 @@ class RunsBatch(Times, Body):
 async def get_dag_runs(dag_id: str, caller: Who, asked: Annotated[RunQuery, Query()]) -> dict[str, Any]:
     """List runs of one DAG, or of all with `~`, by default oldest first."""
     order = columns(asked.order_by, ORDER)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         wanted = RunFilter(
             **await whose(caller, conn, dag_id),
             states=ours(list(asked.state or ())),
@@ -109,7 +109,7 @@ async def get_list_dag_runs_batch(dag_id: str, body: RunsBatch, caller: Who) -> 
     if dag_id != EVERY:
         raise UserError("The batch list needs ~ as dag_id in the path. Name DAGs in dag_ids.")
     order = columns([body.order_by] if body.order_by else None, ORDER)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         wanted = RunFilter(
             **await whose(caller, conn, dag_id),
             dags=body.dag_ids,
@@ -125,7 +125,7 @@ async def get_list_dag_runs_batch(dag_id: str, body: RunsBatch, caller: Who) -> 
 @router.get(R, response_model=DAGRunResponse)
 @requires(Permission.READ_RUNS)
 async def get_dag_run(dag_id: str, dag_run_id: str, caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         return run_document(await find_run(caller, conn, dag_id, dag_run_id))
 
 
@@ -143,7 +143,7 @@ async def wait_dag_run_until_finished(
     result: Annotated[list[str] | None, Query(max_length=100)] = None,
 ) -> StreamingResponse:
     """Stream the run's state every `interval` seconds until it ends. The last line contains the results of the named tasks."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await find_run(caller, conn, dag_id, dag_run_id)
     return StreamingResponse(
         _watch(caller, (dag_id, dag_run_id), max(interval, 0.1), result or []), media_type="application/x-ndjson"
@@ -151,11 +151,11 @@ async def wait_dag_run_until_finished(
 
 
 async def _watch(
-    caller: Caller, names: tuple[str, str], interval_seconds: float, result: list[str]
+    caller: ApiCaller, names: tuple[str, str], interval_seconds: float, result: list[str]
 ) -> AsyncIterator[str]:
     """Poll the run. Between polls no connection is held; each poll checks the caller's permission again."""
     for _ in range(max(1, int(LONGEST_WATCH_SECONDS / interval_seconds))):
-        async with caller.reading() as conn:
+        async with caller.read() as conn:
             if not await is_still_valid(caller, conn):
                 return
             run = await find_run(caller, conn, *names)
@@ -177,7 +177,7 @@ async def _result(conn: AsyncConnection, run_id: int, task: str) -> object:
     return values if is_mapped else values[0] if values else None
 
 
-async def find_run(caller: Caller, conn: AsyncConnection, dag_id: str, dag_run_id: str) -> ListedRun:
+async def find_run(caller: ApiCaller, conn: AsyncConnection, dag_id: str, dag_run_id: str) -> ListedRun:
     row = await caller.dag(conn, dag_id)
     run = await listings.find_run(conn, dag_id=row.dag_id, text_id=dag_run_id)
     if run is None:
@@ -185,10 +185,10 @@ async def find_run(caller: Caller, conn: AsyncConnection, dag_id: str, dag_run_i
     return run
 
 
-async def whose(caller: Caller, conn: AsyncConnection, dag_id: str) -> dict[str, Any]:
+async def whose(caller: ApiCaller, conn: AsyncConnection, dag_id: str) -> dict[str, Any]:
     """The filter for the DAG in the path: one DAG, or with `~` all that the caller may see."""
     if dag_id == EVERY:
-        return {"dag_ids": await caller.visible(conn)}
+        return {"dag_ids": await caller.visible_dag_ids(conn)}
     return {"dag_id": (await caller.dag(conn, dag_id)).dag_id}
 
 
@@ -205,7 +205,7 @@ async def _by_cursor(
     size = page_size(asked.limit)
     found, _ = await run_lists.list_runs(conn, wanted, PageRequest(limit=size + 1, order=order, is_counted=False))
     page = found[:size]
-    more = cursor(page[-1].run_id) if len(found) > size else None
+    more = encode_cursor(page[-1].run_id) if len(found) > size else None
     return {"dag_runs": [run_document(row) for row in page], "next_cursor": more}
 
 

@@ -123,7 +123,7 @@ async def get_event_logs(caller: Who, asked: Annotated[EventQuery, Query()]) -> 
     if asked.try_number is not None:
         # Audit entries have no try number.
         return {"event_logs": [], "total_entries": 0}
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         found, total = await accounts.list_events(conn, wanted, paged(asked, order))
     return {"event_logs": [_event_document(row) for row in found], "total_entries": total}
 
@@ -131,7 +131,7 @@ async def get_event_logs(caller: Who, asked: Annotated[EventQuery, Query()]) -> 
 @event_logs_router.get("/eventLogs/{event_log_id}", response_model=EventLogResponse)
 @requires(Permission.READ_AUDIT)
 async def get_event_log(event_log_id: Annotated[int, Path(ge=0, le=2**63 - 1)], caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         found, _ = await accounts.list_events(conn, EventFilter(entry_id=event_log_id), PageRequest(limit=1))
     if not found:
         raise NotFound(f"The Event Log with id: `{event_log_id}` not found")
@@ -184,7 +184,7 @@ async def get_health(caller: Who) -> dict[str, Any]:
     """Report health. Responds also if a component is unhealthy."""
     database, leader, beat = "unhealthy", "unhealthy", None
     try:
-        async with caller.reading() as conn:
+        async with caller.read() as conn:
             found = await shards.leader(conn, shard=0)
         database = "healthy"
         if found is not None and not found.unled:
@@ -211,7 +211,7 @@ async def get_import_errors(
     filename: str | None = None,
     bundle_name: str | None = None,
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         rows = await dags.import_errors(conn)
     found = [
         _monitor_document(row)
@@ -227,7 +227,7 @@ async def get_import_errors(
 @monitor_router.get("/importErrors/{import_error_id}", response_model=ImportErrorResponse)
 @requires(Permission.READ_IMPORTS)
 async def get_import_error(import_error_id: Annotated[int, Path(ge=0, le=2**63 - 1)], caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         rows = await dags.import_errors(conn)
     for row in rows:
         if _number(row.file) == import_error_id:
@@ -300,7 +300,7 @@ async def get_config_value(section: str, option: str, caller: Who) -> dict[str, 
 async def list_task_state_store(
     dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndexAsked = -1
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
     return {"task_state_store": [], "total_entries": 0}
 
@@ -308,6 +308,6 @@ async def list_task_state_store(
 @unsupported_router.get("/assets/{asset_id}/state-store", response_model=dict[str, Any], tags=["Asset State Store"])
 @requires(Permission.READ_GATES)
 async def list_asset_state_store(asset_id: AssetId, caller: Who, asked: UnsupportedQuery) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await find_asset(conn, asset_id)
     return {"asset_state_store": [], "total_entries": 0}

@@ -18,7 +18,7 @@ from evertick.api.airflow.runs import R, find_run
 from evertick.api.airflow.selection import Choice, choose, runs_around, runs_between, spec_of_version
 from evertick.api.airflow.task_instances import MapIndex, T, find_instance, instance_documents, missing
 from evertick.api.auth import GuardedRoute, requires
-from evertick.api.context import Caller, Who
+from evertick.api.context import ApiCaller, Who
 from evertick.db.notify import Channel
 from evertick.db.queries import listings
 from evertick.db.queries.listings import ListedTask
@@ -131,7 +131,7 @@ async def delete_task_instance(
     dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndexAsked = None
 ) -> None:
     """Always refused: the tasks of a run are those of its DAG version."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await find_instance(caller, conn, (dag_id, dag_run_id, task_id), -1 if map_index is None else map_index)
     raise Conflict("A task instance cannot be deleted. Mark it skipped, or delete the run.")
 
@@ -165,7 +165,7 @@ async def patch_task_group_instances(
     dag_id: str, dag_run_id: str, group_id: str, body: InstancePatch, caller: Who, update_mask: Texts = None
 ) -> dict[str, Any]:
     """Update all task instances of a group."""
-    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         found = await _of_group(caller, conn, (dag_id, dag_run_id), group_id, body)
         return await _carry_out(caller, conn, found, body, update_mask)
 
@@ -175,7 +175,7 @@ async def patch_task_group_instances(
 async def patch_task_group_instances_dry_run(
     dag_id: str, dag_run_id: str, group_id: str, body: InstancePatch, caller: Who
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         found = await _of_group(caller, conn, (dag_id, dag_run_id), group_id, body)
         return await _told(conn, [row for _, rows in found for row in rows if row.phase != body.new_state])
 
@@ -185,18 +185,18 @@ async def patch_task_group_instances_dry_run(
 async def post_clear_task_instances(dag_id: str, body: ClearBody, caller: Who) -> dict[str, Any]:
     """Clear task instances of one run, also of past and future runs, or of all runs between two dates. Finished runs are
     restarted even without `reset_dag_runs`, because tasks of a finished run cannot run."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         runs = await _runs_to_clear(caller, conn, dag_id, body)
         found = [(run, await _to_clear(conn, run, body)) for run in runs]
     if body.prevent_running_task and any(row.phase == "running" for _, rows in found for row in rows):
         raise Conflict("Task instances are running and prevent_running_task is set. Wait until they end, or omit it.")
-    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         for run, rows in found if not body.dry_run else ():
             await clear_chosen(caller, conn, run, rows, How(body.run_on_latest_version, body.note))
         return await _told(conn, [row for _, rows in found for row in rows])
 
 
-async def _runs_to_clear(caller: Caller, conn: AsyncConnection, dag_id: str, body: ClearBody) -> list[ListedRun]:
+async def _runs_to_clear(caller: ApiCaller, conn: AsyncConnection, dag_id: str, body: ClearBody) -> list[ListedRun]:
     if body.dag_run_id is not None:
         run = await find_run(caller, conn, dag_id, body.dag_run_id)
         return await runs_around(conn, run, past=body.include_past, future=body.include_future)
@@ -220,28 +220,28 @@ async def _to_clear(conn: AsyncConnection, run: ListedRun, body: ClearBody) -> l
 
 
 async def _patch(
-    caller: Caller,
+    caller: ApiCaller,
     names: tuple[str, str, str],
     map_index: int | None,
     body: InstancePatch,
     update_mask: list[str] | None,
 ) -> dict[str, Any]:
     # Select the runs first, on a read connection.
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         found = await _meant(caller, conn, names, map_index, body)
-    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         return await _carry_out(caller, conn, found, body, update_mask)
 
 
 async def _foresee(
-    caller: Caller,
+    caller: ApiCaller,
     names: tuple[str, str, str],
     map_index: int | None,
     body: InstancePatch,
     update_mask: list[str] | None,
 ) -> dict[str, Any]:
     """The task instances that the request would change without `dry_run`."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         found = await _meant(caller, conn, names, map_index, body)
         is_marked = "new_state" in _fields(body, update_mask)
         rows = [row for _, rows in found for row in rows if not is_marked or row.phase != body.new_state]
@@ -249,7 +249,7 @@ async def _foresee(
 
 
 async def _meant(
-    caller: Caller, conn: AsyncConnection, names: tuple[str, str, str], map_index: int | None, body: InstancePatch
+    caller: ApiCaller, conn: AsyncConnection, names: tuple[str, str, str], map_index: int | None, body: InstancePatch
 ) -> Chosen:
     run = await find_run(caller, conn, *names[:2])
     choice = Choice(
@@ -264,7 +264,7 @@ async def _meant(
 
 
 async def _of_group(
-    caller: Caller, conn: AsyncConnection, names: tuple[str, str], group: str, body: InstancePatch
+    caller: ApiCaller, conn: AsyncConnection, names: tuple[str, str], group: str, body: InstancePatch
 ) -> Chosen:
     run = await find_run(caller, conn, *names)
     spec = await spec_of_version(conn, run.version_id)
@@ -285,7 +285,7 @@ async def _in_each(conn: AsyncConnection, run: ListedRun, choice: Choice, body: 
 
 
 async def _carry_out(
-    caller: Caller, conn: AsyncConnection, found: Chosen, body: InstancePatch, update_mask: list[str] | None
+    caller: ApiCaller, conn: AsyncConnection, found: Chosen, body: InstancePatch, update_mask: list[str] | None
 ) -> dict[str, Any]:
     """Mark and note. Returns the changed task instances with their new states."""
     fields = _fields(body, update_mask)

@@ -35,9 +35,7 @@ from evertick.api.airflow.query import (
 )
 from evertick.api.airflow.runs import R, find_run, whose
 from evertick.api.auth import GuardedRoute, requires
-from evertick.api.context import Caller, Who
-from evertick.api.discretion import visible_reasons
-from evertick.api.paging import cursor, read_cursor
+from evertick.api.context import ApiCaller, Who
 from evertick.db.queries import dags, gates, listings, tasks
 from evertick.db.queries.listings import ListedTask, TaskFilter
 from evertick.db.queries.run_lists import MOST_COUNTED, PageRequest
@@ -46,6 +44,8 @@ from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, UserError
 from evertick.domain.explain import describe
+from evertick.operations.caller import visible_reasons
+from evertick.operations.paging import encode_cursor, read_cursor
 
 router = APIRouter(route_class=GuardedRoute, tags=["Task Instance"])
 
@@ -109,7 +109,7 @@ async def get_task_instances(
 ) -> dict[str, Any]:
     """List task instances of one run, of all runs of a DAG (`~` as run), or of all DAGs (`~` for both)."""
     order = columns(asked.order_by, ORDER)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         wanted = replace(
             _filter(asked),
             **await where(caller, conn, dag_id, dag_run_id),
@@ -133,9 +133,9 @@ async def get_task_instances_batch(dag_id: str, dag_run_id: str, body: Instances
     if dag_id != EVERY or dag_run_id != EVERY:
         raise UserError("The batch list needs ~ as dag_id and dag_run_id in the path. Name DAGs and runs in the body.")
     order = columns([body.order_by] if body.order_by else None, ORDER)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         wanted = TaskFilter(
-            dag_ids=await caller.visible(conn),
+            dag_ids=await caller.visible_dag_ids(conn),
             dags=body.dag_ids,
             text_ids=body.dag_run_ids,
             tasks=body.task_ids,
@@ -152,7 +152,7 @@ async def get_task_instances_batch(dag_id: str, dag_run_id: str, body: Instances
 @router.get(T, response_model=TaskInstanceResponse)
 @requires(Permission.READ_RUNS)
 async def get_task_instance(dag_id: str, dag_run_id: str, task_id: str, caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         row = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), -1)
         return (await instance_documents(conn, [row]))[0]
 
@@ -163,7 +163,7 @@ async def get_mapped_task_instances(
     dag_id: str, dag_run_id: str, task_id: str, caller: Who, asked: Annotated[MappedQuery, Query()]
 ) -> dict[str, Any]:
     order = columns(asked.order_by, ORDER)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
         if not await tasks.by_name(conn, run_id=run.run_id, task=task_id, limit=1):
             raise missing(dag_id, dag_run_id, task_id)
@@ -202,7 +202,7 @@ async def get_task_instance_dependencies(
 async def get_mapped_task_instance(
     dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, caller: Who
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         row = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
         return (await instance_documents(conn, [row]))[0]
 
@@ -238,7 +238,7 @@ async def instance_documents(conn: AsyncConnection, rows: Sequence[ListedTask]) 
 
 
 async def find_instance(
-    caller: Caller, conn: AsyncConnection, names: tuple[str, str, str], map_index: int
+    caller: ApiCaller, conn: AsyncConnection, names: tuple[str, str, str], map_index: int
 ) -> ListedTask:
     run = await find_run(caller, conn, *names[:2])
     named = await tasks.by_name(conn, run_id=run.run_id, task=names[2], limit=1)
@@ -274,7 +274,7 @@ def _filter(asked: MappedQuery) -> TaskFilter:
     )
 
 
-async def where(caller: Caller, conn: AsyncConnection, dag_id: str, dag_run_id: str) -> dict[str, Any]:
+async def where(caller: ApiCaller, conn: AsyncConnection, dag_id: str, dag_run_id: str) -> dict[str, Any]:
     """The filter for the runs named in the path."""
     if dag_run_id == EVERY:
         return await whose(caller, conn, dag_id)
@@ -311,27 +311,27 @@ async def _by_cursor(
     size = page_size(asked.limit)
     found, _ = await listings.list_tasks(conn, wanted, PageRequest(limit=size + 1, order=order, is_counted=False))
     page = found[:size]
-    more = cursor(page[-1].run_id, page[-1].idx, page[-1].map_index) if len(found) > size else None
+    more = encode_cursor(page[-1].run_id, page[-1].idx, page[-1].map_index) if len(found) > size else None
     return {"task_instances": await instance_documents(conn, page), "next_cursor": more}
 
 
-async def _dependencies(caller: Caller, names: tuple[str, str, str], map_index: int) -> dict[str, Any]:
-    async with caller.reading() as conn:
+async def _dependencies(caller: ApiCaller, names: tuple[str, str, str], map_index: int) -> dict[str, Any]:
+    async with caller.read() as conn:
         row = await find_instance(caller, conn, names, map_index)
         found = await visible_reasons(caller, conn, await gates.why(conn, TaskKey(row.run_id, row.idx, row.map_index)))
     told = sorted(found, key=lambda each: each.kind) if row.phase in ("waiting", "pending", "retrying") else []
     return {"dependencies": [{"name": each.kind, "reason": describe(each)} for each in told]}
 
 
-async def _try(caller: Caller, names: tuple[str, str, str], map_index: int, number: int) -> dict[str, Any]:
+async def _try(caller: ApiCaller, names: tuple[str, str, str], map_index: int, number: int) -> dict[str, Any]:
     for each in await _tries(caller, names, map_index):
         if each["try_number"] == number:
             return each
     raise NotFound(f"The Task Instance `{names[2]}` of run `{names[1]}` has no try {number}")
 
 
-async def _tries(caller: Caller, names: tuple[str, str, str], map_index: int) -> list[dict[str, Any]]:
-    async with caller.reading() as conn:
+async def _tries(caller: ApiCaller, names: tuple[str, str, str], map_index: int) -> list[dict[str, Any]]:
+    async with caller.read() as conn:
         row = await find_instance(caller, conn, names, map_index)
         (document,) = await instance_documents(conn, [row])
         made = await tasks.attempts(conn, TaskKey(row.run_id, row.idx, row.map_index))

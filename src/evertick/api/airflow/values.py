@@ -33,7 +33,7 @@ from evertick.api.airflow.query import (
     page_size,
 )
 from evertick.api.auth import GuardedRoute, requires
-from evertick.api.context import Caller, Who
+from evertick.api.context import ApiCaller, Who
 from evertick.db.queries import secrets
 from evertick.domain.access import Permission
 from evertick.domain.encryption import Keyring
@@ -124,7 +124,7 @@ async def get_variables(
     variable_key_pattern: Pattern = None,
     variable_key_prefix_pattern: Pattern = None,
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         rows = await secrets.names(conn, kind=VARIABLE, limit=verbs.MOST_VALUES)
         fitting = [row for row in rows if fits(row.name, variable_key_pattern, variable_key_prefix_pattern)]
         page = ordered(fitting, order_by, _VARIABLE_KEYS)[offset : offset + page_size(limit)]
@@ -140,7 +140,7 @@ async def get_variables(
 @variables_router.post("/variables", response_model=VariableResponse, status_code=201)
 @requires(Permission.EDIT_VALUES)
 async def post_variable(body: VariableBody, caller: Who) -> dict[str, Any]:
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         await _put_variable(caller, conn, body, is_new=True)
         return await _one_variable(caller, conn, body.key)
 
@@ -148,7 +148,7 @@ async def post_variable(body: VariableBody, caller: Who) -> dict[str, Any]:
 @variables_router.patch("/variables", response_model=BulkResponse)
 @requires(Permission.EDIT_VALUES)
 async def bulk_variables(body: BulkBody[VariableBody], caller: Who) -> dict[str, Any]:
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         means: Means[VariableBody] = Means(
             name_of=lambda entity: entity.key,
             create=lambda entity, is_new: _put_variable(caller, conn, entity, is_new=is_new),
@@ -161,7 +161,7 @@ async def bulk_variables(body: BulkBody[VariableBody], caller: Who) -> dict[str,
 @variables_router.get("/variables/{variable_key:path}", response_model=VariableResponse)
 @requires(Permission.READ_VALUES)
 async def get_variable(variable_key: str, caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         return await _one_variable(caller, conn, variable_key)
 
 
@@ -172,7 +172,7 @@ async def patch_variable(
 ) -> dict[str, Any]:
     if body.key != variable_key:
         raise UserError("Invalid body, key from request body doesn't match uri parameter")
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         await _patch_variable(caller, conn, variable_key, body, update_mask)
         return await _one_variable(caller, conn, variable_key)
 
@@ -180,18 +180,18 @@ async def patch_variable(
 @variables_router.delete("/variables/{variable_key:path}", status_code=204)
 @requires(Permission.EDIT_VALUES)
 async def delete_variable(variable_key: str, caller: Who) -> None:
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         await verbs.delete_value(conn, kind=VARIABLE, name=variable_key, actor=caller.actor)
 
 
-async def _put_variable(caller: Caller, conn: AsyncConnection, body: VariableBody, *, is_new: bool) -> None:
+async def _put_variable(caller: ApiCaller, conn: AsyncConnection, body: VariableBody, *, is_new: bool) -> None:
     _refuse_team(body.team_name)
     about = About(kind=VARIABLE, name=body.key, description=body.description, is_new=is_new)
     await verbs.put_text(conn, _keyring(caller), about, _text(body.value), actor=caller.actor)
 
 
 async def _patch_variable(
-    caller: Caller, conn: AsyncConnection, key: str, body: VariableBody, update_mask: list[str] | None
+    caller: ApiCaller, conn: AsyncConnection, key: str, body: VariableBody, update_mask: list[str] | None
 ) -> None:
     """Update fields in the mask. A masked value that is sent back unchanged keeps the stored value."""
     _refuse_team(body.team_name)
@@ -203,12 +203,12 @@ async def _patch_variable(
     await verbs.put_text(conn, _keyring(caller), about, text, actor=caller.actor)
 
 
-async def _one_variable(caller: Caller, conn: AsyncConnection, key: str) -> dict[str, Any]:
+async def _one_variable(caller: ApiCaller, conn: AsyncConnection, key: str) -> dict[str, Any]:
     row, value = await verbs.read_value(conn, _keyring(caller), kind=VARIABLE, name=key)
     return _variable_document(key, value, row.description)
 
 
-def _keyring(caller: Caller) -> Keyring:
+def _keyring(caller: ApiCaller) -> Keyring:
     return load_keyring(caller.desk.settings)
 
 
@@ -277,7 +277,7 @@ async def get_connections(
     connection_id_pattern: Pattern = None,
     connection_id_prefix_pattern: Pattern = None,
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         rows = await secrets.names(conn, kind=CONNECTION, limit=verbs.MOST_VALUES)
         fitting = [row for row in rows if fits(row.name, connection_id_pattern, connection_id_prefix_pattern)]
         known = {each.removeprefix("-") for each in order_by or ()}
@@ -295,7 +295,7 @@ async def get_connections(
 @connections_router.post("/connections", response_model=ConnectionResponse, status_code=201)
 @requires(Permission.EDIT_VALUES)
 async def post_connection(body: ConnectionBody, caller: Who) -> dict[str, Any]:
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         await _put_connection(caller, conn, body, is_new=True)
         return await _one_connection(caller, conn, body.connection_id)
 
@@ -303,7 +303,7 @@ async def post_connection(body: ConnectionBody, caller: Who) -> dict[str, Any]:
 @connections_router.patch("/connections", response_model=BulkResponse)
 @requires(Permission.EDIT_VALUES)
 async def bulk_connections(body: BulkBody[ConnectionBody], caller: Who) -> dict[str, Any]:
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         means: Means[ConnectionBody] = Means(
             name_of=lambda entity: entity.connection_id,
             create=lambda entity, is_new: _put_connection(caller, conn, entity, is_new=is_new),
@@ -333,7 +333,7 @@ async def create_default_connections(caller: Who) -> None:
 @connections_router.get("/connections/{connection_id}", response_model=ConnectionResponse)
 @requires(Permission.READ_VALUES)
 async def get_connection(connection_id: str, caller: Who) -> dict[str, Any]:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         return await _one_connection(caller, conn, connection_id)
 
 
@@ -344,7 +344,7 @@ async def patch_connection(
 ) -> dict[str, Any]:
     if body.connection_id != connection_id:
         raise UserError("The connection_id in the request body does not match the URL parameter")
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         await _patch_connection(caller, conn, body, update_mask)
         return await _one_connection(caller, conn, connection_id)
 
@@ -352,17 +352,17 @@ async def patch_connection(
 @connections_router.delete("/connections/{connection_id}", status_code=204)
 @requires(Permission.EDIT_VALUES)
 async def delete_connection(connection_id: str, caller: Who) -> None:
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         await verbs.delete_value(conn, kind=CONNECTION, name=connection_id, actor=caller.actor)
 
 
-async def _put_connection(caller: Caller, conn: AsyncConnection, body: ConnectionBody, *, is_new: bool) -> None:
+async def _put_connection(caller: ApiCaller, conn: AsyncConnection, body: ConnectionBody, *, is_new: bool) -> None:
     about = About(kind=CONNECTION, name=body.connection_id, description=body.description, is_new=is_new)
     await verbs.put_connection(conn, _keyring(caller), about, _connection(body), actor=caller.actor)
 
 
 async def _patch_connection(
-    caller: Caller, conn: AsyncConnection, body: ConnectionBody, update_mask: list[str] | None
+    caller: ApiCaller, conn: AsyncConnection, body: ConnectionBody, update_mask: list[str] | None
 ) -> None:
     """Update fields in the mask. A masked value that is sent back unchanged keeps the stored value."""
     row, text = await verbs.read_value(conn, _keyring(caller), kind=CONNECTION, name=body.connection_id)
@@ -379,12 +379,12 @@ async def _patch_connection(
     await verbs.put_connection(conn, _keyring(caller), about, after, actor=caller.actor)
 
 
-async def _one_connection(caller: Caller, conn: AsyncConnection, name: str) -> dict[str, Any]:
+async def _one_connection(caller: ApiCaller, conn: AsyncConnection, name: str) -> dict[str, Any]:
     row, text = await verbs.read_value(conn, _keyring(caller), kind=CONNECTION, name=name)
     return _connection_document(_stub(name, row.description), read_connection(text))
 
 
-async def _opened(caller: Caller, conn: AsyncConnection, stubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+async def _opened(caller: ApiCaller, conn: AsyncConnection, stubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for first in range(0, len(stubs), 500):
         part = stubs[first : first + 500]

@@ -1,4 +1,4 @@
-"""What happens, as it happens: server-sent events."""
+"""The change feed: the live state of runs and tasks as server-sent events."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fastapi import APIRouter, Header, Query, Request
 from evertick.api.auth import GuardedRoute, refuse_foreign_reader, requires
 from evertick.api.context import Who
 from evertick.api.event_hub import EventStream
-from evertick.api.native.runs import find_run
-from evertick.api.paging import LARGEST
 from evertick.domain.access import Permission
+from evertick.operations.paging import LARGEST
+from evertick.operations.runs import find_run
 
 router = APIRouter(route_class=GuardedRoute, tags=["events"])
 
@@ -19,15 +19,15 @@ MOST_NAMED = 50
 
 DagNames = Annotated[
     list[Annotated[str, Query(max_length=250)]],
-    Query(default_factory=list, max_length=MOST_NAMED, description="Only of these DAGs, and of the runs in `run`."),
+    Query(default_factory=list, max_length=MOST_NAMED, description="Only these DAGs, and the runs in `run`."),
 ]
 RunIds = Annotated[
     list[Annotated[int, Query(ge=1, le=LARGEST)]],
-    Query(default_factory=list, max_length=MOST_NAMED, description="Only of these runs, and of the DAGs in `dag`."),
+    Query(default_factory=list, max_length=MOST_NAMED, description="Only these runs, and the DAGs in `dag`."),
 ]
-After = Annotated[str | None, Query(max_length=100, description="Go on after the event with this id.")]
+After = Annotated[str | None, Query(max_length=100, description="Continue after the event with this id.")]
 LastEventId = Annotated[
-    str | None, Header(alias="Last-Event-ID", max_length=100, description="The same, as browsers send it.")
+    str | None, Header(alias="Last-Event-ID", max_length=100, description="The same as `after`, sent by browsers.")
 ]
 STREAM = {200: {"description": "Events, until either side ends it.", "content": {"text/event-stream": {}}}}
 
@@ -37,9 +37,9 @@ STREAM = {200: {"description": "Events, until either side ends it.", "content": 
 async def watch(
     request: Request, caller: Who, dag: DagNames, run: RunIds, after: After = None, last_event_id: LastEventId = None
 ) -> EventStream:
-    """The live state of runs and tasks. `hello` comes first; after a `reset` read everything again."""
+    """Stream the live state of runs and tasks. The first event is `hello`. After a `reset`, read the state again."""
     refuse_foreign_reader(request, caller)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         for name in dag:
             await caller.dag(conn, name)
         for run_id in run:

@@ -166,10 +166,6 @@ async def find(conn: AsyncConnection, name: str) -> DagRow | None:
     return await one_row(conn, sql("dags", "find"), {"name": name}, DagRow)
 
 
-async def list_all(conn: AsyncConnection, *, limit: int = 1000) -> list[DagRow]:
-    return await all_rows(conn, sql("dags", "list"), {"limit": limit}, DagRow)
-
-
 async def names(conn: AsyncConnection) -> list[str]:
     cursor = await conn.execute(sql("dags", "names_like"))
     return [cast(str, row[0]) for row in await cursor.fetchall()]

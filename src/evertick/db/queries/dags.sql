@@ -32,13 +32,6 @@ select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.de
   from dag d left join dag_version v on v.version_id = d.version_id left join bundle b on b.hash = v.bundle_hash
  where d.name = %(name)s
 
--- name: list
-select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
-    v.created_at,
-       null as uses_threads
-  from dag d join dag_version v on v.version_id = d.version_id
- where d.deleted_at is null order by d.name limit %(limit)s
-
 -- name: names_like
 -- For "did you mean".
 select name from dag where deleted_at is null order by name limit 10000

@@ -226,10 +226,8 @@ async def of_dag(conn: AsyncConnection, *, dag: str, name: str | None = None) ->
     return await all_rows(conn, sql("schedules", "of_dag"), {"dag": dag, "name": name}, DagSchedule)
 
 
-async def list_all(
-    conn: AsyncConnection, *, dag: str | None = None, limit: int = 200, deleted: bool = False
-) -> list[ListedSchedule]:
-    params = {"dag": dag, "limit": limit, "deleted": deleted}
+async def list_all(conn: AsyncConnection, *, dag: str | None = None, limit: int = 200) -> list[ListedSchedule]:
+    params = {"dag": dag, "limit": limit}
     return await all_rows(conn, sql("schedules", "list"), params, ListedSchedule)
 
 
@@ -238,10 +236,10 @@ async def of_dags(conn: AsyncConnection, dag_ids: list[int], *, limit: int = 100
 
 
 async def page(
-    conn: AsyncConnection, *, dag_ids: list[int] | None, after: tuple[str, str], limit: int
+    conn: AsyncConnection, *, dag_ids: list[int] | None, after: tuple[str, str], limit: int, deleted: bool = False
 ) -> list[ListedSchedule]:
     """Of these DAGs, or of all."""
-    params = {"dag_ids": dag_ids, "dag": after[0], "name": after[1], "limit": limit}
+    params = {"dag_ids": dag_ids, "dag": after[0], "name": after[1], "limit": limit, "deleted": deleted}
     return await all_rows(conn, sql("schedules", "page"), params, ListedSchedule)
 
 

@@ -88,7 +88,7 @@ select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.la
        c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params,
            c.origin, c.changed_by, c.changed_at, c.deleted_at
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
- where (%(deleted)s::boolean or c.deleted_at is null) and (%(dag)s::text is null or d.name = %(dag)s)
+ where c.deleted_at is null and (%(dag)s::text is null or d.name = %(dag)s)
  order by d.name, c.name limit %(limit)s
 
 -- name: of_dags
@@ -107,7 +107,8 @@ select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.la
        c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params,
            c.origin, c.changed_by, c.changed_at, c.deleted_at
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
- where c.deleted_at is null and d.deleted_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s))
+ where (%(deleted)s::boolean or (c.deleted_at is null and d.deleted_at is null))
+   and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s))
    and (d.name, c.name) > (%(dag)s::text, %(name)s::text)
  order by d.name, c.name limit %(limit)s
 

@@ -144,8 +144,9 @@ async def send(conn: AsyncConnection, *, name: str, key: str | None, payload: Js
     return await one_row(conn, sql("waits", "send"), given, Sent)
 
 
-async def list_events(conn: AsyncConnection, *, name: str | None = None, limit: int = 100) -> list[EventRow]:
-    return await all_rows(conn, sql("waits", "list_events"), {"name": name, "limit": limit}, EventRow)
+async def list_events(conn: AsyncConnection, *, name: str | None = None, before: int, limit: int) -> list[EventRow]:
+    params = {"name": name, "before": before, "limit": limit}
+    return await all_rows(conn, sql("waits", "list_events"), params, EventRow)
 
 
 _OF_TASK = len(fields(ListedTask))

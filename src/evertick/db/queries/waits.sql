@@ -7,7 +7,8 @@ select event_id, is_new, sent_at, sent_by
 -- name: list_events
 -- The newest first.
 select event_id, name, key, payload, sent_at, sent_by, is_heard
-  from event where (%(name)s::text is null or name = %(name)s::text) order by event_id desc limit %(limit)s
+  from event where (%(name)s::text is null or name = %(name)s::text) and event_id < %(before)s::bigint
+ order by event_id desc limit %(limit)s
 
 -- Approvals: questions to people, and their answers.
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from psycopg import AsyncConnection
 
 from evertick.api.auth import requires
-from evertick.api.context import Caller, Who
-from evertick.api.native.users import issue_token, whose
-from evertick.api.paging import LARGEST, Cursor, cursor, read_cursor
+from evertick.api.context import ApiCaller, Who
 from evertick.db.queries import accounts as accounts_queries
 from evertick.db.queries import secrets
 from evertick.db.queries.accounts import AuditFilter
-from evertick.db.queries.secrets import ValueRow
 from evertick.domain.access import LONGEST_NAME, Permission, Role
-from evertick.domain.errors import NotFound, UserError
-from evertick.domain.stored_values import LONGEST_VALUE, ValueKind, read_connection
+from evertick.domain.errors import UserError
+from evertick.domain.stored_values import LONGEST_VALUE, ValueKind
 from evertick.engine import accounts
 from evertick.engine import secrets as verbs
-from evertick.secrets.keyring import load_keyring
+from evertick.operations import users
+from evertick.operations.paging import LARGEST, Cursor, encode_cursor, read_cursor
+from evertick.operations.users import NewToken, NewUser, TokenId, UserChange
+from evertick.operations.values import keyring_of, read_shown
 from evertick.ui.layout import PageRoute, done, form_of, page, segment
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -34,11 +33,11 @@ _SHOWN = 100
 
 @router.get("/users")
 @requires(Permission.MANAGE_USERS)
-async def list_users(request: Request, caller: Who, cursor_text: Cursor = None) -> Response:
-    (after,) = read_cursor(cursor_text, "")
-    async with caller.reading() as conn:
+async def list_users(request: Request, caller: Who, cursor: Cursor = None) -> Response:
+    (after,) = read_cursor(cursor, "")
+    async with caller.read() as conn:
         found = await accounts_queries.list_accounts(conn, after=after, limit=_SHOWN)
-    next_cursor = cursor(found[-1].name) if len(found) == _SHOWN else None
+    next_cursor = encode_cursor(found[-1].name) if len(found) == _SHOWN else None
     return page(request, "users.html", here="users", rows=found, roles=list(Role), next_cursor=next_cursor)
 
 
@@ -48,15 +47,13 @@ async def add_user(request: Request, caller: Who) -> Response:
     """Add a user. A user without a password signs in with a one-time link and sets one then."""
     form = await form_of(request)
     name = form.get("name", "").strip()
-    async with caller.changing() as conn:
-        await accounts.add_user(
-            conn,
-            name=name,
-            role=_role(form.get("role", "")),
-            tags=_tags(form.get("tags", "")),
-            password=form.get("password") or None,
-            actor=caller.actor,
-        )
+    wanted = NewUser(
+        name=name,
+        role=_role(form.get("role", "")),
+        tags=_tags(form.get("tags", "")),
+        password=form.get("password") or None,
+    )
+    await users.add_user(caller, body=wanted)
     return done(f"User {name} added.")
 
 
@@ -65,26 +62,22 @@ async def add_user(request: Request, caller: Who) -> Response:
 async def change_user(name: Name, request: Request, caller: Who) -> Response:
     form = await form_of(request)
     tags = _tags(form.get("tags", ""))
-    async with caller.changing() as conn:
-        await accounts.change_user(
-            conn, name=name, role=_role(form.get("role", "")), tags=tags, all_tags=tags is None, actor=caller.actor
-        )
+    wanted = UserChange(role=_role(form.get("role", "")), tags=tags, all_dags=tags is None)
+    await users.change_user(caller, name=name, body=wanted)
     return done(f"User {name} changed.")
 
 
 @router.post("/users/{name}/disable")
 @requires(Permission.MANAGE_USERS)
 async def disable_user(name: Name, caller: Who) -> Response:
-    async with caller.changing() as conn:
-        await accounts.change_user(conn, name=name, disabled=True, actor=caller.actor)
+    await users.change_user(caller, name=name, body=UserChange(is_disabled=True))
     return done(f"User {name} disabled. All of its sessions and tokens are revoked.")
 
 
 @router.post("/users/{name}/enable")
 @requires(Permission.MANAGE_USERS)
 async def enable_user(name: Name, caller: Who) -> Response:
-    async with caller.changing() as conn:
-        await accounts.change_user(conn, name=name, disabled=False, actor=caller.actor)
+    await users.change_user(caller, name=name, body=UserChange(is_disabled=False))
     return done(f"User {name} enabled.")
 
 
@@ -92,12 +85,8 @@ async def enable_user(name: Name, caller: Who) -> Response:
 @requires(Permission.MANAGE_USERS)
 async def make_link(name: Name, request: Request, caller: Who) -> Response:
     """Create a one-time sign-in link. It is shown only once."""
-    async with caller.changing() as conn:
-        row = await accounts.find_user(conn, name)
-        made = await accounts.issue(
-            conn, row, kind="link", name="made by an admin", actor=caller.actor, seconds=accounts.LINK_SECONDS
-        )
-    link = f"{request.url.scheme}://{request.url.netloc}/auth/link/{made.secret}"
+    made = await users.make_link(caller, name=name)
+    link = f"{request.url.scheme}://{request.url.netloc}{made.path}"
     return page(
         request, "secret_once.html", what=f"One-time sign-in link for {name}", secret=link, until=made.expires_at
     )
@@ -116,21 +105,18 @@ def _tags(text: str) -> list[str] | None:
 
 @router.get("/tokens")
 @requires(Permission.OWN)
-async def list_tokens(request: Request, caller: Who, cursor_text: Cursor = None) -> Response:
-    (after,) = read_cursor(cursor_text, 0)
-    async with caller.reading() as conn:
-        found = await accounts_queries.list_credentials(conn, account=whose(caller), after=after, limit=_SHOWN)
+async def list_tokens(request: Request, caller: Who, cursor: Cursor = None) -> Response:
+    found = await users.list_tokens(caller, limit=_SHOWN, cursor=cursor)
     roles = [role for role in Role if role.rank <= caller.principal.role.rank]
-    next_cursor = cursor(found[-1].credential_id) if len(found) == _SHOWN else None
     return page(
         request,
         "tokens.html",
         here="tokens",
-        rows=found,
+        rows=found.items,
         roles=roles,
         mine=caller.principal.credential_id,
         days=int(accounts.TOKEN_DAYS),
-        next_cursor=next_cursor,
+        next_cursor=found.next_cursor,
     )
 
 
@@ -147,15 +133,14 @@ async def make_token(request: Request, caller: Who) -> Response:
         days = float(form.get("days") or accounts.TOKEN_DAYS)
     except ValueError:
         raise UserError("Days must be a whole number; 0 means that the token does not expire.") from None
-    made = await issue_token(caller, name=name, user=None, role=Role(role) if role else None, tags=None, days=days)
-    return page(request, "secret_once.html", what="Your new token", secret=made.secret, until=made.expires_at)
+    made = await users.make_token(caller, body=NewToken(name=name, role=Role(role) if role else None, days=days))
+    return page(request, "secret_once.html", what="Your new token", secret=made.token, until=made.expires_at)
 
 
 @router.post("/tokens/{token_id}/revoke")
 @requires(Permission.OWN)
-async def revoke_token(token_id: Annotated[int, Path(ge=1, le=2**63 - 1)], caller: Who) -> Response:
-    async with caller.changing() as conn:
-        await accounts.revoke(conn, credential_id=token_id, actor=caller.actor, account=whose(caller))
+async def revoke_token(token_id: TokenId, caller: Who) -> Response:
+    await users.revoke_token(caller, token_id=token_id)
     return done("Revoked. Requests that use it are refused from now on.")
 
 
@@ -168,11 +153,11 @@ _SHOWN_ENTRIES, _LOOKED_AT = 100, 10_000
 @router.get("/audit")
 @requires(Permission.READ_AUDIT)
 async def list_entries(
-    request: Request, caller: Who, verb: Text = "", actor: Text = "", dag: Text = "", cursor_text: Cursor = None
+    request: Request, caller: Who, verb: Text = "", actor: Text = "", dag: Text = "", cursor: Cursor = None
 ) -> Response:
-    (before,) = read_cursor(cursor_text, LARGEST)
+    (before,) = read_cursor(cursor, LARGEST)
     wanted = AuditFilter(verb=verb or None, actor=actor or None, dag=dag or None)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         found, end = await accounts_queries.audit_page(
             conn, wanted, before=before, limit=_SHOWN_ENTRIES, window=_LOOKED_AT
         )
@@ -184,8 +169,8 @@ async def list_entries(
         verb=verb,
         actor=actor,
         dag=dag,
-        is_first=cursor_text is None,
-        next_cursor=None if end is None else cursor(end),
+        is_first=cursor is None,
+        next_cursor=None if end is None else encode_cursor(end),
     )
 
 
@@ -204,15 +189,15 @@ def _add_routes(kind: ValueKind) -> None:
     @router.get(f"/{kind}s", name=f"list_{kind}s")
     @requires(Permission.READ_VALUES)
     async def list_values(request: Request, caller: Who) -> Response:
-        async with caller.reading() as conn:
+        async with caller.read() as conn:
             found = await secrets.list_all(conn, kind=kind, limit=_MOST)
         return page(request, "values.html", here=f"{kind}s", kind=kind.value, rows=found, longest=LONGEST_VALUE)
 
     @router.get(f"/{kind}s/{{name}}", name=f"show_{kind}")
     @requires(Permission.READ_VALUES)
     async def show_value(name: ValueName, request: Request, caller: Who) -> Response:
-        async with caller.reading() as conn:
-            row, value = await _shown(caller, conn, kind, name)
+        async with caller.read() as conn:
+            row, value = await read_shown(caller, conn, kind, name)
         return page(
             request, "value.html", here=f"{kind}s", kind=kind.value, row=row, value=value, longest=LONGEST_VALUE
         )
@@ -225,7 +210,7 @@ def _add_routes(kind: ValueKind) -> None:
     @router.post(f"/{kind}s/{{name}}/delete", name=f"delete_{kind}")
     @requires(Permission.EDIT_VALUES)
     async def delete_value(name: ValueName, caller: Who) -> Response:
-        async with caller.changing() as conn:
+        async with caller.write() as conn:
             await verbs.delete_value(conn, kind=kind, name=name, actor=caller.actor)
         return done(f"{kind.capitalize()} {name} deleted.", go=f"/{kind}s")
 
@@ -234,22 +219,12 @@ for each in ValueKind:
     _add_routes(each)
 
 
-async def _shown(caller: Caller, conn: AsyncConnection, kind: ValueKind, name: str) -> tuple[ValueRow, str | None]:
-    """The row and its visible value. A secret has none, so it is not decrypted."""
-    if kind is ValueKind.SECRET:
-        for row in await secrets.find(conn, [(kind, name)]):
-            return row, None
-        raise NotFound(f"There is no secret {name[:200]!r}.")
-    row, value = await verbs.read_value(conn, load_keyring(caller.desk.settings), kind=kind, name=name)
-    return row, read_connection(value).shown if kind is ValueKind.CONNECTION else value
-
-
-async def _put(request: Request, caller: Caller, kind: ValueKind) -> Response:
+async def _put(request: Request, caller: ApiCaller, kind: ValueKind) -> Response:
     form = await form_of(request)
-    name, keyring = form.get("name", "").strip(), load_keyring(caller.desk.settings)
+    name, keyring = form.get("name", "").strip(), keyring_of(caller)
     # Browsers send the lines of a text field with \r\n.
     value = form.get("value", "").replace("\r\n", "\n")
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         is_new = await verbs.put_value(
             conn,
             keyring,

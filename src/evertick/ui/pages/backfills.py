@@ -12,8 +12,6 @@ from fastapi import APIRouter, Query, Request, Response
 
 from evertick.api.auth import requires
 from evertick.api.context import Who
-from evertick.api.native.backfills import BackfillId, backfill_of, find_backfill
-from evertick.api.paging import Cursor, cursor, read_cursor
 from evertick.db.notify import Channel
 from evertick.db.queries import backfills, schedules, shards
 from evertick.domain.access import Permission
@@ -22,6 +20,8 @@ from evertick.domain.schedules.preview import MOST_PARALLEL, Reprocess
 from evertick.domain.schedules.spec import describe, parse_schedule
 from evertick.engine import backfills as verbs
 from evertick.engine.backfills import BackfillRequest
+from evertick.operations.backfills import BackfillId, backfill_of, find_backfill
+from evertick.operations.paging import Cursor, encode_cursor, read_cursor
 from evertick.ui.layout import PageRoute, done, form_of, page
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -32,22 +32,22 @@ DagName = Annotated[str, Query(max_length=250)]
 
 @router.get("/backfills")
 @requires(Permission.READ_BACKFILLS)
-async def list_backfills(request: Request, caller: Who, dag: DagName = "", cursor_text: Cursor = None) -> Response:
-    (before,) = read_cursor(cursor_text, _NEWEST)
-    async with caller.reading() as conn:
-        visible = await caller.visible(conn)
+async def list_backfills(request: Request, caller: Who, dag: DagName = "", cursor: Cursor = None) -> Response:
+    (before,) = read_cursor(cursor, _NEWEST)
+    async with caller.read() as conn:
+        visible = await caller.visible_dag_ids(conn)
         found = await backfills.list_newest(conn, dag=dag or None, limit=_SHOWN, before=before, dag_ids=visible)
         now = await shards.read_clock(conn)
     rows = [backfill_of(row, now) for row in found]
     is_more = len(found) == _SHOWN
-    next_cursor = cursor(found[-1].backfill_id) if is_more else None
+    next_cursor = encode_cursor(found[-1].backfill_id) if is_more else None
     return page(request, "backfills.html", here="backfills", rows=rows, dag=dag, next_cursor=next_cursor)
 
 
 @router.get("/backfills/new")
 @requires(Permission.RUN_BACKFILLS)
 async def new_backfill(request: Request, caller: Who, dag: DagName = "") -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         found = []
         if dag:
             await caller.dag(conn, dag)
@@ -72,7 +72,7 @@ async def preview_backfill(request: Request, caller: Who) -> Response:
         return page(request, "backfill_preview.html", problem=None, outlook=None, new_runs=None, when="")
     try:
         wish = _wish(form)
-        async with caller.reading() as conn:
+        async with caller.read() as conn:
             await caller.dag(conn, wish.dag)
             outlook = await verbs.preview(conn, wish)
     except EvertickError as error:
@@ -93,7 +93,7 @@ async def create_backfill(request: Request, caller: Who) -> Response:
     form = await form_of(request)
     wish = _wish(form)
     request_key = form.get("request") or f"ui-{secrets.token_hex(8)}"
-    async with caller.changing(Channel.PLAN) as conn:
+    async with caller.write(Channel.PLAN) as conn:
         await caller.dag(conn, wish.dag)
         made, _ = await verbs.create(conn, wish, request=request_key[:200], actor=caller.actor)
     return done(f"Backfill {made.id} of {wish.dag} created.", go=f"/backfills/{made.id}")
@@ -102,7 +102,7 @@ async def create_backfill(request: Request, caller: Who) -> Response:
 @router.get("/backfills/{backfill_id}")
 @requires(Permission.READ_BACKFILLS)
 async def show_backfill(backfill_id: BackfillId, request: Request, caller: Who) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         row = await find_backfill(caller, conn, backfill_id)
         failed = await backfills.failed_runs(conn, backfill_id=backfill_id)
         now = await shards.read_clock(conn)
@@ -114,7 +114,7 @@ async def show_backfill(backfill_id: BackfillId, request: Request, caller: Who) 
 @router.post("/backfills/{backfill_id}/pause")
 @requires(Permission.RUN_BACKFILLS)
 async def pause_backfill(backfill_id: BackfillId, caller: Who) -> Response:
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         await find_backfill(caller, conn, backfill_id)
         await verbs.pause(conn, backfill_id=backfill_id, actor=caller.actor)
     return done(f"Backfill {backfill_id} paused: it creates no new runs until it is resumed.")
@@ -123,7 +123,7 @@ async def pause_backfill(backfill_id: BackfillId, caller: Who) -> Response:
 @router.post("/backfills/{backfill_id}/resume")
 @requires(Permission.RUN_BACKFILLS)
 async def resume_backfill(backfill_id: BackfillId, caller: Who) -> Response:
-    async with caller.changing(Channel.PLAN) as conn:
+    async with caller.write(Channel.PLAN) as conn:
         await find_backfill(caller, conn, backfill_id)
         await verbs.resume(conn, backfill_id=backfill_id, actor=caller.actor)
     return done(f"Backfill {backfill_id} resumed.")
@@ -133,7 +133,7 @@ async def resume_backfill(backfill_id: BackfillId, caller: Who) -> Response:
 @requires(Permission.RUN_BACKFILLS)
 async def cancel_backfill(backfill_id: BackfillId, request: Request, caller: Who) -> Response:
     leaves = (await form_of(request)).get("leaves_runs") == "true"
-    async with caller.changing(Channel.STOP, Channel.READY) as conn:
+    async with caller.write(Channel.STOP, Channel.READY) as conn:
         await find_backfill(caller, conn, backfill_id)
         await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves, actor=caller.actor)
     return done(

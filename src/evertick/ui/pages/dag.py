@@ -12,10 +12,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from psycopg import AsyncConnection
 
 from evertick.api.auth import requires
-from evertick.api.context import Caller, Who
-from evertick.api.discretion import WITHHELD, may_read_code, visible_code_changes
-from evertick.api.native.dags import DagName, spec_of
-from evertick.api.paging import LARGEST
+from evertick.api.context import ApiCaller, Who
 from evertick.bundles.bundle import contents
 from evertick.db.notify import Channel
 from evertick.db.queries import dags, overview, shards
@@ -24,6 +21,8 @@ from evertick.domain.access import Permission
 from evertick.domain.dags.spec import DagSpec
 from evertick.domain.errors import InvalidDag, NotFound
 from evertick.engine.publish import find_version, roll_back
+from evertick.operations.dags import WITHHELD, DagName, may_read_code, spec_of, visible_code_changes
+from evertick.operations.paging import LARGEST
 from evertick.operations.version_diff import plan_changes
 from evertick.publisher.publisher import DEPLOYED
 from evertick.publisher.routing_file import load_routing
@@ -59,7 +58,7 @@ class DagView:
         return {**self._head, "here": "dags", "dag": self.row, "spec": self.spec, "tabs": tabs, "tab": tab}
 
 
-async def dag_view(caller: Caller, conn: AsyncConnection, name: str) -> DagView:
+async def dag_view(caller: ApiCaller, conn: AsyncConnection, name: str) -> DagView:
     row = await caller.dag(conn, name)
     (fire, *_) = [*await dags.next_fires(conn, dag_ids=[row.dag_id]), None]
     try:
@@ -104,7 +103,7 @@ async def show_grid(
     before: Annotated[int, Query(ge=1, le=LARGEST)] = LARGEST,
     task: Annotated[str, Query(max_length=250)] = "",
 ) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         tasks = view.spec.tasks if view.spec else ()
         runs = await dags.grid(conn, dag_id=view.row.dag_id, before=before, limit=RUNS + 1)
@@ -149,7 +148,7 @@ async def show_versions(
     new: Annotated[int | None, Query(alias="to", ge=1, le=2**31 - 1)] = None,
 ) -> Response:
     """List the newest versions and show the changes between two of them, by default the last change."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         listed = await dags.versions(conn, dag_id=view.row.dag_id, limit=_VERSIONS)
         after = _numbered(listed, new if new is not None else view.row.number, dag)
@@ -174,7 +173,7 @@ async def show_versions(
 async def show_code(
     dag: DagName, request: Request, caller: Who, file: Annotated[str, Query(max_length=1000)] = ""
 ) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         version = await dags.version(conn, view.row.version_id) if view.row.version_id else None
         is_withheld = version is not None and not await may_read_code(caller, conn, version.bundle_hash)
@@ -201,7 +200,7 @@ async def show_code(
 @router.get("/dags/{dag}/details")
 @requires(Permission.READ_DAGS)
 async def show_details(dag: DagName, request: Request, caller: Who) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         queues = await dags.queues(conn, view.row.version_id)
     tasks = view.spec.tasks[:_MOST_LINES] if view.spec else ()
@@ -234,7 +233,7 @@ NEWEST_COUNTED, NEWEST_DRAWN = 20_000, 100
 @router.get("/dags/{dag}/graph")
 @requires(Permission.READ_DAGS)
 async def show_graph(dag: DagName, request: Request, caller: Who) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         version_id = view.row.version_id
         drawn = await graph_of(conn, version_id=version_id) if version_id is not None else None
@@ -244,7 +243,7 @@ async def show_graph(dag: DagName, request: Request, caller: Who) -> Response:
 @router.get("/dags/{dag}/calendar")
 @requires(Permission.READ_RUNS)
 async def show_calendar(dag: DagName, request: Request, caller: Who) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         zone = view.spec.timezone if view.spec else "UTC"
         now = await shards.read_clock(conn)
@@ -270,7 +269,7 @@ async def show_calendar(dag: DagName, request: Request, caller: Who) -> Response
 @router.get("/dags/{dag}/durations")
 @requires(Permission.READ_RUNS)
 async def show_durations(dag: DagName, request: Request, caller: Who) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         found = await overview.durations(conn, dag_id=view.row.dag_id, newest=NEWEST_DRAWN)
         now = await shards.read_clock(conn)
@@ -287,7 +286,7 @@ _MOST_ROLLBACK_LINES = 300
 @requires(Permission.ROLL_BACK_DAGS)
 async def preview_rollback(dag: DagName, number: Number, request: Request, caller: Who) -> Response:
     """Preview the changes as a fragment of the dialog."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         row = await caller.dag(conn, dag)
         wanted = await find_version(conn, dag, number)
         current = await find_version(conn, dag, row.number)
@@ -310,7 +309,7 @@ async def preview_rollback(dag: DagName, number: Number, request: Request, calle
 @requires(Permission.ROLL_BACK_DAGS)
 async def roll_back_dag(dag: DagName, number: Number, caller: Who) -> Response:
     routing = load_routing(caller.desk.settings.routing_file)
-    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.PLAN, Channel.READY) as conn:
         await caller.dag(conn, dag)
         back = await roll_back(conn, dag=dag, number=number, actor=caller.actor, routing=routing)
     return done(

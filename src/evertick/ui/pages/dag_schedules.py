@@ -7,12 +7,10 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from evertick.api.auth import requires
 from evertick.api.context import Who
-from evertick.api.native.dags import DagName
-from evertick.api.native.schedules import Name, PutSchedule, find_schedule, parsed, save
 from evertick.db.notify import Channel
 from evertick.db.queries import schedules, shards
 from evertick.db.queries.schedules import ListedSchedule, Skip
@@ -25,6 +23,8 @@ from evertick.domain.schedules.preview import fires_between
 from evertick.domain.schedules.spec import ScheduleKind
 from evertick.engine import schedules as verbs
 from evertick.engine.fire_schedules import fires_of
+from evertick.operations.dags import DagName
+from evertick.operations.schedules import PutSchedule, ScheduleName, find_schedule, parsed, save
 from evertick.ui.layout import PageRoute, done, form_of, page, schedule_words, segment, spec_words
 from evertick.ui.pages.dag import dag_view
 
@@ -49,7 +49,7 @@ class ScheduleRow:
 @router.get("/dags/{dag}/schedules")
 @requires(Permission.READ_SCHEDULES)
 async def show_schedules(dag: DagName, request: Request, caller: Who) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         found = await schedules.list_all(conn, dag=dag, limit=_MOST)
         skipped: list[Skip] = await schedules.skips(conn, dag=dag, limit=_SKIPS)
@@ -66,7 +66,7 @@ async def edit_schedule(
     dag: DagName, request: Request, caller: Who, name: Annotated[str, Query(max_length=250)] = ""
 ) -> Response:
     """The form: filled from an existing schedule, or empty."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         row = await find_schedule(caller, conn, dag, name) if name else None
     timezone = view.spec.timezone if view.spec else "UTC"
@@ -82,7 +82,7 @@ async def edit_schedule(
 async def preview_schedule(dag: DagName, request: Request, caller: Who) -> Response:
     """Describe the schedule in the form and list its next fires. Saves nothing."""
     form = await form_of(request)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await caller.dag(conn, dag)
         now = await shards.read_clock(conn)
     try:
@@ -98,7 +98,7 @@ async def preview_schedule(dag: DagName, request: Request, caller: Who) -> Respo
 @requires(Permission.EDIT_SCHEDULES)
 async def save_schedule(dag: DagName, request: Request, caller: Who) -> Response:
     form = await form_of(request)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         listed = await schedules.list_all(conn, dag=dag, limit=_MOST)
     name = form.get("name", "").strip()
@@ -122,9 +122,9 @@ async def save_schedule(dag: DagName, request: Request, caller: Who) -> Response
 @router.post("/dags/{dag}/schedules/{name}/{change}")
 @requires(Permission.PAUSE_SCHEDULES)
 async def change_schedule(
-    dag: DagName, name: Name, change: Annotated[str, Path(pattern="^(pause|unpause)$")], caller: Who
+    dag: DagName, name: ScheduleName, change: Annotated[str, Path(pattern="^(pause|unpause)$")], caller: Who
 ) -> Response:
-    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.PLAN, Channel.READY) as conn:
         await find_schedule(caller, conn, dag, name)
         if change == "pause":
             await verbs.pause_schedule(conn, dag=dag, name=name, actor=caller.actor)
@@ -162,7 +162,7 @@ def _wanted(form: dict[str, str], old: ListedSchedule | None) -> PutSchedule:
         given |= {"params": old.params, "catchup_limit": old.catchup_limit}
         given |= {"catchup_window_seconds": old.window_seconds}
         given |= {"start_within_seconds": old.start_within, "finish_within_seconds": old.finish_within}
-    return PutSchedule(**given)
+    return TypeAdapter(PutSchedule).validate_python(given)
 
 
 def _is_interval(when: str) -> bool:

@@ -11,14 +11,14 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request, Response
 
 from evertick.api.auth import requires
-from evertick.api.context import Who, tags_of
-from evertick.api.native.dags import DagName
-from evertick.api.paging import like
+from evertick.api.context import Who
 from evertick.db.notify import Channel
 from evertick.db.queries import dags
 from evertick.db.queries.dags import DagSelection, ListedDag, NewestRun, NextFire
 from evertick.domain.access import Permission
 from evertick.engine import dags as verbs
+from evertick.operations.dags import DagName, tags_of
+from evertick.operations.paging import like
 from evertick.ui.layout import PageRoute, done, page, schedule_words
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -93,7 +93,7 @@ async def list_dags(
         paused=paused,
         newest=newest,
     )
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         if by:
             found = await dags.sorted_page(conn, wanted, by=by, is_down=is_down, offset=skip, limit=ROWS + 1)
         else:
@@ -130,7 +130,7 @@ async def list_dags(
 @router.post("/dags/{dag}/pause")
 @requires(Permission.PAUSE_DAGS)
 async def pause_dag(dag: DagName, caller: Who) -> Response:
-    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.PLAN, Channel.READY) as conn:
         await caller.dag(conn, dag)
         await verbs.pause(conn, dag=dag, actor=caller.actor)
     return done(f"{dag} paused: its schedules do not fire and no new run starts. Running tasks continue.")
@@ -139,7 +139,7 @@ async def pause_dag(dag: DagName, caller: Who) -> Response:
 @router.post("/dags/{dag}/unpause")
 @requires(Permission.PAUSE_DAGS)
 async def unpause_dag(dag: DagName, caller: Who) -> Response:
-    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.PLAN, Channel.READY) as conn:
         await caller.dag(conn, dag)
         await verbs.unpause(conn, dag=dag, actor=caller.actor)
     return done(f"{dag} unpaused.")

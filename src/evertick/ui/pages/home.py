@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from psycopg import AsyncConnection
 
 from evertick.api.auth import requires
-from evertick.api.context import Caller, Who
+from evertick.api.context import ApiCaller, Who
 from evertick.config import Settings
 from evertick.db.queries import gates, overview, runners, shards, waits
 from evertick.db.queries.overview import CAP, ActivitySummary, QueueLine, Upcoming
@@ -81,8 +81,8 @@ class Wait:
 @router.get("/")
 @requires(Permission.READ_DAGS)
 async def home(request: Request, caller: Who) -> Response:
-    async with caller.reading() as conn:
-        dag_ids = await caller.visible(conn)
+    async with caller.read() as conn:
+        dag_ids = await caller.visible_dag_ids(conn)
         pulse = await overview.activity(conn, dag_ids=dag_ids)
         signs = await _signs(caller, conn, pulse)
         running = await overview.running(conn, dag_ids=dag_ids, limit=SHOWN)
@@ -113,7 +113,7 @@ async def home(request: Request, caller: Who) -> Response:
     )
 
 
-async def _signs(caller: Caller, conn: AsyncConnection, pulse: ActivitySummary) -> list[Sign]:
+async def _signs(caller: ApiCaller, conn: AsyncConnection, pulse: ActivitySummary) -> list[Sign]:
     """The health lines. Lines about the whole installation need the permissions for it."""
     signs = [Sign("Database", True, "reachable")]
     knows_all = caller.principal.may(Permission.READ_METRICS)

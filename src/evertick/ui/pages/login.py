@@ -38,7 +38,7 @@ async def sign_in(request: Request, caller: Who) -> Response:
         if not name or not password or len(name) > LONGEST_NAME or len(password) > LONGEST_PASSWORD:
             raise Unauthenticated("Enter your name and your password.")
         issued = await accounts.sign_in(
-            caller.changing, name=name, password=password, origin=caller.origin, means="browser"
+            caller.write, name=name, password=password, origin=caller.origin, means="browser"
         )
     except (Unauthenticated, RateLimited) as error:
         status = status_of(error)[0]

@@ -27,7 +27,7 @@ SILENT_HEARTBEATS = 3
 @router.get("/runners")
 @requires(Permission.READ_RUNNERS)
 async def list_runners(request: Request, caller: Who) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         found = await runners.list_busy(conn, limit=_MOST, with_agents=False)
         silent_seconds = SILENT_HEARTBEATS * caller.desk.settings.heartbeat_seconds
         agents = await runners.count_agents(conn, silent_seconds=silent_seconds)
@@ -50,7 +50,7 @@ async def list_runners(request: Request, caller: Who) -> Response:
 @router.get("/queues")
 @requires(Permission.READ_RUNNERS)
 async def list_queues(request: Request, caller: Who) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         found = await runners.list_all(conn, cap=_MOST_COUNTED, limit=_MOST)
     return page(request, "queues.html", here="queues", rows=found, cap=_MOST_COUNTED)
 
@@ -59,7 +59,7 @@ async def list_queues(request: Request, caller: Who) -> Response:
 @requires(Permission.READ_METRICS)
 async def list_schedulers(request: Request, caller: Who) -> Response:
     """The leader of each shard, and the standby schedulers."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         shards = await shards_queries.page(conn)
         others = await shards_queries.schedulers(conn)
     return page(request, "schedulers.html", here="schedulers", shards=shards, others=others)
@@ -69,7 +69,7 @@ async def list_schedulers(request: Request, caller: Who) -> Response:
 @requires(Permission.DRAIN_RUNNERS)
 async def drain_runner(which: Which, request: Request, caller: Who) -> Response:
     leaves = (await form_of(request)).get("then_leave") == "true"
-    async with caller.changing(Channel.STOP) as conn:
+    async with caller.write(Channel.STOP) as conn:
         found = await find_runners(conn, [which])
         await drain(conn, sessions=[each.session for each in found], actor=caller.actor, then_leave=leaves)
     then = "and then shuts down" if leaves else "and takes no new work"
@@ -79,7 +79,7 @@ async def drain_runner(which: Which, request: Request, caller: Who) -> Response:
 @router.post("/runners/{which}/undrain")
 @requires(Permission.DRAIN_RUNNERS)
 async def undrain_runner(which: Which, caller: Who) -> Response:
-    async with caller.changing(Channel.STOP) as conn:
+    async with caller.write(Channel.STOP) as conn:
         found = await find_runners(conn, [which])
         await undrain(conn, sessions=[each.session for each in found], actor=caller.actor)
     return done(f"{found[0].runner_id} takes new work again.")

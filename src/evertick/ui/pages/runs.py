@@ -12,8 +12,6 @@ from psycopg import AsyncConnection
 
 from evertick.api.auth import requires
 from evertick.api.context import Who
-from evertick.api.native.runs import AFFECTED, WINDOW, RunId, find_run
-from evertick.api.paging import LARGEST, Cursor, cursor, read_cursor
 from evertick.db.notify import Channel
 from evertick.db.queries import dags, listings, overview, runs, schedules, shards, tasks
 from evertick.db.queries.runs import RunRow
@@ -24,6 +22,8 @@ from evertick.domain.states import TERMINAL_RUN_STATES, RunState, TaskState
 from evertick.engine.runs import cancel, of_run, write_note
 from evertick.engine.runs import of_run as of_whole_run
 from evertick.engine.tasks import MARKABLE, clear, full_name, mark, select_cleared
+from evertick.operations.paging import LARGEST, Cursor, encode_cursor, read_cursor
+from evertick.operations.runs import AFFECTED, WINDOW, RunId, find_run
 from evertick.ui.charts import gantt
 from evertick.ui.charts.graph import MOST_TASKS, WORST_FIRST, edges_of, graph_of, node_states
 from evertick.ui.charts.history import events_of_run
@@ -57,14 +57,14 @@ async def show_run(
     caller: Who,
     tab: Tab = Tab.TASKS,
     state: TaskState | None = None,
-    cursor_text: Cursor = None,
+    cursor: Cursor = None,
 ) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         run = await find_run(caller, conn, run_id)
         counts = await tasks.count_by_state(conn, run_id=run_id)
         note = await listings.note(conn, **of_whole_run(run_id)._asdict())
         causes = await schedules.causes(conn, run_id) if run.kind == "scheduled" else []
-        shown = await _tab(conn, run, tab, state, cursor_text)
+        shown = await _tab(conn, run, tab, state, cursor)
     return page(
         request,
         "run.html",
@@ -86,7 +86,7 @@ async def show_run(
 @requires(Permission.READ_RUNS)
 async def states(run_id: RunId, caller: Who) -> Response:
     """The current states of the nodes of the run's graph."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         run = await find_run(caller, conn, run_id)
         version = await dags.version(conn, run.version_id)
         found = await overview.states_of_run(conn, run_id=run_id, limit=20 * MOST_TASKS)
@@ -96,11 +96,11 @@ async def states(run_id: RunId, caller: Who) -> Response:
 
 
 async def _tab(
-    conn: AsyncConnection, run: RunRow, tab: Tab, state: TaskState | None, cursor_text: str | None
+    conn: AsyncConnection, run: RunRow, tab: Tab, state: TaskState | None, cursor: str | None
 ) -> dict[str, Any]:
     match tab:
         case Tab.TASKS:
-            return await _tasks(conn, run.run_id, state, cursor_text)
+            return await _tasks(conn, run.run_id, state, cursor)
         case Tab.GRAPH:
             return {"graph": await graph_of(conn, version_id=run.version_id, run_id=run.run_id)}
         case Tab.GANTT:
@@ -112,15 +112,13 @@ async def _tab(
             return {"events": events_of_run(run, attempts, journal, {row.idx: row.task for row in rows})}
 
 
-async def _tasks(
-    conn: AsyncConnection, run_id: int, state: TaskState | None, cursor_text: str | None
-) -> dict[str, Any]:
-    idx, map_index = read_cursor(cursor_text, -1, -1)
+async def _tasks(conn: AsyncConnection, run_id: int, state: TaskState | None, cursor: str | None) -> dict[str, Any]:
+    idx, map_index = read_cursor(cursor, -1, -1)
     found = await tasks.page_of_run(
         conn, run_id=run_id, after=(_small(idx), _small(map_index)), state=state, limit=TASKS_SHOWN
     )
     is_more = len(found) == TASKS_SHOWN
-    return {"rows": found, "next_cursor": cursor(found[-1].idx, found[-1].map_index) if is_more else None}
+    return {"rows": found, "next_cursor": encode_cursor(found[-1].idx, found[-1].map_index) if is_more else None}
 
 
 async def _gantt(conn: AsyncConnection, run: RunRow) -> gantt.Gantt:
@@ -153,12 +151,12 @@ async def list_runs(
     caller: Who,
     dag: Annotated[str, Query(max_length=250)] = "",
     state: Annotated[str, Query(max_length=20)] = "",
-    cursor_text: Cursor = None,
+    cursor: Cursor = None,
 ) -> Response:
-    (before,) = read_cursor(cursor_text, LARGEST)
+    (before,) = read_cursor(cursor, LARGEST)
     wanted = RunState(state) if state in set(RunState) else None
-    async with caller.reading() as conn:
-        dag_ids = [(await caller.dag(conn, dag)).dag_id] if dag else await caller.visible(conn)
+    async with caller.read() as conn:
+        dag_ids = [(await caller.dag(conn, dag)).dag_id] if dag else await caller.visible_dag_ids(conn)
         found, end = await runs.page(conn, before=before, dag_ids=dag_ids, state=wanted, limit=_SHOWN, window=WINDOW)
     return page(
         request,
@@ -168,8 +166,8 @@ async def list_runs(
         dag=dag,
         state_filter=wanted,
         states=list(RunState),
-        is_first=cursor_text is None,
-        next_cursor=None if end is None else cursor(end),
+        is_first=cursor is None,
+        next_cursor=None if end is None else encode_cursor(end),
     )
 
 
@@ -185,7 +183,7 @@ async def cancel_run(run_id: RunId, request: Request, caller: Who) -> Response:
     reason = (await form_of(request)).get("reason", "").strip()
     if len(reason) > _LONGEST_REASON:
         raise UserError(f"The reason is too long: the limit is {_LONGEST_REASON} characters.")
-    async with caller.changing(Channel.STOP, Channel.READY) as conn:
+    async with caller.write(Channel.STOP, Channel.READY) as conn:
         await find_run(caller, conn, run_id)
         asked = await cancel(conn, run_id=run_id, actor=caller.actor, reason=reason or None)
     return done(f"Run {run_id} canceled" + (f"; stopping {_chosen_tasks(asked)}." if asked else "."))
@@ -202,7 +200,7 @@ async def preview_clear(
     downstream: bool = False,
 ) -> Response:
     """Preview the tasks that a clear runs again, as a fragment of the dialog."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await find_run(caller, conn, run_id)
         chosen = await select_cleared(
             conn,
@@ -223,7 +221,7 @@ async def clear_run(run_id: RunId, request: Request, caller: Who) -> Response:
     which, task = form.get("which", ""), form.get("task", "")
     if which not in ("all", "failed", "named") or (which == "named" and not task):
         raise UserError("Choose which tasks to run again.")
-    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         await find_run(caller, conn, run_id)
         chosen = await select_cleared(
             conn,
@@ -246,7 +244,7 @@ async def preview_mark(
     run_id: RunId, task: TaskName, request: Request, caller: Who, map_index: MapIndex = -1
 ) -> Response:
     """Preview the downstream tasks that would be decided again, as a fragment of the dialog."""
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         run, row, _ = await find_task(caller, conn, run_id, task, map_index)
         below = set(await tasks.downstream(conn, version_id=run.version_id, idxs=[row.idx]))
         rows = await tasks.list_of_run(conn, run_id=run_id)
@@ -264,7 +262,7 @@ async def mark_task(run_id: RunId, task: TaskName, request: Request, caller: Who
         map_index = int(form.get("map_index", "-1"))
     except ValueError:
         raise UserError("map_index must be a whole number.") from None
-    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         _, _, key = await find_task(caller, conn, run_id, task, map_index)
         outcome = await mark(conn, key, state=state, actor=caller.actor)
     then = "marked" if outcome == "marked" else "is stopping and will be marked"
@@ -279,7 +277,7 @@ def _chosen_tasks(count: int) -> str:
 @requires(Permission.MARK_TASKS)
 async def note_run(run_id: RunId, request: Request, caller: Who) -> Response:
     content = await _content(request)
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         await find_run(caller, conn, run_id)
         await write_note(conn, of_run(run_id), content=content, actor=caller.actor)
     return _told(content)
@@ -289,7 +287,7 @@ async def note_run(run_id: RunId, request: Request, caller: Who) -> Response:
 @requires(Permission.MARK_TASKS)
 async def note_task(run_id: RunId, task: TaskName, request: Request, caller: Who, map_index: MapIndex = -1) -> Response:
     content = await _content(request)
-    async with caller.changing() as conn:
+    async with caller.write() as conn:
         _, _, key = await find_task(caller, conn, run_id, task, map_index)
         await write_note(conn, key, content=content, actor=caller.actor)
     return _told(content)

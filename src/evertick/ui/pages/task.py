@@ -11,9 +11,7 @@ from fastapi.responses import JSONResponse
 from psycopg import AsyncConnection
 
 from evertick.api.auth import requires
-from evertick.api.context import Caller, Who
-from evertick.api.discretion import redact
-from evertick.api.native.runs import RunId, find_run
+from evertick.api.context import ApiCaller, Who
 from evertick.db.queries import dags, listings, logs, runs, tasks, waits
 from evertick.db.queries.runs import RunRow
 from evertick.db.queries.tasks import AttemptRow, TaskRow
@@ -24,6 +22,8 @@ from evertick.domain.explain import Explained, describe
 from evertick.domain.states import TERMINAL_TASK_STATES
 from evertick.engine.tasks import explain_row, full_name
 from evertick.logs.format import Line
+from evertick.operations.caller import redact
+from evertick.operations.runs import RunId, find_run
 from evertick.ui.charts.graph import edges_of
 from evertick.ui.charts.history import concerns, of_task
 from evertick.ui.layout import PageRoute, page
@@ -58,7 +58,7 @@ class Tab(StrEnum):
 async def show_task(
     request: Request, run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1, tab: Tab = Tab.LOG
 ) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         run = await find_run(caller, conn, run_id)
         rows = await tasks.by_name(conn, run_id=run_id, task=task)
         row = next((each for each in rows if each.map_index == map_index), None)
@@ -111,7 +111,7 @@ async def read_log(
     """A window of the task's log, for static/log.js."""
     sift = LogFilter(level=level, find=find)
     place = read_place(at, otherwise=END if back else START)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         # Read first whether the task has ended: if it has, its log is complete.
         _, row, key = await find_task(caller, conn, run_id, task, map_index)
         # Read the log sizes before the window: a stream that starts at them may repeat lines, but misses none.
@@ -130,7 +130,7 @@ async def read_log(
 
 
 async def find_task(
-    caller: Caller, conn: AsyncConnection, run_id: int, task: str, map_index: int
+    caller: ApiCaller, conn: AsyncConnection, run_id: int, task: str, map_index: int
 ) -> tuple[RunRow, TaskRow, TaskKey]:
     run = await find_run(caller, conn, run_id)
     for row in await tasks.by_name(conn, run_id=run_id, task=task):
@@ -153,7 +153,7 @@ async def _tab(conn: AsyncConnection, run: RunRow, row: TaskRow, key: TaskKey, t
             return {**await _details(conn, run, row), "rendered": []}
 
 
-async def _told(caller: Caller, key: TaskKey, attempts: Sequence[AttemptRow], tab: Tab) -> dict[str, Any]:
+async def _told(caller: ApiCaller, key: TaskKey, attempts: Sequence[AttemptRow], tab: Tab) -> dict[str, Any]:
     """Log content for the tabs that show it. If the log storage is unreachable, the page still renders."""
     try:
         if tab is Tab.LOG:

@@ -10,12 +10,12 @@ from fastapi import APIRouter, Request, Response
 
 from evertick.api.auth import requires
 from evertick.api.context import Who
-from evertick.api.native.dags import DagName
 from evertick.db.notify import Channel
 from evertick.domain.access import Permission
 from evertick.domain.dags.params import JsonValue, ParamSpec, ParamType, check_params, parse_param
 from evertick.domain.errors import InvalidParams, UserError
 from evertick.engine.runs import trigger
+from evertick.operations.dags import DagName
 from evertick.ui.layout import PageRoute, done, form_of, page
 from evertick.ui.pages.dag import dag_view
 
@@ -48,7 +48,7 @@ class Field:
 @router.get("/dags/{dag}/trigger")
 @requires(Permission.TRIGGER_RUNS)
 async def show_form(dag: DagName, request: Request, caller: Who) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
     params = view.spec.params if view.spec else ()
     return page(request, "trigger.html", **view.values("trigger"), fields=empty_fields(params), error=None)
@@ -58,13 +58,13 @@ async def show_form(dag: DagName, request: Request, caller: Who) -> Response:
 @requires(Permission.TRIGGER_RUNS)
 async def start_run(dag: DagName, request: Request, caller: Who) -> Response:
     form = await form_of(request)
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
     fields, params = read_fields(view.spec.params if view.spec else (), form)
     error = None
     if not any(field.error for field in fields):
         try:
-            async with caller.changing(Channel.READY) as conn:
+            async with caller.write(Channel.READY) as conn:
                 made = await trigger(conn, dag=dag, params=params, actor=caller.actor)
                 if made.defers:
                     caller.also.add(Channel.PLAN)

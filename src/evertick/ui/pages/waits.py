@@ -8,14 +8,14 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from evertick.api.auth import requires
 from evertick.api.context import Who
-from evertick.api.native.runs import RunId, find_run
-from evertick.api.paging import like
 from evertick.db.notify import Channel
 from evertick.db.queries import assets, waits
 from evertick.domain.access import Permission, Role
 from evertick.domain.dags.spec import read_form
 from evertick.domain.errors import UserError
 from evertick.engine.waits import LONGEST_NOTE, Decision, decide_approval, find_approval, find_asset, update_asset
+from evertick.operations.paging import like
+from evertick.operations.runs import RunId, find_run
 from evertick.ui.layout import PageRoute, done, form_of, page, segment
 from evertick.ui.pages.task import TaskName
 from evertick.ui.pages.trigger import Field, empty_fields, read_fields
@@ -30,8 +30,8 @@ _SHOWN = 200
 @requires(Permission.READ_RUNS)
 async def list_approvals(request: Request, caller: Who) -> Response:
     """List pending approvals, oldest first."""
-    async with caller.reading() as conn:
-        found = await waits.list_approvals(conn, dag_ids=await caller.visible(conn), limit=_SHOWN)
+    async with caller.read() as conn:
+        found = await waits.list_approvals(conn, dag_ids=await caller.visible_dag_ids(conn), limit=_SHOWN)
     return page(request, "approvals.html", here="approvals", rows=found)
 
 
@@ -48,7 +48,7 @@ async def decide(run_id: RunId, task: TaskName, request: Request, caller: Who) -
     verdict = form.get("verdict", "")
     if verdict not in ("approve", "reject"):
         raise UserError("Choose Approve or Reject.")
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         await find_run(caller, conn, run_id)
         row = await find_approval(conn, run_id=run_id, task=task)
     fields, given = read_fields(read_form(row.wait), form)
@@ -61,7 +61,7 @@ async def decide(run_id: RunId, task: TaskName, request: Request, caller: Who) -
         note=form.get("note", "").strip() or None,
         fields=lambda _: given if is_approved else {},
     )
-    async with caller.changing(Channel.READY, Channel.PLAN) as conn:
+    async with caller.write(Channel.READY, Channel.PLAN) as conn:
         await decide_approval(conn, run_id=run_id, task=task, decision=decision, role=caller.principal.role)
     return done(
         f"{row.title}: {'approved' if is_approved else 'rejected'}.", go=f"/runs/{run_id}/tasks/{segment(task)}"
@@ -78,7 +78,7 @@ async def _show(
     note: str = "",
     status: int = 200,
 ) -> Response:
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         run = await find_run(caller, conn, run_id)
         row = await find_approval(conn, run_id=run_id, task=task)
     lowest = row.wait.get("approvers")
@@ -108,7 +108,7 @@ Text = Annotated[str, Query(max_length=1000)]
 @requires(Permission.READ_GATES)
 async def list_assets(request: Request, caller: Who, q: Text = "", after: Text = "") -> Response:
     sought = q.strip().replace("\x00", "")
-    async with caller.reading() as conn:
+    async with caller.read() as conn:
         found = await assets.page(
             conn, like=like(sought) if sought else None, after=after.replace("\x00", ""), limit=_SHOWN
         )
@@ -120,7 +120,7 @@ async def list_assets(request: Request, caller: Who, q: Text = "", after: Text =
 @requires(Permission.SEND_EVENTS)
 async def tell(name: Name, caller: Who) -> Response:
     """Report an external update of the asset."""
-    async with caller.changing(Channel.PLAN) as conn:
+    async with caller.write(Channel.PLAN) as conn:
         await find_asset(conn, name)
         await update_asset(conn, asset=name, extra={}, actor=caller.actor)
     return done(f"Asset {name} updated. DAGs that depend on it are notified.")

@@ -1,0 +1,352 @@
+"""`evertick runners`, `queues`, `shards` and `route`: list them, drain runners, set the number of shards, try routing rules."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evertick.cli.errors import TIMED_OUT
+from evertick.cli.options import Json, Limit, Timeout, noun, seconds_of
+from evertick.cli.output import Cell, document, hint, line, print_json, show, state, table
+from evertick.client.connect import Client, open_client, refuse_server
+from evertick.client.local import database_url, opened
+from evertick.config import read_settings
+from evertick.db.connect import Purpose
+from evertick.db.notify import Channel
+from evertick.db.queries import dags
+from evertick.db.queries.dags import PublishedRoute
+from evertick.db.queries.runners import QueueRow
+from evertick.db.queries.shards import MOST_COUNTED, ShardRow
+from evertick.domain.durations import length, relative
+from evertick.domain.errors import EvertickError, UserError
+from evertick.domain.routing import Address, Routing, Tried, address_text, read_address, route, try_rules
+from evertick.engine.maintenance import set_shards
+from evertick.operations.caller import Caller
+from evertick.operations.runners import (
+    MOST_QUEUED,
+    DrainSeveral,
+    Runner,
+    Undrain,
+    drain_runners,
+    list_queues,
+    list_runners,
+    list_shards,
+    undrain_runners,
+)
+from evertick.publisher.routing_file import load_routing
+
+runners = typer.Typer(no_args_is_help=True, add_completion=False, help="Live runners, and how busy they are.")
+queues = typer.Typer(no_args_is_help=True, add_completion=False)
+shards = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Shards: parts of the DAGs, each planned by one scheduler at a time. Most installations need one.",
+)
+routing = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Routing rules: list them, and show which rule matches a task. Works without a database.",
+)
+
+Which = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RUNNER]...", help="Its id, name or session, as `evertick runners list` shows them."),
+]
+All = Annotated[bool, typer.Option("--all", help="All live runners.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until their attempts have ended.")]
+Stop = Annotated[bool, typer.Option("--stop", help="End each runner when its attempts have ended.")]
+Count = Annotated[int, typer.Argument(metavar="COUNT", help="New number of shards, 1 to 64.")]
+File = Annotated[
+    Path | None, typer.Option("--file", metavar="TOML", help="File with the rules, instead of EVERTICK_ROUTING_FILE.")
+]
+TaskName = Annotated[str, typer.Argument(metavar="DAG::TASK", help="The task's full name, with its groups in between.")]
+
+
+@queues.callback()
+def about_queues() -> None:
+    """Queues: how many tasks wait there, for how long, and how many runners serve them."""
+
+
+# Runners --------------------------------------------------------------------------------------------------------------
+
+
+@runners.command("list", epilog="Example: evertick runners list")
+def list_runners_command(limit: Limit = 1000, as_json: Json = False) -> None:
+    """List the live runners, with the queues and patterns that they serve and how many slots are taken."""
+    with open_client() as client:
+        found = client.call(list_runners).items[:limit]
+        now = client.now
+    if as_json:
+        print_json({"runners": [{**document(each), "state": _state_of(each)} for each in found]})
+        return
+    if not found:
+        show(hint("No runner is alive, so nothing can run. Start one with: evertick runner (or all with: evertick up)"))
+        return
+    rows: list[list[Cell]] = []
+    for each in found:
+        name, how = each.name, state(_state_of(each))
+        place: list[Cell] = [f"{each.busy}/{each.slots}", ", ".join(each.queues), each.executor]
+        place += [", ".join(each.match) or None, each.host, each.pid]
+        times: list[Cell] = [relative(each.started_at, now), relative(each.beat_at, now)]
+        rows.append([each.runner_id, name, how, *place, *times, each.version, each.session])
+    titles = ("STATE", "#BUSY", "QUEUES", "EXECUTOR", "MATCH", "HOST", "#PID")
+    show(table(("RUNNER", "NAME", *titles, "STARTED", "HEARTBEAT", "VERSION", "SESSION"), rows))
+
+
+@runners.command("drain", epilog="Example: evertick runners drain gpu-1 --wait")
+def drain_command(
+    runner: Which = None, every: All = False, wait: Wait = False, stop: Stop = False, timeout: Timeout = None
+) -> None:
+    """Take runners out of service: each takes no new work and finishes its attempts.
+
+    A drained runner stays alive until it is stopped or undrained; with --stop it ends. An id or name of several runners
+    means all of them. With --wait the exit status is 0 when they have finished, and 124 after a timeout.
+    """
+    within_seconds = seconds_of(timeout)
+    if within_seconds is not None and not wait:
+        raise UserError("--timeout limits a wait: add --wait.")
+    _refuse_unclear(runner, is_all=every)
+    with open_client() as client:
+        wanted = DrainSeveral(runners=runner or (), is_all=every, then_leave=stop)
+        found = client.call(drain_runners, body=wanted).runners
+        _show_each(found, "drains, and ends when its attempts have ended" if stop else "drains")
+        if wait and found:
+            _wait_until_idle(client, found, within_seconds)
+        elif found:
+            show(hint("Follow it with: evertick runners list. Undo it with: evertick runners undrain"))
+
+
+@runners.command("undrain", epilog="Example: evertick runners undrain gpu-1")
+def undrain_command(runner: Which = None, every: All = False) -> None:
+    """Let drained runners take work again."""
+    _refuse_unclear(runner, is_all=every)
+    with open_client() as client:
+        found = client.call(undrain_runners, body=Undrain(runners=runner or (), is_all=every)).runners
+    _show_each(found, "takes work again")
+    if not found:
+        show(line("None of them was drained."))
+
+
+def _refuse_unclear(which: Sequence[str] | None, *, is_all: bool) -> None:
+    if is_all == bool(which):
+        raise UserError("Name a runner, or all of them with --all. List live runners with `evertick runners list`.")
+
+
+def _show_each(found: Sequence[Runner], what: str) -> None:
+    for each in found:
+        running = f" ({noun(each.busy, 'task')} running)" if each.busy else ""
+        show(line(f"Runner {each.runner_id} (session {each.session}) {what}{running}."))
+
+
+def _wait_until_idle(client: Client, found: Sequence[Runner], within_seconds: float | None) -> None:
+    sessions = {each.session for each in found}
+
+    def are_idle() -> bool:
+        alive = client.call(list_runners).items
+        return not any(each.busy for each in alive if each.session in sessions)
+
+    if not client.poll(are_idle, within_seconds=within_seconds):
+        show(line("They have not finished yet, and go on draining."))
+        raise typer.Exit(TIMED_OUT)
+    show(line("Nothing runs there any more."))
+
+
+def _state_of(runner: Runner) -> str:
+    if runner.request is not None:
+        return "draining" if runner.busy else "idle (drained)"
+    return "busy" if runner.busy else "idle"
+
+
+# Queues ---------------------------------------------------------------------------------------------------------------
+
+
+@queues.command("list", epilog="Example: evertick queues list")
+def list_queues_command(limit: Limit = 1000, as_json: Json = False) -> None:
+    """List the queues: queued tasks, how long the oldest waits, running tasks, and the live runners that serve the queue.
+
+    A queue is listed if a task waits or runs there, a runner serves it, or a published task goes there.
+    """
+    with open_client() as client:
+        found = client.call(list_queues).items[:limit]
+        now = client.now
+    if as_json:
+        print_json(
+            {"queues": [{**document(each), "oldest_wait_seconds": _waited_seconds(each, now)} for each in found]}
+        )
+        return
+    if not found:
+        show(hint("No queue is in use: no DAG is published and no runner is alive. Start with: evertick up"))
+        return
+    rows: list[list[Cell]] = [[each.queue, *_queue_cells(each, now)] for each in found]
+    show(table(("QUEUE", "#QUEUED", "OLDEST", "#RUNNING", "#SLOTS", "RUNNERS"), rows))
+    if unserved := [each.queue for each in found if each.depth and not each.runners]:
+        show(hint(f"No runner serves {', '.join(unserved)}. Start one with: evertick runner --queues {unserved[0]}"))
+
+
+def _queue_cells(queue: QueueRow, now: datetime) -> list[Cell]:
+    depth = f"{queue.depth:,}" + ("+" if queue.depth >= MOST_QUEUED else "")
+    waited = _waited_seconds(queue, now)
+    return [depth, None if waited is None else length(waited), queue.running, queue.slots, _runners_of(queue)]
+
+
+def _runners_of(queue: QueueRow) -> Cell:
+    if not queue.runners:
+        return state("failed", "none") if queue.depth else "none"
+    notes = []
+    if queue.specialised:
+        notes.append(f"{queue.specialised} only for some names")
+    if queue.draining:
+        notes.append(f"{queue.draining} draining")
+    return f"{queue.runners}{' (' + ', '.join(notes) + ')' if notes else ''}"
+
+
+def _waited_seconds(queue: QueueRow, now: datetime) -> float | None:
+    return None if queue.oldest_at is None else max((now - queue.oldest_at).total_seconds(), 0.0)
+
+
+# Shards ---------------------------------------------------------------------------------------------------------------
+
+
+@shards.command("list", epilog="Example: evertick shards list")
+def list_shards_command(as_json: Json = False) -> None:
+    """List the shards: their leaders, since when, how many DAGs they have, and how many rows must still move."""
+    with open_client() as client:
+        found = client.call(list_shards).items
+        now = client.now
+    if as_json:
+        print_json({"shards": found})
+        return
+    rows = [_shard_cells(each, now) for each in found]
+    show(table(("SHARD", "STATE", "LEADER", "SINCE", "#EPOCH", "#DAGS", "#TO MOVE"), rows))
+    if unled := [str(each.shard) for each in found if not each.is_live]:
+        which = f"shard{'' if len(unled) == 1 else 's'} {', '.join(unled)}"
+        show(hint(f"No scheduler leads {which}, so nothing fires there. Start one with: evertick scheduler"))
+
+
+# A negative number would otherwise be taken for an option, and the reason would be hidden.
+@shards.command("set", epilog="Example: evertick shards set 4", context_settings={"ignore_unknown_options": True})
+def set_shards_command(count: Count) -> None:
+    """Change the number of shards, at any time. DAGs move while everything goes on; no fire is lost or late."""
+    refuse_server()
+    with open_client() as client:
+        client.call(_set_shards, count=count)
+    show(line(f"{noun(count, 'shard')} from now on."))
+    show(hint("The schedulers take over their shards and move the DAGs. Follow it with: evertick shards list"))
+
+
+# Not an operation: a server must not offer it.
+async def _set_shards(caller: Caller, *, count: int) -> None:
+    async with caller.write(Channel.LEAD, Channel.PLAN) as conn:
+        await set_shards(conn, shards=count, actor=caller.actor)
+
+
+def _shard_cells(each: ShardRow, now: datetime) -> list[Cell]:
+    leader: Cell = each.owner if each.is_live else state("failed", "none")
+    since = relative(each.led_since, now) if each.led_since is not None and each.is_live else None
+    moves = f"{each.misplaced:,}" + ("+" if each.misplaced >= MOST_COUNTED else "")
+    return [str(each.shard), each.state, leader, since, each.epoch, each.dags, moves]
+
+
+# Routing rules --------------------------------------------------------------------------------------------------------
+
+
+@routing.command("list", epilog="Example: evertick route list --file routing.toml")
+def list_rules_command(file: File = None, as_json: Json = False) -> None:
+    """List the rules in the order in which they are tried. The first rule that matches wins; the default comes last.
+
+    A file that cannot be read, or with a rule that can never match, is refused with the reason.
+    """
+    rules, source = _rules(file)
+    if as_json:
+        shown = [{"match": rule.pattern.text, "queue": rule.queue} for rule in rules.rules]
+        print_json({"file": source, "rules": shown, "default": rules.default})
+        return
+    rows: list[list[Cell]] = [
+        [str(number), rule.pattern.text, rule.queue] for number, rule in enumerate(rules.rules, start=1)
+    ]
+    show(table(("RULE", "MATCH", "QUEUE"), [*rows, ["default", None, rules.default]]))
+    if source is None:
+        show(hint("There are no rules, because EVERTICK_ROUTING_FILE is not set. Tasks go to the default queue."))
+
+
+@routing.command("explain", epilog="Example: evertick route explain etl::load")
+def explain_command(task: TaskName, file: File = None, as_json: Json = False) -> None:
+    """Show the queue that the rules give a task, the rule that matched, and why the others did not.
+
+    If the database can be reached, the task's own `queue=` is shown, too: it takes precedence over all rules.
+    """
+    address = read_address(task)
+    rules, source = _rules(file)
+    tried, queue = try_rules(rules, address), route(rules, address)
+    now = _published(address)
+    # A queue in the DAG file takes precedence; it is known only for published DAGs.
+    written = now.written if now is not None else None
+    if as_json:
+        print_json(
+            {
+                "task": address_text(address),
+                "file": source,
+                "queue": written or queue,
+                "decided_by": "task" if written else _decider(tried),
+                "rules": [document(each) for each in tried],
+                "default": rules.default,
+                "published": document(now) if now else None,
+            }
+        )
+        return
+    _show_decision(address, rules, tried, written)
+    show(hint(_compare(now, written or queue)))
+
+
+def _rules(file: Path | None) -> tuple[Routing, str | None]:
+    chosen = file or read_settings().routing_file
+    return load_routing(chosen), str(chosen) if chosen else None
+
+
+def _decider(tried: list[Tried]) -> str:
+    return next((f"rule {each.number}" for each in tried if each.is_first), "default")
+
+
+def _show_decision(address: Address, rules: Routing, tried: list[Tried], written: str | None) -> None:
+    name = address_text(address)
+    if written:
+        show(line(f"{name} goes to queue {written}: its own queue= takes precedence over the rules."))
+    else:
+        queue = next((each.queue for each in tried if each.is_first), rules.default)
+        show(line(f"{name} goes to queue {queue}, by {_decider(tried)}."))
+    rows: list[list[Cell]] = [[str(each.number), each.match, each.queue, _verdict(each)] for each in tried]
+    is_default = not any(each.is_first for each in tried)
+    last: list[Cell] = ["default", None, rules.default, state("success", "taken") if is_default else "not reached"]
+    show(table(("RULE", "MATCH", "QUEUE", "VERDICT"), [*rows, last]))
+
+
+def _verdict(tried: Tried) -> Cell:
+    if tried.is_first:
+        return state("success", "matches")
+    return f"no: {tried.why_not}" if tried.why_not else "would match, but an earlier rule did"
+
+
+def _published(address: Address) -> PublishedRoute | None:
+    """The published task, or None if there is none or the database cannot be reached."""
+
+    async def read() -> PublishedRoute | None:
+        async with opened(database_url(read_settings()), Purpose.READ) as conn:
+            return await dags.published_route(conn, dag=address[0], task=".".join(address[1:]))
+
+    try:
+        return asyncio.run(read())
+    except EvertickError:
+        return None
+
+
+def _compare(now: PublishedRoute | None, queue: str) -> str:
+    if now is None:
+        return "The task is not published in a database that this command can reach, so its own queue= is not known."
+    if now.queue == queue:
+        return f"Published: it waits in queue {now.queue} now."
+    return f"Published: it waits in queue {now.queue} now. The publisher uses other rules than these."

@@ -1,0 +1,203 @@
+"""`evertick scheduler`, `runner`, `publisher`, `api` and `agent`: one service in this process.
+
+Each command imports only its own service. The agent loads neither a database driver nor a web framework.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evertick.config import LOCAL, Settings, read_settings, user_environment
+from evertick.domain.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from evertick.observability.logging import Log
+
+scheduler_app = typer.Typer(add_completion=False)
+runner_app = typer.Typer(add_completion=False)
+publisher_app = typer.Typer(add_completion=False)
+api_app = typer.Typer(add_completion=False)
+agent_app = typer.Typer(add_completion=False)
+
+Queues = Annotated[str | None, typer.Option("--queues", metavar="A,B", help="The queues to serve.")]
+Match = Annotated[
+    list[str] | None,
+    typer.Option("--match", metavar="PATTERN", help="Only tasks whose names match, as ml::*; repeat it for more."),
+]
+Slots = Annotated[int | None, typer.Option("--slots", help="The number of tasks that run at once.")]
+Executor = Annotated[
+    str | None,
+    typer.Option(
+        "--executor", metavar="NAME", help="Where tasks run: local, process, kubernetes, or your own module:factory."
+    ),
+]
+Id = Annotated[
+    str | None, typer.Option("--id", metavar="ID", help="The runner's readable id; host and pid by default.")
+]
+Name = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="A display name; several runners may share it.")
+]
+Dags = Annotated[Path | None, typer.Option("--dags", metavar="FOLDER", help="The folder to watch.")]
+Host = Annotated[str | None, typer.Option("--host", help="The address to listen on; others need a password first.")]
+Port = Annotated[int | None, typer.Option("--port", min=0, max=65_535, help="The port; 8080, or any if that is taken.")]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", metavar="FILE", help="The file with the start token; see above.")
+]
+OutcomeFile = Annotated[
+    Path | None,
+    typer.Option("--outcome-file", metavar="FILE", help="The file for the outcome, as /dev/termination-log."),
+]
+
+# By name: the API imports the framework and the pages with its first request.
+APPLICATION = "evertick.ui.app"
+# The modules that each command below imports when it is called.
+_IMPORTS = {
+    "scheduler": (
+        "evertick.cli.serve",
+        "evertick.scheduler.telemetry",
+        "evertick.scheduler.scheduler",
+        "evertick.scheduler.telemetry",
+    ),
+    "runner": ("evertick.cli.serve", "evertick.runner.runner"),
+    "publisher": ("evertick.cli.serve", "evertick.publisher.publisher"),
+    "api": ("evertick.cli.serve", "evertick.api.service"),
+    "agent": ("evertick.agent.agent",),
+}
+
+
+def preload(service: str) -> None:
+    """Import all that the command of this service imports: services that are forked afterwards share its memory."""
+    for name in _IMPORTS[service]:
+        import_module(name)
+
+
+@scheduler_app.command(epilog="Example: EVERTICK_DATABASE_URL=postgresql://db/evertick evertick scheduler")
+def scheduler() -> None:
+    """Run one scheduler. It fires schedules and repairs what crashes left behind. More schedulers stand by."""
+    from evertick.cli.serve import serve
+    from evertick.processes.identity import process_name
+    from evertick.scheduler.scheduler import Scheduler
+    from evertick.scheduler.telemetry import QueueDepth
+
+    settings = read_settings()
+    serve(
+        "scheduler",
+        settings,
+        lambda url, log: Scheduler(settings, url=url, owner=process_name(), log=log),
+        beside=[lambda url, log: QueueDepth(url, log=log).run(), lambda url, log: _trace(settings, url, log)],
+    )
+
+
+async def _trace(settings: Settings, url: str, log: Log) -> None:
+    """Send traces, if a collector is set."""
+    from evertick.scheduler.telemetry import Tracing, make_spans
+
+    make = make_spans(settings.otlp_endpoint, log) if settings.otlp_endpoint else None
+    if make is not None:
+        await Tracing(url, make=make, log=log).run()
+
+
+@runner_app.command(epilog="Example: evertick runner --queues default,gpu --match 'ml::*' --slots 8 --id gpu-1")
+def runner(
+    queues: Queues = None,
+    match: Match = None,
+    slots: Slots = None,
+    executor: Executor = None,
+    readable_id: Id = None,
+    name: Name = None,
+) -> None:
+    """Run one runner. It claims tasks and executes each in its own process.
+
+    With --executor it submits them to that executor: each runs next to an agent, and this runner supervises it.
+
+    SIGTERM or Ctrl-C lets running tasks end within the grace period and returns the rest; a second one returns all at
+    once.
+    """
+    from evertick.cli.serve import serve
+
+    settings = read_settings(
+        runner_queues=None if queues is None else tuple(part.strip() for part in queues.split(",") if part.strip()),
+        runner_match=None if match is None else tuple(match),
+        runner_slots=slots,
+        executor=executor,
+        runner_id=readable_id,
+        runner_name=name,
+    )
+    if settings.executor == LOCAL:
+        from evertick.runner.runner import Runner
+
+        serve("runner", settings, lambda url, log: Runner(settings, url=url, log=log, environment=user_environment()))
+    else:
+        from evertick.runner.remote.session import make_remote_runner
+
+        serve("runner", settings, lambda url, log: make_remote_runner(settings, url=url, log=log))
+
+
+@publisher_app.command(epilog="Example: evertick publisher --dags /srv/dags")
+def publisher(dags: Dags = None) -> None:
+    """Watch a folder and publish its DAGs, now and after every change of a file."""
+    from evertick.cli.serve import serve
+    from evertick.publisher.publisher import Publisher
+
+    settings = read_settings(dags_folder=dags)
+    visible = user_environment()
+    serve("publisher", settings, lambda url, log: Publisher(settings, url=url, environment=visible, log=log))
+
+
+@api_app.command(epilog="Example: evertick api --port 8080")
+def api(host: Host = None, port: Port = None) -> None:
+    """Serve the web pages and the HTTP API: /api/v1, Airflow's /api/v2, and signing in. It loads with the first request."""
+    from evertick.api.service import Api
+    from evertick.cli.serve import serve
+
+    settings = read_settings(api_host=host, api_port=port)
+    serve("api", settings, lambda url, log: Api(settings, url=url, log=log, application=APPLICATION))
+
+
+@agent_app.command(
+    epilog="Example: EVERTICK_SERVER=https://evertick.example.com evertick agent --token-file /run/evertick/token"
+)
+def agent(token_file: TokenFile = None, outcome_file: OutcomeFile = None) -> None:
+    """Run one attempt of a task here, and report it to the API at EVERTICK_SERVER. An executor starts it.
+
+    The start token comes from a file or from EVERTICK_AGENT_TOKEN, never as an argument, which others can see.
+    SIGTERM lets the attempt end within the grace period and returns it; a second one returns it at once.
+    Exit status: 0 done, 1 failed, 3 canceled or returned, 4 the API could not be reached, 5 the attempt was taken away.
+    """
+    from evertick.agent.agent import leave_refusal, read_start_token
+
+    place = outcome_file
+    try:
+        settings = read_settings(agent_token_file=token_file, agent_outcome_file=outcome_file)
+        place = settings.agent_outcome_file
+        if not settings.server:
+            raise InvalidSettings("an agent needs the address of the API: set EVERTICK_SERVER.")
+        status = asyncio.run(_run_agent(settings, settings.server, read_start_token(settings)))
+    except InvalidSettings as error:
+        leave_refusal(place, str(error))
+        raise
+    raise typer.Exit(status)
+
+
+async def _run_agent(settings: Settings, server: str, token: str) -> int:
+    from evertick.agent.agent import Agent
+    from evertick.observability.logging import configure
+    from evertick.processes.identity import process_name
+
+    log = configure(service="agent", owner=process_name(), as_json=settings.log == "json")
+    made = Agent(settings, server=server, token=token, log=log, environment=user_environment())
+
+    def stop() -> None:
+        if made.stop.is_set():
+            made.hurry.set()
+        made.stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    return await made.run()

@@ -1,0 +1,196 @@
+"""`evertick variables`, `connections` and `secrets`: set, get, list, delete, and rotate the keys.
+
+A value is never an argument, because other users can see arguments: it is read from standard input, or from a prompt.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from evertick.cli.options import Json, Limit, Yes, confirm, noun
+from evertick.cli.output import Cell, hint, line, print_json, show, table
+from evertick.client.connect import open_client, refuse_server
+from evertick.client.credentials import chosen_server
+from evertick.config import read_settings
+from evertick.db.queries import secrets as store
+from evertick.domain.durations import relative
+from evertick.domain.encryption import Keyring
+from evertick.domain.errors import UserError
+from evertick.domain.stored_values import ValueKind, check_name, read_connection
+from evertick.engine import secrets as verbs
+from evertick.operations.caller import Caller
+from evertick.operations.values import NewValue, delete_value, keyring_of, list_values, put_value, show_value
+from evertick.secrets.keyring import add_key, keep_first_key, load_keyring, make_key
+from evertick.secrets.masking import SHORTEST
+
+variables = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help='Variables: values that tasks get by declaring them, `@task(variables=["region"])`. A change needs no deploy.',
+)
+connections = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help='Connections: addresses with passwords, stored encrypted. A task gets one with `@task(connections=["db"])`.',
+)
+secrets = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help='Secrets: stored encrypted, hidden in logs, results and errors. Tasks get one by `@task(secrets=["token"])`.',
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name, as tasks declare it.")]
+Description = Annotated[str | None, typer.Option("--description", help="Purpose; shown in lists.")]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Show its secret parts.")]
+SameKey = Annotated[bool, typer.Option("--same-key", help="Make no key: re-encrypt everything with the first one.")]
+Forget = Annotated[
+    bool,
+    typer.Option("--forget", help="Then remove the other keys from the key file, once every runner has the new one."),
+]
+
+
+def _add_commands(app: typer.Typer, kind: ValueKind) -> None:
+    """The four commands that all kinds have."""
+    example = {ValueKind.VARIABLE: "region", ValueKind.CONNECTION: "warehouse", ValueKind.SECRET: "token"}[kind]
+    form = "an address such as postgresql://anna:PASSWORD@host/shop" if kind is ValueKind.CONNECTION else "its value"
+    get_help = "Show a variable." if kind is ValueKind.VARIABLE else f"Show a {kind}, without --reveal not its secrets."
+
+    @app.command(
+        "set",
+        help=f"Set a {kind}: {form}, from standard input or a prompt.",
+        epilog=f"Example: evertick {kind}s set {example} < value.txt",
+    )
+    def set_command(name: Name, description: Description = None) -> None:
+        _set(kind, name, description)
+
+    @app.command("get", help=get_help, epilog=f"Example: evertick {kind}s get {example}")
+    def get_command(name: Name, reveal: Reveal = False, as_json: Json = False) -> None:
+        _get(kind, name, reveal=reveal, as_json=as_json)
+
+    @app.command(
+        "list", help=f"List the {kind}s by name, never their values.", epilog=f"Example: evertick {kind}s list"
+    )
+    def list_command(limit: Limit = 1000, as_json: Json = False) -> None:
+        _list(kind, limit=limit, as_json=as_json)
+
+    @app.command(
+        "delete",
+        help=f"Delete a {kind}. Tasks that declare it fail from then on.",
+        epilog=f"Example: evertick {kind}s delete {example}",
+    )
+    def delete_command(name: Name, yes: Yes = False) -> None:
+        confirm(f"Delete {kind} {name}?", yes=yes)
+        with open_client() as client:
+            client.call(delete_value, kind=kind, name=name)
+        show(line(f"Deleted {kind} {name}."))
+
+
+_add_commands(variables, ValueKind.VARIABLE)
+_add_commands(connections, ValueKind.CONNECTION)
+_add_commands(secrets, ValueKind.SECRET)
+
+
+@secrets.command("rotate", epilog="Example: evertick secrets rotate")
+def rotate_command(same_key: SameKey = False, forget: Forget = False) -> None:
+    """Make a new key, and re-encrypt every secret, connection and variable with it. Makes the first key, too."""
+    refuse_server()
+    settings = read_settings()
+    with open_client() as client:
+        # No key is made while the database cannot be reached.
+        count = client.call(_count)
+        if not make_key(settings) and not same_key:
+            add_key(settings)
+        keyring = load_keyring(settings)
+        changed = client.call(_reencrypt, keyring=keyring)
+    show(line(f"Re-encrypted {noun(changed, 'value')} of {count} with key {keyring.first_id}."))
+    if forget:
+        show(line(f"Removed {noun(keep_first_key(settings), 'old key')}."))
+    elif not settings.secret_keys:
+        show(
+            hint(f"The keys are in {settings.secret_key_place}. Copy the file to every runner that does not share it.")
+        )
+
+
+# Not operations: a server must not offer them.
+async def _count(caller: Caller) -> int:
+    async with caller.read() as conn:
+        return len(await store.list_all(conn, kind=None, limit=verbs.MOST_VALUES))
+
+
+async def _reencrypt(caller: Caller, *, keyring: Keyring) -> int:
+    async with caller.write() as conn:
+        return await verbs.reseal(conn, keyring)
+
+
+async def _reveal(caller: Caller, *, kind: ValueKind, name: str) -> str:
+    async with caller.read() as conn:
+        _, value = await verbs.read_value(conn, keyring_of(caller), kind=kind, name=name)
+    return read_connection(value).uri if kind is ValueKind.CONNECTION else value
+
+
+def _set(kind: ValueKind, name: str, description: str | None) -> None:
+    # The name and the key are checked before the user types a value.
+    check_name(kind, name)
+    if chosen_server() is None:
+        load_keyring(read_settings())
+    value = _read_value(kind, name)
+    with open_client() as client:
+        body = NewValue(value=value, description=description)
+        is_new = client.call(put_value, kind=kind, name=name, body=body).record.is_new
+    show(line(f"{'Created' if is_new else 'Changed'} {kind} {name}."))
+    if kind is ValueKind.SECRET and len(value) < SHORTEST:
+        show(
+            hint(f"It has fewer than {SHORTEST} characters, so it is not hidden in logs: short texts occur everywhere.")
+        )
+    show(hint(f'A task gets it by declaring it: @task({kind}s=["{name}"])'))
+
+
+def _get(kind: ValueKind, name: str, *, reveal: bool, as_json: bool) -> None:
+    is_secret = reveal and kind is not ValueKind.VARIABLE
+    if is_secret and chosen_server() is not None:
+        raise UserError(
+            f"A server does not show the secret parts of a {kind}. Use --reveal where the database can be reached."
+        )
+    with open_client() as client:
+        found = client.call(show_value, kind=kind, name=name).record
+        shown = client.call(_reveal, kind=kind, name=name) if is_secret else found.value
+        if as_json:
+            facts = {each: getattr(found, each) for each in ("name", "description", "changed_by", "changed_at")}
+            print_json({**facts, "value": shown})
+        elif shown is not None:
+            typer.echo(shown)
+        else:
+            show(line(f"{name} is set; changed {relative(found.changed_at, client.now)} by {found.changed_by}."))
+            show(hint(f"Show it with: evertick secrets get {name} --reveal"))
+
+
+def _list(kind: ValueKind, *, limit: int, as_json: bool) -> None:
+    with open_client() as client:
+        found = client.call(list_values, kind=kind).items[:limit]
+        now = client.now
+    if as_json:
+        print_json({f"{kind}s": found})
+        return
+    if not found:
+        show(hint(f"There are no {kind}s. Create one with: evertick {kind}s set NAME"))
+        return
+    cells: list[list[Cell]] = [
+        [each.name, each.description, relative(each.changed_at, now), each.changed_by, each.key_id] for each in found
+    ]
+    show(table(("NAME", "DESCRIPTION", "CHANGED", "BY", "KEY"), cells))
+
+
+def _read_value(kind: ValueKind, name: str) -> str:
+    if sys.stdin.isatty():
+        value: str = typer.prompt(f"Value of {kind} {name}", hide_input=kind is not ValueKind.VARIABLE)
+        return value
+    raw = sys.stdin.buffer.read(1024 * 1024)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise UserError(f"The {kind} is not text in UTF-8. Encode it, for example as base64.") from None
+    # A pipe adds a newline to a single line; a text of several lines is kept as it is.
+    return text.removesuffix("\n").removesuffix("\r") if text.count("\n") == 1 else text

@@ -1,0 +1,246 @@
+"""Backfills: preview, create, list, show, pause, resume and cancel."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Annotated, Any, ClassVar
+
+from annotated_doc import Doc
+from annotated_types import Ge, Le, MaxLen
+from psycopg import AsyncConnection
+
+from evertick.db.notify import Channel
+from evertick.db.queries import backfills, dags, shards
+from evertick.db.queries.backfills import BackfillRow, FailedRun
+from evertick.domain.errors import NotFound, UserError
+from evertick.domain.schedules.preview import MOST_PARALLEL, Reprocess
+from evertick.domain.schedules.spec import describe
+from evertick.engine import backfills as verbs
+from evertick.engine.backfills import BackfillPreview, BackfillRequest
+from evertick.engine.fire_schedules import in_words, spec_json
+from evertick.operations.caller import Caller
+from evertick.operations.dags import LONGEST_NAME
+from evertick.operations.paging import (
+    USUAL_ITEMS,
+    Cursor,
+    IdempotencyKey,
+    Limit,
+    Page,
+    encode_cursor,
+    read_cursor,
+)
+from evertick.operations.schedules import aware, parsed
+
+BackfillId = Annotated[int, Ge(1), Le(2**31 - 1), Doc("The backfill's number.")]
+_NEWEST = 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backfill:
+    backfill_id: int
+    dag: str
+    schedule: str | None
+    when: str
+    spec: dict[str, Any]
+    params: dict[str, Any]
+    first_at: datetime
+    last_at: datetime
+    reprocess: str
+    newest_first: bool
+    parallel: int
+    state: str
+    reason: str | None
+    position: datetime | None
+    total: int
+    left_alone: int
+    done: int
+    made: int
+    open_runs: int
+    succeeded: int
+    failed: int
+    canceled: int
+    remaining_seconds: float | None
+    created_by: str
+    created_at: datetime
+    finished_at: datetime | None
+    is_dag_paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBackfill:
+    """The instants are those of `schedule`, one of the DAG's schedules, or of `when`, an expression or the fields of a spec.
+    `is_preview` counts them and creates nothing."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    dag: Annotated[str, MaxLen(LONGEST_NAME)]
+    first: datetime
+    last: datetime | None = None
+    schedule: Annotated[str, MaxLen(LONGEST_NAME)] | None = None
+    when: Annotated[str, MaxLen(1000)] | dict[str, Any] | None = None
+    timezone: Annotated[str, MaxLen(100)] | None = None
+    reprocess: Reprocess = Reprocess.NONE
+    newest_first: bool = False
+    parallel: Annotated[int, Ge(1), Le(MOST_PARALLEL)] = 1
+    params: dict[str, Any] | None = None
+    is_preview: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """`backfill_id` is None for a preview. `existing`: the number of instants with a run, by the state of the run."""
+
+    backfill_id: int | None
+    is_new: bool
+    schedule: str | None
+    when: str
+    spec: dict[str, Any]
+    first_at: datetime
+    last_at: datetime
+    total: int
+    new_runs: int | None
+    existing: dict[str, int] | None
+    sample: list[datetime]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillPage(Backfill):
+    """A backfill with the newest of its failed runs."""
+
+    failed_runs: list[FailedRun]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanceledBackfill(Backfill):
+    """`canceled_runs`: the number of open runs that were canceled with it."""
+
+    canceled_runs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelBackfill:
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    leaves_runs: bool = False
+
+
+async def list_backfills(
+    caller: Caller,
+    *,
+    dag: Annotated[str | None, MaxLen(LONGEST_NAME), Doc("Only backfills of this DAG.")] = None,
+    limit: Limit = USUAL_ITEMS,
+    cursor: Cursor = None,
+) -> Page[Backfill]:
+    """List backfills, newest first."""
+    (before,) = read_cursor(cursor, _NEWEST)
+    async with caller.read() as conn:
+        visible = await caller.visible_dag_ids(conn)
+        found = await backfills.list_newest(conn, dag=dag, limit=limit, before=before, dag_ids=visible)
+        now = await shards.read_clock(conn)
+    next_cursor = encode_cursor(found[-1].backfill_id) if len(found) == limit else None
+    return Page(items=[backfill_of(row, now) for row in found], next_cursor=next_cursor)
+
+
+async def create_backfill(caller: Caller, *, body: NewBackfill, idempotency_key: IdempotencyKey = None) -> Foreseen:
+    """Create runs for the instants of a range that have none. A request that repeats an Idempotency-Key returns the same
+    backfill with status 200 instead of 201."""
+    wish = _wish(body)
+    async with caller.write(Channel.PLAN) as conn:
+        await caller.dag(conn, body.dag)
+        if body.is_preview:
+            return _foreseen(None, False, await verbs.preview(conn, wish), wish)
+        request = idempotency_key or f"api-{secrets.token_hex(8)}"
+        made, outlook = await verbs.create(conn, wish, request=request, actor=caller.actor)
+    return _foreseen(made.id, made.is_new, outlook, wish)
+
+
+async def show_backfill(caller: Caller, *, backfill_id: BackfillId) -> BackfillPage:
+    """Show one backfill with its progress and its failed runs."""
+    async with caller.read() as conn:
+        row = await find_backfill(caller, conn, backfill_id)
+        failed = await backfills.failed_runs(conn, backfill_id=backfill_id)
+        found = backfill_of(row, await shards.read_clock(conn))
+    return BackfillPage(**_facts(found), failed_runs=failed)
+
+
+async def pause_backfill(caller: Caller, *, backfill_id: BackfillId) -> Backfill:
+    """Pause a backfill: it creates no more runs. Its open runs continue."""
+    async with caller.write() as conn:
+        await find_backfill(caller, conn, backfill_id)
+        row = await verbs.pause(conn, backfill_id=backfill_id, actor=caller.actor)
+        return backfill_of(row, await shards.read_clock(conn))
+
+
+async def resume_backfill(caller: Caller, *, backfill_id: BackfillId) -> Backfill:
+    """Resume a paused backfill."""
+    async with caller.write(Channel.PLAN) as conn:
+        await find_backfill(caller, conn, backfill_id)
+        row = await verbs.resume(conn, backfill_id=backfill_id, actor=caller.actor)
+        return backfill_of(row, await shards.read_clock(conn))
+
+
+async def cancel_backfill(
+    caller: Caller, *, backfill_id: BackfillId, body: CancelBackfill | None = None
+) -> CanceledBackfill:
+    """Cancel a backfill: it creates no more runs, and its open runs are canceled unless `leaves_runs` is set."""
+    async with caller.write(Channel.STOP, Channel.READY) as conn:
+        await find_backfill(caller, conn, backfill_id)
+        leaves = body.leaves_runs if body else False
+        done = await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves, actor=caller.actor)
+        row = await verbs.find_backfill(conn, backfill_id)
+        found = backfill_of(row, await shards.read_clock(conn))
+    return CanceledBackfill(**_facts(found), canceled_runs=done.runs or 0)
+
+
+async def find_backfill(caller: Caller, conn: AsyncConnection, backfill_id: int) -> BackfillRow:
+    """A backfill of a DAG that the caller may see; the DAG may be deleted by now."""
+    row = await backfills.find(conn, backfill_id)
+    if row is not None and caller.principal.tags is not None:
+        dag = await dags.find(conn, row.dag)
+        row = row if dag is not None and caller.sees(dag) else None
+    if row is None:
+        raise NotFound(f"There is no backfill {backfill_id}. List backfills with `evertick backfill list`.")
+    return row
+
+
+def backfill_of(row: BackfillRow, now: datetime) -> Backfill:
+    same = {each.name: getattr(row, each.name) for each in fields(row)}
+    return Backfill(**same, when=in_words(row.spec), done=row.done, remaining_seconds=row.remaining_seconds(now))
+
+
+def _facts(found: Backfill) -> dict[str, Any]:
+    return {each.name: getattr(found, each.name) for each in fields(found)}
+
+
+def _wish(wanted: NewBackfill) -> BackfillRequest:
+    if wanted.when is not None and wanted.schedule is not None:
+        raise UserError("`schedule` and `when` both select the instants: give one of them.")
+    return BackfillRequest(
+        dag=wanted.dag,
+        first=aware(wanted.first),
+        last=None if wanted.last is None else aware(wanted.last),
+        schedule=wanted.schedule,
+        spec=None if wanted.when is None else parsed(wanted.when, {"timezone": wanted.timezone}),
+        reprocess=wanted.reprocess,
+        newest_first=wanted.newest_first,
+        parallel=wanted.parallel,
+        params=wanted.params,
+    )
+
+
+def _foreseen(backfill_id: int | None, is_new: bool, outlook: BackfillPreview, wish: BackfillRequest) -> Foreseen:
+    return Foreseen(
+        backfill_id=backfill_id,
+        is_new=is_new,
+        schedule=outlook.schedule,
+        when=describe(outlook.spec),
+        spec=spec_json(outlook.spec),
+        first_at=outlook.first,
+        last_at=outlook.last,
+        total=outlook.total,
+        new_runs=outlook.new_runs(wish.reprocess),
+        existing=None if outlook.existing is None else dict(outlook.existing),
+        sample=list(outlook.sample),
+    )

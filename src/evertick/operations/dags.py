@@ -1,0 +1,379 @@
+"""DAGs: list, show, pause, trigger, delete, their versions, and the visibility of their code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Annotated, Any, ClassVar
+
+from annotated_doc import Doc
+from annotated_types import Ge, Le, MaxLen
+from psycopg import AsyncConnection
+
+from evertick.db.notify import Channel
+from evertick.db.queries import dags
+from evertick.db.queries.dags import DagFilter, DagRow, ImportErrorRow, ListedVersion
+from evertick.domain.dags.spec import DagSpec, from_json
+from evertick.domain.errors import Forbidden, NotFound
+from evertick.domain.schedules.misfire import MisfirePolicy
+from evertick.engine import dags as verbs
+from evertick.engine.publish import RolledBack, find_version, roll_back
+from evertick.engine.runs import trigger
+from evertick.engine.schedules import CatchUp, Missed, preview
+from evertick.operations.caller import Caller, known_dags
+from evertick.operations.paging import (
+    USUAL_ITEMS,
+    Cursor,
+    IdempotencyKey,
+    Limit,
+    Page,
+    Tagged,
+    encode_cursor,
+    etag_of,
+    like,
+    read_cursor,
+)
+from evertick.operations.version_diff import code_changes, plan_changes
+from evertick.publisher.routing_file import load_routing
+
+LONGEST_NAME = 250
+DagName = Annotated[str, MaxLen(LONGEST_NAME), Doc("The DAG's name.")]
+_NEWEST_VERSION = 2**31 - 1
+_NUMBER = (Ge(1), Le(_NEWEST_VERSION))
+
+WITHHELD = (
+    "This code also defines DAGs that you may not see, so it is not shown. Define DAGs of different teams in different"
+    " files."
+)
+
+
+async def may_read_code(caller: Caller, conn: AsyncConnection, *hashes: str) -> bool:
+    """A file may define several DAGs. Its code is visible to callers who may see all of them."""
+    if caller.principal.tags is None:
+        return True
+    names = await dags.of_bundles(conn, hashes)
+    return await known_dags(caller, conn, names) == set(names)
+
+
+async def refuse_unless_code_is_visible(caller: Caller, conn: AsyncConnection, bundle_hash: str) -> None:
+    if not await may_read_code(caller, conn, bundle_hash):
+        raise Forbidden(WITHHELD)
+
+
+async def visible_code_changes(
+    caller: Caller, conn: AsyncConnection, old: ListedVersion, new: ListedVersion
+) -> list[str]:
+    """What changed in the code, or the reason why that is not shown."""
+    if not await may_read_code(caller, conn, old.bundle_hash, new.bundle_hash):
+        return [WITHHELD] if old.bundle_hash != new.bundle_hash else []
+    return await code_changes(conn, old, new)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dag:
+    name: str
+    description: str | None
+    is_paused: bool
+    version: int | None
+    file: str
+    tags: list[str]
+    task_count: int
+    max_active_runs: int | None
+    published_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DagTask:
+    """A task of a DAG. `spec` has the options that differ from the defaults."""
+
+    name: str
+    kind: str
+    upstream: list[str]
+    downstream: list[str]
+    queue: str | None
+    priority: int
+    trigger_rule: str
+    retries: int
+    timeout_seconds: float | None
+    spec: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DagPage(Dag):
+    """`uses_threads`: the threads that importing its file starts. Its tasks then run in fresh interpreters."""
+
+    timezone: str
+    uses_threads: str | None
+    params: list[dict[str, Any]]
+    tasks: list[DagTask]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpause:
+    """`catch_up`: which of the fires that the pause prevented run now, not older than `window_seconds`. `is_preview` lists
+    them and changes nothing."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    catch_up: MisfirePolicy = MisfirePolicy.SKIP
+    window_seconds: Annotated[float, Ge(0), Le(10**9)] | None = None
+    is_preview: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    is_changed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpaused:
+    """`missed`: the fires that the pause prevented, and whether each one ran now or was skipped."""
+
+    is_changed: bool
+    missed: list[Missed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggeredRun:
+    run_id: int
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    number: int
+    hash: str
+    bundle: str
+    task_count: int
+    created_at: datetime
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionPage:
+    number: int
+    spec: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionDiff:
+    """Lines of a unified diff. `plan` has the tasks by name, `code` the files of the bundle."""
+
+    old: Version
+    new: Version
+    plan: list[str]
+    code: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollBack:
+    """`number`: the version to return to; by default the one before the current version."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    number: Annotated[int, *_NUMBER] | None = None
+
+
+async def list_dags(
+    caller: Caller,
+    *,
+    contains: Annotated[str | None, MaxLen(LONGEST_NAME), Doc("Text in the name.")] = None,
+    tag: Annotated[str | None, MaxLen(LONGEST_NAME), Doc("Only DAGs with this tag.")] = None,
+    is_paused: bool | None = None,
+    limit: Limit = USUAL_ITEMS,
+    cursor: Cursor = None,
+) -> Page[Dag]:
+    """List DAGs by name."""
+    (after,) = read_cursor(cursor, "")
+    async with caller.read() as conn:
+        wanted = DagFilter(tags=tags_of(caller.principal.tags), tag=tag, like=like(contains), paused=is_paused)
+        found = await dags.page(conn, wanted, after=after, limit=limit)
+    next_cursor = encode_cursor(found[-1].name) if len(found) == limit else None
+    return Page(items=[_dag(row) for row in found], next_cursor=next_cursor)
+
+
+async def show_dag(caller: Caller, *, dag: DagName) -> Tagged[DagPage]:
+    """Show one DAG with its parameters and tasks."""
+    async with caller.read() as conn:
+        row = await caller.dag(conn, dag)
+        queues = await dags.queues(conn, row.version_id)
+    spec = spec_of(row)
+    page = DagPage(
+        **asdict(_dag(row)),
+        timezone=spec.timezone,
+        uses_threads=row.uses_threads,
+        params=[_object(each) for each in _list(row, "params")],
+        tasks=_tasks(row, spec, queues),
+    )
+    return Tagged(record=page, etag=etag_of(page))
+
+
+async def pause_dag(caller: Caller, *, dag: DagName) -> Changed:
+    """Pause a DAG. Its schedules record their fires as skipped, and tasks that have not started wait. Running tasks
+    continue."""
+    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+        await caller.dag(conn, dag)
+        return Changed(is_changed=await verbs.pause(conn, dag=dag, actor=caller.actor))
+
+
+async def unpause_dag(caller: Caller, *, dag: DagName, body: Unpause | None = None) -> Unpaused:
+    """Resume a DAG. A schedule that is paused itself remains paused."""
+    wanted = body or Unpause()
+    catch_up = catch_up_of(wanted)
+    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+        row = await caller.dag(conn, dag)
+        missed = await preview(conn, dag=dag, catch_up=catch_up) if row.paused else []
+        is_changed = not wanted.is_preview and await verbs.unpause(conn, dag=dag, actor=caller.actor, catch_up=catch_up)
+    return Unpaused(is_changed=is_changed, missed=missed)
+
+
+def catch_up_of(wanted: Unpause) -> CatchUp:
+    return CatchUp(policy=wanted.catch_up, window_seconds=wanted.window_seconds)
+
+
+async def delete_dag(caller: Caller, *, dag: DagName) -> None:
+    """Delete a DAG. Its history remains, and its open runs continue."""
+    async with caller.write(Channel.PLAN) as conn:
+        await caller.dag(conn, dag)
+        if not await verbs.delete(conn, dag=dag, actor=caller.actor):
+            raise NotFound(f"DAG {dag!r} was deleted by another request.")
+
+
+async def trigger_run(
+    caller: Caller, *, dag: DagName, body: Trigger, idempotency_key: IdempotencyKey = None
+) -> TriggeredRun:
+    """Start a run. A request that repeats an Idempotency-Key returns the same run with status 200 instead of 201."""
+    async with caller.write(Channel.READY) as conn:
+        await caller.dag(conn, dag)
+        made = await trigger(conn, dag=dag, params=body.params, actor=caller.actor, key=idempotency_key)
+        if made.defers:
+            caller.also.add(Channel.PLAN)
+    return TriggeredRun(run_id=made.run_id, is_new=made.is_new)
+
+
+async def list_import_errors(caller: Caller) -> Page[ImportErrorRow]:
+    """List the files that could not be loaded, with the line and the message."""
+    async with caller.read() as conn:
+        return Page(items=await dags.import_errors(conn), next_cursor=None)
+
+
+async def list_versions(
+    caller: Caller, *, dag: DagName, limit: Limit = USUAL_ITEMS, cursor: Cursor = None
+) -> Page[Version]:
+    """List the versions of a DAG, newest first."""
+    (before,) = read_cursor(cursor, _NEWEST_VERSION)
+    async with caller.read() as conn:
+        row = await caller.dag(conn, dag)
+        found = await dags.versions(conn, dag_id=row.dag_id, before=min(before, _NEWEST_VERSION), limit=limit)
+    next_cursor = encode_cursor(found[-1].number) if len(found) == limit else None
+    return Page(items=[_version(each) for each in found], next_cursor=next_cursor)
+
+
+async def show_version(
+    caller: Caller, *, dag: DagName, number: Annotated[int, *_NUMBER, Doc("The version's number.")]
+) -> VersionPage:
+    """Show one version of a DAG as it was published."""
+    async with caller.read() as conn:
+        row = await caller.dag(conn, dag)
+        spec = await dags.version_number(conn, dag_id=row.dag_id, number=number)
+    if spec is None:
+        raise NotFound(f"DAG {dag} has no version {number}.")
+    return VersionPage(number=number, spec=spec)
+
+
+async def diff_versions(
+    caller: Caller,
+    *,
+    dag: DagName,
+    old: Annotated[int | None, *_NUMBER, Doc("By default the version before the current one.")] = None,
+    new: Annotated[int | None, *_NUMBER, Doc("By default the current version.")] = None,
+) -> VersionDiff:
+    """Compare two versions of a DAG."""
+    async with caller.read() as conn:
+        row = await caller.dag(conn, dag)
+        before = await find_version(conn, dag, old)
+        after = await find_version(conn, dag, new if new is not None else row.number)
+        plan = await plan_changes(conn, before, after)
+        code = await visible_code_changes(caller, conn, before, after)
+    return VersionDiff(old=_version(before), new=_version(after), plan=plan, code=code)
+
+
+async def roll_back_dag(caller: Caller, *, dag: DagName, body: RollBack | None = None) -> RolledBack:
+    """Make an earlier version the current one again: plan, code and schedules. Open runs keep their version."""
+    number = body.number if body else None
+    routing = load_routing(caller.context.settings.routing_file)
+    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+        await caller.dag(conn, dag)
+        return await roll_back(conn, dag=dag, number=number, actor=caller.actor, routing=routing)
+
+
+def spec_of(row: DagRow) -> DagSpec:
+    return from_json(json.dumps(row.spec))
+
+
+def tags_of(tags: Collection[str] | None) -> list[str] | None:
+    return None if tags is None else sorted(tags)
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(row: DagRow, name: str) -> list[object]:
+    found = (row.spec or {}).get(name)
+    return found if isinstance(found, list) else []
+
+
+def _dag(row: DagRow) -> Dag:
+    description = (row.spec or {}).get("description")
+    return Dag(
+        name=row.name,
+        description=description if isinstance(description, str) else None,
+        is_paused=row.paused,
+        version=row.number,
+        file=row.file,
+        tags=[str(tag) for tag in _list(row, "tags")],
+        task_count=len(_list(row, "tasks")),
+        max_active_runs=row.max_active_runs,
+        published_at=row.created_at,
+    )
+
+
+def _tasks(row: DagRow, spec: DagSpec, queues: list[str]) -> list[DagTask]:
+    raw = _list(row, "tasks")
+    names = [task.name for task in spec.tasks]
+    return [
+        DagTask(
+            name=task.name,
+            kind=task.kind,
+            upstream=[names[up] for up, down in spec.edges if down == place],
+            downstream=[names[down] for up, down in spec.edges if up == place],
+            queue=queues[place] if place < len(queues) else task.queue,
+            priority=task.priority,
+            trigger_rule=task.trigger_rule,
+            retries=task.retry.retries,
+            timeout_seconds=task.timeout_seconds,
+            spec=_object(raw[place]),
+        )
+        for place, task in enumerate(spec.tasks)
+    ]
+
+
+def _version(row: ListedVersion) -> Version:
+    return Version(
+        number=row.number,
+        hash=row.hash,
+        bundle=row.bundle_hash,
+        task_count=row.task_count,
+        created_at=row.created_at,
+        is_current=row.is_current,
+    )

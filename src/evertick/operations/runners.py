@@ -1,0 +1,197 @@
+"""Runners, queues and shards, and the health of the system."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, ClassVar
+
+from annotated_doc import Doc
+from annotated_types import MaxLen
+from psycopg import AsyncConnection
+
+from evertick.db.notify import Channel
+from evertick.db.queries import runners, shards
+from evertick.db.queries.runners import BusyRunner, QueueRow
+from evertick.db.queries.shards import ShardRow
+from evertick.domain.attempt import session_text
+from evertick.domain.errors import UserError
+from evertick.engine.runners import drain, find_runners, undrain
+from evertick.operations.caller import Caller
+from evertick.operations.paging import Page
+
+# The length of a queue is counted up to here: a count of millions would take seconds.
+MOST_QUEUED = 100_000
+_MOST_RUNNERS = _MOST_QUEUES = 10_000
+
+_Name = Annotated[str, MaxLen(250)]
+RunnerName = Annotated[_Name, Doc("The runner's id, name or session.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """A live runner. `session` is text, because its 63 bits do not fit in a number in JavaScript. `executor`: where its
+    attempts run."""
+
+    session: str
+    runner_id: str
+    name: str | None
+    version: str
+    host: str
+    pid: int
+    queues: list[str]
+    match: list[str]
+    slots: int
+    request: str | None
+    started_at: datetime
+    beat_at: datetime
+    silent_seconds: float
+    busy: int
+    executor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """`then_leave`: the runner ends when all its attempts have ended."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    then_leave: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undrain:
+    """Which runners: named ones, by id, name or session, or all that are alive."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    runners: Annotated[Sequence[_Name], MaxLen(_MOST_RUNNERS)] = ()
+    is_all: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainSeveral(Undrain):
+    """Which runners drain. `then_leave`: each ends when all its attempts have ended."""
+
+    then_leave: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    runners: list[Runner]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """`scheduler`: healthy if shard 0 has a leader. `runners`: the number of live runners, with their slots."""
+
+    database: str
+    scheduler: str
+    leader: str | None
+    runners: int
+    slots: int
+    busy: int
+    now: datetime
+
+
+async def list_runners(caller: Caller) -> Page[Runner]:
+    """List the live runners."""
+    async with caller.read() as conn:
+        found = await runners.list_busy(conn, limit=_MOST_RUNNERS)
+    return Page(items=[_runner(row) for row in found], next_cursor=None)
+
+
+async def drain_runner(caller: Caller, *, which: RunnerName, body: Drain | None = None) -> Asked:
+    """Drain a runner: it takes no new work and finishes its attempts. An id or name of several runners means all of them."""
+    async with caller.write(Channel.STOP) as conn:
+        found = await find_runners(conn, [which])
+        return await _drain(caller, conn, found, then_leave=body.then_leave if body else False)
+
+
+async def drain_runners(caller: Caller, *, body: DrainSeveral) -> Asked:
+    """Drain several runners, or all. If one of them is not alive, nothing changes."""
+    async with caller.write(Channel.STOP) as conn:
+        return await _drain(caller, conn, await _selected(conn, body), then_leave=body.then_leave)
+
+
+async def undrain_runner(caller: Caller, *, which: RunnerName) -> Asked:
+    """Let a drained runner take work again."""
+    async with caller.write(Channel.STOP) as conn:
+        return await _undrain(caller, conn, await find_runners(conn, [which]))
+
+
+async def undrain_runners(caller: Caller, *, body: Undrain) -> Asked:
+    """Let several drained runners, or all, take work again. If one of them is not alive, nothing changes."""
+    async with caller.write(Channel.STOP) as conn:
+        return await _undrain(caller, conn, await _selected(conn, body))
+
+
+async def list_queues(caller: Caller) -> Page[QueueRow]:
+    """List the queues: how many tasks wait, since when, and how many runners serve them."""
+    async with caller.read() as conn:
+        found = await runners.list_all(conn, cap=MOST_QUEUED, limit=_MOST_QUEUES)
+    return Page(items=found, next_cursor=None)
+
+
+async def list_shards(caller: Caller) -> Page[ShardRow]:
+    """List the shards: their leaders, since when, and how many DAGs they have."""
+    async with caller.read() as conn:
+        return Page(items=await shards.page(conn), next_cursor=None)
+
+
+async def show_health(caller: Caller) -> Health:
+    """Show whether runs can be planned and executed."""
+    async with caller.read() as conn:
+        found = await runners.list_busy(conn, limit=_MOST_RUNNERS)
+        leader = await shards.leader(conn, shard=0)
+        now = await shards.read_clock(conn)
+    is_led = leader is not None and not leader.unled
+    return Health(
+        database="healthy",
+        scheduler="healthy" if is_led else "unhealthy",
+        leader=leader.owner if leader is not None and is_led else None,
+        runners=len(found),
+        slots=sum(each.slots for each in found),
+        busy=sum(each.busy for each in found),
+        now=now,
+    )
+
+
+async def _selected(conn: AsyncConnection, selection: Undrain) -> list[BusyRunner]:
+    if selection.is_all == bool(selection.runners):
+        raise UserError("Name runners, or select all of them with is_all. List them with `evertick runners list`.")
+    if selection.is_all:
+        return await runners.list_busy(conn, limit=_MOST_RUNNERS)
+    return await find_runners(conn, selection.runners)
+
+
+async def _drain(caller: Caller, conn: AsyncConnection, found: list[BusyRunner], *, then_leave: bool) -> Asked:
+    sessions = [each.session for each in found]
+    await drain(conn, sessions=sessions, actor=caller.actor, then_leave=then_leave)
+    return Asked(runners=[_runner(each) for each in found])
+
+
+async def _undrain(caller: Caller, conn: AsyncConnection, found: list[BusyRunner]) -> Asked:
+    asked = await undrain(conn, sessions=[each.session for each in found], actor=caller.actor)
+    return Asked(runners=[_runner(each) for each in found if each.session in asked])
+
+
+def _runner(row: BusyRunner) -> Runner:
+    return Runner(
+        session=session_text(row.session),
+        runner_id=row.runner_id,
+        name=row.name,
+        version=row.version,
+        host=row.host,
+        pid=row.pid,
+        queues=row.queues,
+        match=row.match,
+        slots=row.slots,
+        request=row.request,
+        started_at=row.started_at,
+        beat_at=row.beat_at,
+        silent_seconds=row.silent_seconds,
+        busy=row.busy,
+        executor=row.executor,
+    )

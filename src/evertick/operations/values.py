@@ -1,0 +1,142 @@
+"""Variables, connections and secrets: values that tasks declare by name.
+
+They are stored encrypted, with a key that the database does not have. No operation returns a secret or the password of a
+connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Annotated, ClassVar
+
+from annotated_doc import Doc
+from annotated_types import MaxLen
+from psycopg import AsyncConnection
+
+from evertick.db.queries import secrets
+from evertick.db.queries.secrets import ValueRow
+from evertick.domain.encryption import Keyring
+from evertick.domain.errors import InvalidSettings
+from evertick.domain.stored_values import LONGEST_VALUE, ValueKind, check_name, read_connection
+from evertick.engine import secrets as verbs
+from evertick.operations.caller import Caller
+from evertick.operations.paging import MOST_ITEMS, IfMatch, Page, Tagged, refuse_stale
+from evertick.secrets.keyring import load_keyring
+
+_MOST_VALUES = MOST_ITEMS * 50
+
+ValueName = Annotated[str, MaxLen(200), Doc("The name, as tasks declare it.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredValue:
+    """`key_id` names the key that the value is encrypted with."""
+
+    name: str
+    description: str | None
+    key_id: str
+    changed_by: str
+    changed_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadValue(StoredValue):
+    """`value` of a connection is its address without its secret parts; of a secret it is null."""
+
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewValue:
+    """The value of a connection is an address: `postgresql://anna:PASSWORD@host:5432/shop`."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    value: Annotated[str, MaxLen(LONGEST_VALUE)]
+    description: Annotated[str, MaxLen(1000)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put:
+    is_new: bool
+
+
+async def list_values(caller: Caller, *, kind: ValueKind) -> Page[StoredValue]:
+    """List by name, without the values."""
+    async with caller.read() as conn:
+        found = await secrets.list_all(conn, kind=kind, limit=_MOST_VALUES)
+    return Page(items=[_stored(row) for row in found], next_cursor=None)
+
+
+async def show_value(caller: Caller, *, kind: ValueKind, name: ValueName) -> Tagged[ReadValue]:
+    """Show one. Its ETag changes with every change."""
+    async with caller.read() as conn:
+        row, shown = await read_shown(caller, conn, kind, name)
+    return Tagged(record=ReadValue(**asdict(_stored(row)), value=shown), etag=_etag(row))
+
+
+async def put_value(
+    caller: Caller, *, kind: ValueKind, name: ValueName, body: NewValue, if_match: IfMatch = None
+) -> Tagged[Put]:
+    """Create it, or replace its value."""
+    check_name(kind, name)
+    async with caller.write() as conn, conn.transaction():
+        if if_match is not None:
+            refuse_stale(if_match, _etag(await _find(conn, kind, name, is_locked=True)))
+        is_new = await verbs.put_value(
+            conn,
+            keyring_of(caller),
+            kind=kind,
+            name=name,
+            value=body.value,
+            actor=caller.actor,
+            description=body.description,
+        )
+        row = await _find(conn, kind, name)
+    return Tagged(record=Put(is_new=is_new), etag=_etag(row))
+
+
+async def delete_value(caller: Caller, *, kind: ValueKind, name: ValueName) -> None:
+    """Delete it. Tasks that declare it fail from then on."""
+    async with caller.write() as conn:
+        await verbs.delete_value(conn, kind=kind, name=name, actor=caller.actor)
+
+
+async def read_shown(caller: Caller, conn: AsyncConnection, kind: ValueKind, name: str) -> tuple[ValueRow, str | None]:
+    """A value's row, and the text of it that may be shown. A secret is not decrypted."""
+    if kind is ValueKind.SECRET:
+        return await _find(conn, kind, name), None
+    row, value = await verbs.read_value(conn, keyring_of(caller), kind=kind, name=name)
+    return row, read_connection(value).shown if kind is ValueKind.CONNECTION else value
+
+
+def keyring_of(caller: Caller) -> Keyring:
+    try:
+        return load_keyring(caller.context.settings)
+    except InvalidSettings as error:
+        raise caller.context.misconfigured(
+            error, "This server has no key for stored values. Run `evertick doctor` on it to see the reason."
+        ) from None
+
+
+async def _find(conn: AsyncConnection, kind: ValueKind, name: str, *, is_locked: bool = False) -> ValueRow:
+    found = await (secrets.lock if is_locked else secrets.find)(conn, [(kind, name)])
+    if not found:
+        raise await verbs.missing_value(conn, kind, name)
+    return found[0]
+
+
+def _stored(row: ValueRow) -> StoredValue:
+    return StoredValue(
+        name=row.name,
+        description=row.description,
+        key_id=row.key_id,
+        changed_by=row.changed_by,
+        changed_at=row.changed_at,
+    )
+
+
+def _etag(row: ValueRow) -> str:
+    return f'"{hashlib.sha256(row.content.encode()).hexdigest()[:32]}"'
