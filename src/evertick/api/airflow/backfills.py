@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
@@ -24,6 +24,7 @@ from evertick.db.queries.backfills import BackfillRow
 from evertick.domain.access import Permission
 from evertick.domain.errors import Conflict
 from evertick.domain.schedules.preview import MOST_PARALLEL, Reprocess
+from evertick.domain.schedules.time_zones import with_zone
 from evertick.engine import backfills as verbs
 from evertick.engine.backfills import BackfillRequest
 from evertick.operations.backfills import find_backfill
@@ -131,13 +132,13 @@ async def cancel_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any
 
 
 def _wish(body: BackfillBody) -> BackfillRequest:
-    if _aware(body.to_date) < _aware(body.from_date):
+    if with_zone(body.to_date) < with_zone(body.from_date):
         # The same status as in Airflow.
         raise HTTPException(422, f"to_date {body.to_date} is before from_date {body.from_date}: swap them.")
     return BackfillRequest(
         dag=body.dag_id,
-        first=_aware(body.from_date),
-        last=_aware(body.to_date),
+        first=with_zone(body.from_date),
+        last=with_zone(body.to_date),
         reprocess=_REPROCESS[body.reprocess_behavior or "none"],
         newest_first=body.run_backwards,
         parallel=body.max_active_runs,
@@ -161,7 +162,3 @@ def _document(row: BackfillRow) -> dict[str, Any]:
         "completed_at": row.finished_at,
         "updated_at": row.finished_at or row.created_at,
     }
-
-
-def _aware(instant: datetime) -> datetime:
-    return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)

@@ -34,6 +34,7 @@ from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.graph import leaves
 from evertick.domain.errors import Conflict, NotFound, UserError
+from evertick.domain.schedules.time_zones import with_zone
 from evertick.domain.states import TERMINAL_RUN_STATES, TERMINAL_TASK_STATES
 from evertick.engine.runs import cancel, delete_run, of_run, trigger, write_note
 from evertick.engine.tasks import clear, mark, newest_version
@@ -98,7 +99,7 @@ async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[s
         row = await caller.dag(conn, dag_id)
         if any(error.file == row.file for error in await dags.import_errors(conn)):
             raise UserError(f"DAG with dag_id: '{dag_id}' has import errors and cannot be triggered")
-        if body.run_after is not None and _aware(body.run_after) > await read_clock(conn):
+        if body.run_after is not None and with_zone(body.run_after) > await read_clock(conn):
             raise UserError("run_after must be null or in the past: a triggered run starts immediately.")
         about = Particulars(key=body.dag_run_id, fire_at=at, note=body.note or None)
         made = await trigger(conn, dag=dag_id, params=body.conf or {}, actor=caller.actor, about=about)
@@ -297,11 +298,7 @@ async def _numbered(conn: AsyncConnection, dag_id: int, run_id: int) -> ListedRu
 def _instant(given: datetime | None) -> datetime | None:
     if given is None:
         return None
-    at = _aware(given)
+    at = with_zone(given)
     if not EARLIEST <= at <= LATEST:
         raise UserError(f"logical_date must be between {EARLIEST:%Y} and {LATEST:%Y}.")
     return at
-
-
-def _aware(instant: datetime) -> datetime:
-    return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)

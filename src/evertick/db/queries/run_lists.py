@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, LiteralString, NamedTuple, TypeVar, cast
@@ -17,6 +17,7 @@ from psycopg.types.range import Range
 
 from evertick.db.statements import all_rows, sql
 from evertick.domain.errors import UserError
+from evertick.domain.schedules.time_zones import with_zone
 
 # Totals are counted up to this limit: counting must not read a million rows for a page of fifty.
 MOST_COUNTED = 10_000
@@ -361,7 +362,7 @@ def between_instants(
     gte: datetime | None, gt: datetime | None, lte: datetime | None, lt: datetime | None
 ) -> Range[datetime] | None:
     """None: everything. An instant without a time zone is in UTC."""
-    return _between(*(None if each is None else _aware(each) for each in (gte, gt, lte, lt)))
+    return _between(*(None if each is None else with_zone(each) for each in (gte, gt, lte, lt)))
 
 
 def between_numbers(gte: float | None, gt: float | None, lte: float | None, lt: float | None) -> Range[Decimal] | None:
@@ -378,7 +379,3 @@ def _between(gte: K | None, gt: K | None, lte: K | None, lt: K | None) -> Range[
     if lower is not None and upper is not None and lower > upper:
         return Range(empty=True)
     return Range(lower, upper, ("(" if is_open_below else "[") + (")" if is_open_above else "]"))
-
-
-def _aware(instant: datetime) -> datetime:
-    return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)

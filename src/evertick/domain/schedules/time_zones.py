@@ -163,3 +163,8 @@ def _offset(zone: tzinfo, seconds: int) -> int:
     distance = asked.astimezone(zone).utcoffset()
     assert distance is not None, "every zone of find_zone has an offset"
     return distance.days * DAY_SECONDS + distance.seconds
+
+
+def with_zone(instant: datetime) -> datetime:
+    """An instant without a time zone counts as UTC, as in Airflow."""
+    return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)

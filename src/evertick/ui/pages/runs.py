@@ -24,6 +24,7 @@ from evertick.engine.runs import of_run as of_whole_run
 from evertick.engine.tasks import MARKABLE, clear, full_name, mark, select_cleared
 from evertick.operations.paging import LARGEST, Cursor, encode_cursor, read_cursor
 from evertick.operations.runs import AFFECTED, WINDOW, RunId, find_run
+from evertick.operations.tasks import small
 from evertick.ui.charts import gantt
 from evertick.ui.charts.graph import MOST_TASKS, WORST_FIRST, edges_of, graph_of, node_states
 from evertick.ui.charts.history import events_of_run
@@ -115,7 +116,7 @@ async def _tab(
 async def _tasks(conn: AsyncConnection, run_id: int, state: TaskState | None, cursor: str | None) -> dict[str, Any]:
     idx, map_index = read_cursor(cursor, -1, -1)
     found = await tasks.page_of_run(
-        conn, run_id=run_id, after=(_small(idx), _small(map_index)), state=state, limit=TASKS_SHOWN
+        conn, run_id=run_id, after=(small(idx), small(map_index)), state=state, limit=TASKS_SHOWN
     )
     is_more = len(found) == TASKS_SHOWN
     return {"rows": found, "next_cursor": encode_cursor(found[-1].idx, found[-1].map_index) if is_more else None}
@@ -135,10 +136,6 @@ async def _gantt(conn: AsyncConnection, run: RunRow) -> gantt.Gantt:
         now=run.finished_at or now,
         most=BARS_SHOWN,
     )
-
-
-def _small(number: int) -> int:
-    return max(-(2**31), min(number, 2**31 - 1))
 
 
 _SHOWN = 50
