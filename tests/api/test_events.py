@@ -256,7 +256,7 @@ async def test_a_log_is_followed_to_its_end_without_a_gap_whatever_comes_first(
     async with watching(http, f"{path}&after={again[-1][0]}") as stream:
         assert texts(await stream.until("end")) == ["late"]
     answer = await http.get(f"{path}&after=1.x")
-    assert answer.status_code == 400 and "Start from an id" in answer.text
+    assert answer.status_code == 400 and "Start without an id" in answer.text
 
 
 async def test_a_reader_who_hangs_up_in_the_middle_of_a_question_leaves_the_others_served(

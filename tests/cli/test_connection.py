@@ -127,4 +127,4 @@ async def test_the_schema_of_the_next_release_is_used_and_shown_as_that(cli: Cli
 
 async def test_a_statement_that_postgres_refuses_is_one_line(cli: Cli, conn: AsyncConnection) -> None:
     await conn.execute("alter table run rename to walk")
-    assert "refused" in await cli.refused("runs", "list", status=1)
+    assert "rejected" in await cli.refused("runs", "list", status=1)

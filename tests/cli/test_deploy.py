@@ -68,7 +68,7 @@ async def test_a_folder_is_deployed_compared_and_rolled_back(cli: Cli, conn: Asy
 async def test_what_cannot_be_rolled_back_is_refused(cli: Cli, conn: AsyncConnection, tmp_path: Path) -> None:
     await cli("deploy", write(tmp_path / "code", "one"))
     assert "has no version before 1" in await cli.refused("dags", "rollback", "shop", "--yes")
-    assert "is at version 1 already" in await cli.refused("dags", "rollback", "shop", 1, "--yes", status=1)
+    assert "is already at version 1" in await cli.refused("dags", "rollback", "shop", 1, "--yes", status=1)
     assert "has no version 7; it has: 1" in await cli.refused("dags", "diff", "shop", 7)
     assert "There is no DAG 'shp'. Did you mean 'shop'?" in await cli.refused("dags", "versions", "shp")
 

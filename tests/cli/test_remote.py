@@ -221,7 +221,7 @@ async def test_dags_pools_and_runners_are_changed_from_afar(both: Both, conn: As
     assert "None of them was drained" in (await both.remote("runners", "undrain", "--all")).out
     other = await Runner.join(conn)
     missing = await both.remote("runners", "drain", session_text(other.session), "nothing")
-    assert missing.status == 2 and "No live runner is called 'nothing'" in missing.err
+    assert missing.status == 2 and "There is no live runner 'nothing'" in missing.err
     assert await value(conn, "select count(*) from runner where request is not null") == 0, "all or none"
     assert (await both.remote("runners", "drain", "--all", "--stop")).out.count("drains, and ends") == 3
     assert (await both.remote("runners", "undrain", "--all")).out.count("takes work again") == 3
@@ -307,7 +307,7 @@ async def test_gates_values_events_and_approvals_are_seen_and_changed_from_afar(
     for arguments in (("pools", "show", "db"), ("keys", "list"), ("keys", "show", "table"), ("blocked",)):
         assert await both.same(*arguments), arguments
     assert (await both.same("pools", "show", "db", "--limit", 100_000))["pools"][0]["waiting"]
-    for way in (both.near, both.far):
+    for way in (both.local, both.remote):
         assert "Did you mean 'table'?" in (await way("keys", "show", "tables")).err
     await put(conn, make_dag("pooled", {"a": []}, task_gates=gates[:1]))
     await start(conn, "pooled")
@@ -335,7 +335,7 @@ async def test_gates_values_events_and_approvals_are_seen_and_changed_from_afar(
         f"cli:{user_name()}",
     ]
     for wrong, words in (("nothing", "No DAG updates asset 'nothing'"), ("orders", "must be an object")):
-        for way in (both.near, both.far):
+        for way in (both.local, both.remote):
             ran = await way("assets", "update", wrong, "--extra", "{}" if wrong == "nothing" else "[]")
             assert ran.status == 2 and words in ran.err, ran
     run = await asked(conn)
@@ -344,7 +344,7 @@ async def test_gates_values_events_and_approvals_are_seen_and_changed_from_afar(
     assert approved.json["approval"]["decided_by"] == "user:ann" and approved.json["approval"]["fields"] == {
         "version": 2
     }
-    assert "must be given" in (await both.remote("approvals", "approve", await asked(conn), "ask")).err
+    assert "is required" in (await both.remote("approvals", "approve", await asked(conn), "ask")).err
 
 
 async def test_stored_values_are_kept_from_afar_and_what_is_secret_stays_there(
@@ -382,35 +382,35 @@ async def test_users_and_tokens_are_kept_and_the_audit_log_is_read_from_afar(
 ) -> None:
     answers = ["correct horse", "battery staple"]
     monkeypatch.setattr("typer.prompt", lambda *_, **__: answers.pop(0))
-    added = await boss.far("users", "add", "bob", "--role", "operator", "--tag", "finance")
+    added = await boss.remote("users", "add", "bob", "--role", "operator", "--tag", "finance")
     assert added.status == 0 and "Added user bob (operator)." in added.out, added
-    assert (await boss.far("users", "add", "bob", "--no-password")).status == 1, "there is one"
+    assert (await boss.remote("users", "add", "bob", "--no-password")).status == 1, "there is one"
     users = (await boss.same("users", "list"))["users"]
     assert [(each["name"], each["role"], each["has_password"]) for each in users] == [
         ("ann", "editor", False),
         ("bob", "operator", True),
         ("root", "admin", False),
     ]
-    assert beginnings(await boss.far("users", "list")) == beginnings(await boss.near("users", "list"))
-    assert "Changed user bob." in (await boss.far("users", "set", "bob", "--role", "viewer", "--all-dags")).out
+    assert beginnings(await boss.remote("users", "list")) == beginnings(await boss.local("users", "list"))
+    assert "Changed user bob." in (await boss.remote("users", "set", "bob", "--role", "viewer", "--all-dags")).out
     row = await accounts.find_user(conn, "bob")
     assert (row.role, row.tags, row.is_disabled) == ("viewer", None, False)
     before = row.password_hash
-    assert "Set the password of bob." in (await boss.far("users", "password", "bob")).out and answers == []
+    assert "Set the password of bob." in (await boss.remote("users", "password", "bob")).out and answers == []
     assert (await accounts.find_user(conn, "bob")).password_hash != before
-    made = await boss.far("tokens", "create", "bob", "ci", "--role", "viewer", "--days", 3, "--json")
+    made = await boss.remote("tokens", "create", "bob", "ci", "--role", "viewer", "--days", 3, "--json")
     known = await accounts.authenticate(conn, made.json["token"])
     assert known is not None and known.principal.name == "bob"
     for arguments in (("tokens", "list"), ("tokens", "list", "bob"), ("tokens", "list", "--limit", 1)):
         assert (await boss.same(*arguments))["tokens"], arguments
-    assert beginnings(await boss.far("tokens", "list")) == beginnings(await boss.near("tokens", "list"))
-    assert f"Revoked token {made.json['id']}." in (await boss.far("tokens", "revoke", made.json["id"], "--yes")).out
+    assert beginnings(await boss.remote("tokens", "list")) == beginnings(await boss.local("tokens", "list"))
+    assert f"Revoked token {made.json['id']}." in (await boss.remote("tokens", "revoke", made.json["id"], "--yes")).out
     assert await accounts.authenticate(conn, made.json["token"]) is None
-    link = await boss.far("users", "link", "bob")
+    link = await boss.remote("users", "link", "bob")
     path = link.out.split()[0]
     assert path.startswith("/auth/link/") and f"{boss.address}{path}" in link.out.replace("\n", "")
-    assert (await boss.far("users", "link", "root")).status == 1, "a token makes no more of itself"
-    await boss.far("runs", "clear", failed, "--failed", "--yes")
+    assert (await boss.remote("users", "link", "root")).status == 1, "a token makes no more of itself"
+    await boss.remote("runs", "clear", failed, "--failed", "--yes")
     for arguments in (
         ("audit",),
         ("audit", "--limit", 2),
@@ -528,7 +528,7 @@ async def test_mapped_and_deferred_tasks_are_the_same_from_afar(both: Both, conn
     assert second["map_index"] == 1
     for arguments in (("why", run, "work"), ("why", run, "work[2]"), ("logs", run, "work"), ("logs", run, "work[1]")):
         assert await both.same("tasks", *arguments), arguments
-    for way in (both.near, both.far):
+    for way in (both.local, both.remote):
         ran = await way("tasks", "show", run, "work[11]")
         assert ran.status == 2 and "Did you mean 'work[1]'?" in ran.err, ran
     assert "Marked work[1]" in (await both.remote("tasks", "mark", run, "work[1]", "skipped")).out
@@ -538,8 +538,8 @@ async def test_mapped_and_deferred_tasks_are_the_same_from_afar(both: Both, conn
     waiting_run = await asked(conn)
     reasons = (await both.same("tasks", "why", waiting_run, "ask"))["reasons"]
     assert [(each["kind"], each["wait"]) for each in reasons] == [("deferred", "approval")]
-    for way in (both.near, both.far):
-        assert "it waits for a decision on 'Release?'" in (await way("tasks", "why", waiting_run, "ask")).out
+    for way in (both.local, both.remote):
+        assert "it waits for an approval, 'Release?'" in (await way("tasks", "why", waiting_run, "ask")).out
 
 
 async def test_mapped_tasks_are_named_with_their_number() -> None:
@@ -560,13 +560,13 @@ async def test_what_is_wrong_is_said_as_beside_the_database(both: Both, failed: 
         (("tasks", "show", failed, "nothing"), 2, "has no task 'nothing'"),
         (("dags", "trigger", "etl", "--param", "rows=x"), 2, "rows"),
         (("dags", "trigger", "etl", "--params", '{"nope": 1}'), 2, "nope"),
-        (("users", "add", "bob", "--no-password"), 1, "it needs users.manage"),
-        (("users", "list"), 1, "it needs users.manage"),
-        (("users", "link", "ann"), 1, "it needs users.manage"),
-        (("tokens", "list", "bob"), 1, "it needs users.manage"),
+        (("users", "add", "bob", "--no-password"), 1, "lacks the permission users.manage"),
+        (("users", "list"), 1, "lacks the permission users.manage"),
+        (("users", "link", "ann"), 1, "lacks the permission users.manage"),
+        (("tokens", "list", "bob"), 1, "lacks the permission users.manage"),
         (("tokens", "create", "ann", "x"), 1, "Sign in with a session"),
         (("tokens", "revoke", 999, "--yes"), 2, "999"),
-        (("audit",), 1, "it needs audit.read"),
+        (("audit",), 1, "lacks the permission audit.read"),
         (("alerts", "list", "nothing"), 2, "There is no DAG 'nothing'"),
         (("notifications", "list", "nothing"), 2, "There is no DAG 'nothing'"),
         (("notifications", "show", 999), 2, "999"),

@@ -65,7 +65,7 @@ async def test_bad_input_is_refused_clearly(cli: Cli, failed: int) -> None:
         assert "There is no run 99" in await cli.refused("tasks", *command, 99, "extract")
         assert "not a run's number" in await cli.refused("tasks", *command, "x", "extract")
     assert "There is no run 99" in await cli.refused("tasks", "list", 99)
-    assert "use one of success, failed, skipped" in await cli.refused("tasks", "mark", failed, "extract", "done")
+    assert "it can be marked success, failed, skipped" in await cli.refused("tasks", "mark", failed, "extract", "done")
     assert "Did you mean 'load'?" in await cli.refused("tasks", "mark", failed, "laod", "success")
 
 

@@ -11,7 +11,7 @@ from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, st
 
 BACKFILL = """insert into backfill (shard, dag_id, spec, params, first_at, last_at, reprocess, newest_first, parallel, request,
     state, total, created_by, created_at, finished_at, open_runs)
-select 0, 1, '{{}}', '{{}}', clock(), clock(), 'none', false, 1, x.state || x.n, x.state, 1, 'me', clock(),
+select 0, (select dag_id from dag), '{{}}', '{{}}', clock(), clock(), 'none', false, 1, x.state || x.n, x.state, 1, 'me', clock(),
     case when x.state in ('done', 'canceled') then clock() end, x.n
 from unnest(array['running', 'paused', 'done', 'canceled'], array[{open_runs}]) as x(state, n)"""
 

@@ -40,7 +40,7 @@ async def test_a_leader_killed_between_sending_and_recording_sends_again_under_t
             " values (0, %s, 'failure', '{}', clock(), clock(), clock())",
             [f"webhook:{hook.url}/"],
         )
-        dies = "outbox.record:before"
+        dies = "notifications.record:before"
         first = there.launch("scheduler", webhook_networks=("127.0.0.1",), failpoint=dies)
         await first.ended()
         assert len(hook.told) == 1
@@ -59,7 +59,7 @@ async def test_a_leader_that_loses_the_database_while_it_sends_still_records_it(
             " values (0, %s, 'failure', '{}', clock(), clock(), clock())",
             [f"webhook:{hook.url}/"],
         )
-        await there.start("scheduler", webhook_networks=("127.0.0.1",), failpoint="outbox.record:error")
+        await there.start("scheduler", webhook_networks=("127.0.0.1",), failpoint="notifications.record:error")
         await eventually(lambda: there.value("select count(*) = 1 from outbox where state = 'sent'"), 60)
         assert hook.ids() == ["1"]
 

@@ -133,7 +133,10 @@ async def led_again(service: Service) -> float:
 # What it costs --------------------------------------------------------------------------------------------------------
 
 # What others of the house do beside planning, in their own time.
-BESIDE = ("cluster.", "runners.neighbours", "queues.", "prune.", "upkeep.", "traces.")
+BESIDE = (
+    *("failover.", "function_sets.", "runners.neighbours", "runners.depths", "runners.names", "runners.published"),
+    *("retention.", "server.", "changes."),
+)
 IDLE = {"tick_seconds": 0.05, "leader_lease_seconds": 5.0, "reconcile_seconds": 60.0, "orphan_after_seconds": 300.0}
 
 

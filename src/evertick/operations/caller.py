@@ -94,7 +94,7 @@ class Caller:
     def require(self, permission: Permission) -> None:
         """For an operation whose required permission depends on its parameters."""
         if not self.principal.may(permission):
-            raise Forbidden(f"{self.principal.name} may not do this: it needs {permission}.")
+            raise Forbidden(f"{self.principal.name} lacks the permission {permission}.")
 
     async def dag(self, conn: AsyncConnection, name: str) -> DagRow:
         """A published DAG that the caller may see. Other DAGs are reported as missing."""

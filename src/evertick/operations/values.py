@@ -106,8 +106,9 @@ async def delete_value(caller: Caller, *, kind: ValueKind, name: ValueName) -> N
 
 async def read_shown(caller: Caller, conn: AsyncConnection, kind: ValueKind, name: str) -> tuple[ValueRow, str | None]:
     """A value's row, and the text of it that may be shown. A secret is not decrypted."""
+    found = await _find(conn, kind, name)
     if kind is ValueKind.SECRET:
-        return await _find(conn, kind, name), None
+        return found, None
     row, value = await verbs.read_value(conn, keyring_of(caller), kind=kind, name=name)
     return row, read_connection(value).shown if kind is ValueKind.CONNECTION else value
 
