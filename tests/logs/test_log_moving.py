@@ -269,7 +269,7 @@ async def test_a_run_that_the_database_refuses_holds_up_no_other(mover: Mover) -
     )
     await mover.conn.execute("create trigger refuses before update on log_chunk for each row execute function refuse()")
     await mover.round()
-    assert await mover.here() == 10 and mover.said.events("log_move_refused", run_id=poison.run_id)
+    assert await mover.here() == 10 and mover.said.events("log_archive_refused", run_id=poison.run_id)
     assert "1.0.0" in await mover.read(other)
     await mover.conn.execute("drop trigger refuses on log_chunk")
     await mover.round()

@@ -26,7 +26,7 @@ async def test_two_specialised_runners_share_one_database_and_never_take_what_th
     assert [await there.ended(run_id, 60) for run_id in runs] == ["success"] * 3
     assert [await who_ran(there, run_id) for run_id in runs] == [{"right"}, {"left"}, {"right"}]
     assert await who_ran(there, left_alone) == set()
-    assert left.events("matches_nothing") == []
+    assert left.events("pattern_unmatched") == []
     # A general runner beside them takes what nobody else does.
     await there.start("runner", runner_id="any")
     assert await there.ended(left_alone, 60) == "success"
@@ -37,8 +37,8 @@ async def test_a_runner_whose_patterns_match_nothing_says_so_and_why(there: Inst
     runner = await there.start(
         "runner", runner_id="r1", runner_queues=("gpu",), runner_match=("nobody::*", "single::*")
     )
-    nothing = await runner.saw("matches_nothing", pattern="nobody::*")
+    nothing = await runner.saw("pattern_unmatched", pattern="nobody::*")
     assert "No published task matches it" in nothing["message"]
-    elsewhere = await runner.saw("matches_nothing", pattern="single::*")
+    elsewhere = await runner.saw("pattern_unmatched", pattern="single::*")
     assert "wait in default, but this runner serves only gpu" in elsewhere["message"]
     await eventually(lambda: there.value("select match = '{nobody::*,single::*}' from runner where gone_at is null"))

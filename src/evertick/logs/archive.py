@@ -167,7 +167,7 @@ class LogArchiver:
         for each, error in failed:
             each.is_left = True
             metrics.QUARANTINED.labels(kind="log_move").inc()
-            self._log.error("log_move_refused", run_id=each.run.run_id, error=error)
+            self._log.error("log_archive_refused", run_id=each.run.run_id, error=error)
 
     async def _remove_dead(self, leading: Leading) -> bool:
         """Returns whether there may be more of them."""
@@ -178,7 +178,7 @@ class LogArchiver:
             await asyncio.gather(*(self._aside.do(partial(self._store.remove, name)) for name in names))
             async with self._database() as conn:
                 await forget_objects(conn, leading, [each.object_id for each in dead])
-            self._log.info("prune", log_objects=len(dead))
+            self._log.info("log_archive_pruned", log_objects=len(dead))
         return len(dead) == _OBJECTS
 
     @asynccontextmanager

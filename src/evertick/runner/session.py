@@ -232,7 +232,7 @@ class Session:
             except Exception as error:
                 # Whatever the error: it must not end everything that runs here.
                 metrics.STEP_FAILURES.labels(step="runner").inc()
-                self._log.error("tick_failed", loop="runner", error=error)
+                self._log.error("loop_failed", loop="runner", error=error)
                 self._events.has_arrived.set()
 
     def _apply_events(self) -> None:
@@ -320,7 +320,7 @@ class Session:
         """Let attempts finish within the grace period, stop the rest, report all outcomes, and deregister."""
         registration, state = self._registration, self._state
         state.is_stopping = True
-        self._log.info("stopping", attempts=state.active, reason=registration.ending.value)
+        self._log.info("service_stopping", attempts=state.active, reason=registration.ending.value)
         is_over = asyncio.Event()
 
         async def stop_attempts() -> None:

@@ -253,7 +253,7 @@ class Maintenance:
             try:
                 await self._run_due(await self._connection.get())
             except NotLeader as error:
-                self._log.warning("refused", error=error)
+                self._log.warning("leadership_lost", error=error)
                 self.begin()
                 self._wake_leader.set()
         if self._leadership.epoch is None:
@@ -307,7 +307,7 @@ class Maintenance:
             self._breakers[name].fail(reason)
         else:
             metrics.STEP_FAILURES.labels(step=name).inc()
-            self._log.error("step_failed", step=name, error=reason)
+            self._log.error("job_failed", job=name, error=reason)
 
     @property
     def _epoch(self) -> int:

@@ -102,7 +102,7 @@ class NotificationSender:
         try:
             return await self._send_due(epoch)
         except NotLeader as error:
-            self._log.warning("refused", error=error)
+            self._log.warning("leadership_lost", error=error)
             return self._settings.tick_seconds
 
     async def close(self) -> None:
@@ -138,7 +138,7 @@ class NotificationSender:
             await self._fail(taken, error)
         except (*UNREACHABLE, NotLeader) as error:
             # An internal error, not the destination's: the delivery is claimed again when its claim expires.
-            self._log.warning("not_sent", delivery=taken.delivery_id, error=error)
+            self._log.warning("delivery_failed", delivery=taken.delivery_id, error=error)
         except Exception as error:
             await self._fail(taken, DeliveryFailed(f"{type(error).__name__} while it was prepared", is_final=True))
         finally:
@@ -163,13 +163,15 @@ class NotificationSender:
                 break
             except (psycopg.Error, PostgresUnavailable, NotLeader, OSError) as error:
                 if pause is None:
-                    self._log.error("not_recorded", delivery=taken.delivery_id, state=state, error=error)
+                    self._log.error("delivery_unrecorded", delivery=taken.delivery_id, state=state, error=error)
                     return
                 await asyncio.sleep(pause)
         outcome = {"sent": "sent", "failed": "given_up", "waiting": "failed"}[state]
         metrics.NOTIFICATIONS.labels(outcome=outcome).inc()
-        tell = self._log.info if state == "sent" else self._log.warning
-        tell("notify", delivery=taken.delivery_id, outcome=outcome, attempt=taken.attempts, answer=answer)
+        tell_result = self._log.info if state == "sent" else self._log.warning
+        tell_result(
+            "delivery_attempted", delivery=taken.delivery_id, outcome=outcome, attempt=taken.attempts, answer=answer
+        )
         if state == "sent" and taken.sink.startswith("call:"):
             self._waker.wake(Channel.READY)
 
