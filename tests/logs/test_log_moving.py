@@ -57,7 +57,7 @@ def settings(server: S3Server, way: FaultyWay, request: pytest.FixtureRequest) -
         "storage": f"s3://attic/{abs(hash(request.node.name))}",
         "storage_endpoint": way.endpoint,
     }
-    return Settings(**told, storage_logs=True, storage_logs_after_seconds=60)
+    return Settings(**told, log_archive=True, log_archive_after_seconds=60)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ async def test_only_who_leads_moves_and_only_where_somebody_asked_for_it(mover: 
     assert await idle.tick() == archive.LOOK_SECONDS
     mover.epoch += 1
     off = LogArchiver(
-        replace(settings, storage_logs=False), store, link=mover.link, epoch=lambda: mover.epoch, log=mover.said.log
+        replace(settings, log_archive=False), store, link=mover.link, epoch=lambda: mover.epoch, log=mover.said.log
     )
     assert await off.tick() == archive.ROUND_SECONDS
     assert await mover.here() == 10 and await listed(mover.conn) == 0
@@ -320,7 +320,7 @@ async def test_a_reader_is_told_that_the_storage_is_away_slow_or_unknown(
 async def test_the_leader_moves_logs_by_itself(mover: Mover, database: str, tmp_path: Path, server: S3Server) -> None:
     await mover.write()
     await mover.conn.execute("update shard set lease_until = null")
-    settings = quick(database, tmp_path, **server.settings, storage_logs=True)
+    settings = quick(database, tmp_path, **server.settings, log_archive=True)
     async with hosted(Scheduler(settings, url=database, owner="one", log=mover.said.log)):
         await eventually(lambda: is_moved(mover), 30)
 

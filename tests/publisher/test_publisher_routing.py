@@ -41,7 +41,7 @@ def publisher(database: str, tmp_path: Path, rules: Path) -> Publisher:
     folder = tmp_path / "dags"
     folder.mkdir()
     (folder / "etl.py").write_text(DAG)
-    settings = Settings(dags_folder=folder, home=tmp_path / "home", notify=False, routing_file=rules)
+    settings = Settings(dags_folder=folder, home=tmp_path / "home", listen_notify=False, routing_file=rules)
     log = configure(service="publisher", as_json=True, stream=(tmp_path / "log").open("w"))
     return Publisher(settings, url=database, environment={"PATH": "/usr/bin"}, log=log)
 

@@ -21,7 +21,7 @@ from tests.waiting import eventually
 
 
 def scheduler(database: str, folder: Path, said: Said, **changes: Any) -> Scheduler:
-    settings = quick(database, folder, webhook_networks=("127.0.0.1",), **changes)
+    settings = quick(database, folder, webhook_allowed_networks=("127.0.0.1",), **changes)
     return Scheduler(settings, url=database, owner="one", log=said.log)
 
 
@@ -98,7 +98,7 @@ async def test_what_waits_too_long_is_given_up_and_counted(
     await conn.execute("update outbox set waiting_since = clock() - interval '2 hours', due_at = clock()")
     given_up = metrics.NOTIFICATIONS.labels(outcome="given_up")
     before = given_up._value.get()
-    async with hosted(scheduler(database, tmp_path, Said(), notify_give_up_hours=1.0)):
+    async with hosted(scheduler(database, tmp_path, Said(), notify_expire_hours=1.0)):
         rows = await ended(conn, sink, 3)
         # They are counted once it is recorded: a service that is stopped in between counts nothing.
         await eventually(lambda: given_up._value.get() == before + 3)

@@ -36,7 +36,7 @@ LONG_TICKS: dict[str, Any] = {
     "lost_after_seconds": 300.0,
 }
 # An idle machine takes 3 ms. A busy one may take longer, but not as long as a step that hangs may take.
-LATE_SECONDS = Settings().step_seconds - 1.0
+LATE_SECONDS = Settings().maintenance_timeout_seconds - 1.0
 
 
 def make_scheduler(settings: Settings, said: Said, owner: str = "one") -> Scheduler:

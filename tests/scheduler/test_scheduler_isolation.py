@@ -138,7 +138,7 @@ async def test_a_step_that_takes_for_ever_is_broken_off_and_the_others_go_on(
     (first,) = await runner.claim()
     await runner.finish(first)
     said = Said()
-    settings = quick(database, tmp_path, step_seconds=0.2, lost_after_seconds=0.5)
+    settings = quick(database, tmp_path, maintenance_timeout_seconds=0.2, lost_after_seconds=0.5)
     async with hosted(make_scheduler(settings, said)):
         await said.saw("job_failed", job="reconcile")
         await runner.finish(claim, "failed", retry_in=0.1)
@@ -162,7 +162,7 @@ async def test_a_lost_runner_whose_run_somebody_holds_delays_the_reaping_of_no_o
         dead.append(await Runner.join(conn))
         await dead[-1].claim()
     said = Said()
-    settings = quick(database, tmp_path, step_seconds=0.4)
+    settings = quick(database, tmp_path, maintenance_timeout_seconds=0.4)
     async with await connect(database, purpose=Purpose.PLANNING) as holder, holder.transaction():
         await holder.execute("set local idle_in_transaction_session_timeout = 0")
         await holder.execute("select 1 from run_status where run_id = %s for update", [runs[0]])
@@ -194,7 +194,7 @@ async def test_where_every_candidate_hangs_the_step_rests_and_the_others_go_on(
         " language sql as $$ select 1 from pg_sleep(60) $$"
     )
     said = Said()
-    async with hosted(make_scheduler(quick(database, tmp_path, step_seconds=0.2), said)):
+    async with hosted(make_scheduler(quick(database, tmp_path, maintenance_timeout_seconds=0.2), said)):
         await said.saw("job_failed", job="reap", within_seconds=60)
         await runner.finish(claim, "failed", retry_in=0.1)
         await eventually(lambda: value(conn, "select state = 'available' from task where run_id = %s", run))

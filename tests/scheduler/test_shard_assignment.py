@@ -159,7 +159,7 @@ async def test_without_wake_ups_a_shard_that_is_handed_over_is_taken_within_a_ti
     database: str, conn: AsyncConnection, tmp_path: Path
 ) -> None:
     await set_shards(conn, shards=2, actor="test")
-    plain: dict[str, Any] = {"notify": False}
+    plain: dict[str, Any] = {"listen_notify": False}
     async with hosted(make_scheduler(quick(database, tmp_path, **plain), Said(), "a")):
         await eventually(lambda: value(conn, "select count(*) = 2 from shard where owner = 'a'"))
         said = Said()

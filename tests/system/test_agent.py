@@ -165,7 +165,7 @@ async def test_an_outage_of_the_api_kills_nothing_and_loses_no_line(farm: Farm, 
 
 async def test_an_outcome_is_left_behind_when_the_api_does_not_come_back(farm: Farm, far: Published) -> None:
     row = await farm.dispatch(far, "lasting")
-    agent = await farm.start(row, EVERTICK_AGENT_PATIENCE_SECONDS="0.5")
+    agent = await farm.start(row, EVERTICK_AGENT_REPORT_SECONDS="0.5")
     await farm.begun(agent)
     await farm.close_api()
     farm.go()

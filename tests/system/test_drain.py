@@ -75,7 +75,7 @@ async def test_a_dismissed_runner_ends_well_when_its_last_task_has(there: Instal
 
 
 async def test_without_wake_ups_a_drain_comes_with_the_heartbeat(there: Installation) -> None:
-    runner = await there.start("runner", runner_id="r1", notify=False)
+    runner = await there.start("runner", runner_id="r1", listen_notify=False)
     await drain(there, "r1")
     await runner.saw("runner_drained")
 

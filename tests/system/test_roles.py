@@ -66,7 +66,7 @@ async def test_a_run_from_its_file_to_its_log_with_a_role_for_each_service(
     for role, address in logins.items():
         await conn.execute(f"grant {role} to {conninfo.conninfo_to_dict(address)['user']}")  # type: ignore[call-overload]
     keys = (new_key(),)
-    settings = Settings(home=tmp_path / "api", dags_folder=tmp_path / "dags", api_rate=0, secret_keys=keys)
+    settings = Settings(home=tmp_path / "api", dags_folder=tmp_path / "dags", api_rate_limit=0, secret_keys=keys)
     (tmp_path / "dags").mkdir()
     (tmp_path / "dags" / "house.py").write_text(DAGS)
     log = structlog.get_logger()

@@ -249,7 +249,7 @@ class AgentSession:
             if is_file:
                 outcome = await self._patiently(lambda: self._send_result(outcome), inf)
                 is_safe = await self._outcome_file.write(outcome)
-            patience = self._settings.agent_patience_seconds if is_safe else inf
+            patience = self._settings.agent_report_seconds if is_safe else inf
             await self._patiently(lambda: self._finish(outcome), patience)
         except LeaseLost as error:
             self._log.error("lease_lost", error=error)

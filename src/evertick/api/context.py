@@ -61,7 +61,7 @@ class ApiContext:
     def __post_init__(self) -> None:
         self.readers = Pool(self.url, Purpose.API_READ, READERS)
         self.writers = Pool(self.url, Purpose.API_WRITE, WRITERS)
-        self.remembered = AuthCache(self.url, is_enabled=self.settings.notify)
+        self.remembered = AuthCache(self.url, is_enabled=self.settings.listen_notify)
         self.hub = EventHub(self.url, self.log)
         self.log_seats = StreamLimit(most=MOST_LOG_STREAMS, most_of_user=MOST_LOG_STREAMS_OF_USER)
         self.agents = Pool(self.url, Purpose.API_WRITE, AGENTS)

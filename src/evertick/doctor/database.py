@@ -423,8 +423,8 @@ def check_logs(settings: Settings, logs: StoredLogs) -> Iterator[Finding]:
             "They cannot be read from here, and a scheduler without the setting does not delete expired ones.",
             "Set EVERTICK_STORAGE and its keys for every scheduler and API, and where `evertick tasks logs` is used.",
         )
-    late_seconds = settings.storage_logs_after_seconds + LONGEST_WAIT_SECONDS
-    if settings.storage_logs and (logs.waiting_seconds or 0.0) > late_seconds:
+    late_seconds = settings.log_archive_after_seconds + LONGEST_WAIT_SECONDS
+    if settings.log_archive and (logs.waiting_seconds or 0.0) > late_seconds:
         yield warning(
             "log_moves",
             f"Logs of runs that ended {(logs.waiting_seconds or 0.0) / 3600:.0f} hours ago have not been archived to the storage.",

@@ -68,7 +68,7 @@ class LogArchiver:
         self, settings: Settings, store: ObjectStore, *, link: ReconnectingConnection, epoch: Epoch, log: Log
     ) -> None:
         self._store, self._link, self._epoch, self._log = store, link, epoch, log
-        self._is_moving, self._after_seconds = settings.storage_logs, settings.storage_logs_after_seconds
+        self._is_moving, self._after_seconds = settings.log_archive, settings.log_archive_after_seconds
         self._aside = ThreadRunner("log_moving", most=AT_ONCE)
         self.pulse = LoopHealth("log_moving", is_essential=False, longest_tick_seconds=STEP_SECONDS)
         self._due: deque[_Archiving] = deque()

@@ -62,7 +62,7 @@ class Publisher:
         self._settings, self._environment, self._log = settings, environment, log
         self._folder = settings.dags_folder.resolve()
         self._link = ReconnectingConnection(url, Purpose.PLANNING)
-        self._waker = Notifier(url, is_enabled=settings.notify, log=log, look_seconds=SELDOM_SECONDS)
+        self._waker = Notifier(url, is_enabled=settings.listen_notify, log=log, look_seconds=SELDOM_SECONDS)
         self._seen: dict[str, Fingerprint] = {}
         self._closures: dict[str, tuple[str, ...]] = {}
         self._owners: dict[str, str] = {}

@@ -44,11 +44,11 @@ class Claims:
     def __init__(self, settings: Settings, *, session: int, log: Log) -> None:
         self._session, self._infra_retries, self._log = session, settings.infra_retries, log
         self._queues = list(settings.runner_queues)
-        self._patterns = [read_pattern(text) for text in settings.runner_match]
+        self._patterns = [read_pattern(text) for text in settings.runner_task_patterns]
         self._matching: PatternClaims | None = None
         if self._patterns:
-            self._matching = PatternClaims(self._patterns, self._queues, aging_seconds=settings.aging_seconds)
-        self._cursor = ClaimCursor(len(self._queues), aging_seconds=settings.aging_seconds)
+            self._matching = PatternClaims(self._patterns, self._queues, aging_seconds=settings.priority_aging_seconds)
+        self._cursor = ClaimCursor(len(self._queues), aging_seconds=settings.priority_aging_seconds)
 
     async def exchange(self, conn: AsyncConnection, reports: list[str], free: int) -> Exchange:
         """Report ended attempts, and claim up to `free` tasks."""

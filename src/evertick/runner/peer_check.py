@@ -78,7 +78,7 @@ class PeerCheck:
         self._settings, self._link, self._put, self._log = settings, link, put, log
         self._place = this_process()
         self._peers: list[LiveRunner] = []
-        self._list_seconds = settings.tick_seconds * (LIST_TICKS if settings.notify else 1)
+        self._list_seconds = settings.tick_seconds * (LIST_TICKS if settings.listen_notify else 1)
         self._listed_at = -inf
 
     def list_soon(self) -> None:

@@ -47,7 +47,7 @@ def new_runner(session: int, settings: Settings, *, request: str | None = None) 
         pid=pid,
         pid_started=pid_started(pid),
         queues=list(settings.runner_queues),
-        match=list(settings.runner_match),
+        match=list(settings.runner_task_patterns),
         slots=settings.runner_slots,
         request=request,
         lost_after_seconds=settings.lost_after_seconds,
@@ -73,10 +73,10 @@ class Registration:
             request=request,
         )
         self.hot, self.side = ReconnectingConnection(url, Purpose.HOT), ReconnectingConnection(url, Purpose.PLANNING)
-        self.notifier = Notifier(url, is_enabled=settings.notify, log=self.log, look_seconds=SELDOM_SECONDS)
+        self.notifier = Notifier(url, is_enabled=settings.listen_notify, log=self.log, look_seconds=SELDOM_SECONDS)
         self.over, self.hurry = asyncio.Event(), asyncio.Event()
         self.ending = Ending.STOPPED
-        self._wake, self._notifies = wake, settings.notify
+        self._wake, self._notifies = wake, settings.listen_notify
 
     def stop(self) -> None:
         self.over.set()

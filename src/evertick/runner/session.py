@@ -142,7 +142,7 @@ class Session:
         works = [self._apply_events_meanwhile(), self._notifier.run(), self._logs.run(), self._logs.run_late()]
         works += [self._peers.run(), clean_bundles(self._settings.bundles_folder, self._executor, log=self._log)]
         works.append(clean_results(self._settings, link=self._side, log=self._log))
-        if self._settings.notify:
+        if self._settings.listen_notify:
             channels = [Channel.READY, Channel.STOP, Channel.JOIN]
             works.append(listen_forever(self._url, channels, self._put_notification, log=self._log))
         return works

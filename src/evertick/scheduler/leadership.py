@@ -228,7 +228,7 @@ class Leadership:
             if led is not None:
                 conn = await self._link.get()
                 is_transferred = await self._transfer(conn, led, successor)
-                if is_transferred and self._settings.notify:
+                if is_transferred and self._settings.listen_notify:
                     await notify(conn, Channel.LEAD)
                 return is_transferred
         except (psycopg.Error, PostgresUnavailable, OSError) as error:
@@ -283,7 +283,7 @@ class LeaderConnection:
             raise NotLeader(f"shard {self._leadership.shard} was led on another server ({self._leadership.server})")
         if conn is not self._bounded:
             if has_own_session(conn):
-                seconds = self._settings.step_seconds
+                seconds = self._settings.maintenance_timeout_seconds
                 await shards.bound_session(
                     conn,
                     statement_seconds=seconds,

@@ -179,7 +179,7 @@ class NotificationSender:
         settings = self._settings
         wish = DeliveryResult(
             defaults=self._defaults(),
-            give_up_seconds=settings.notify_give_up_hours * 3600 or FOR_EVER_SECONDS,
+            give_up_seconds=settings.notify_expire_hours * 3600 or FOR_EVER_SECONDS,
             batch=GIVE_UP_BATCH,
             most=MOST_COUNTED,
         )
@@ -203,7 +203,7 @@ class NotificationSender:
     def _defaults(self) -> list[dict[str, object]]:
         told = {Event.FAILURE: self._settings.notify_on_failure, Event.DEADLINE: self._settings.notify_on_deadline}
         return [
-            {"event": event, "sink": sink, "every_time": self._settings.notify_every_time}
+            {"event": event, "sink": sink, "every_time": self._settings.notify_repeat}
             for event, sinks in told.items()
             for sink in sorted({parse_destination(each).text for each in sinks})
         ]

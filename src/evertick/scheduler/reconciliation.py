@@ -97,7 +97,7 @@ class Reconciliation:
 
     async def count_gates(self, conn: AsyncConnection, epoch: int) -> Again:
         """Check all gates, slice by slice; before that, release the admissions of tasks that no runner can claim."""
-        grace = self._settings.unadmit_after_seconds
+        grace = self._settings.release_after_seconds
         released = await release_admissions(
             conn, shard=self._shard, epoch=epoch, grace=grace, batch=self._settings.promote_batch
         )

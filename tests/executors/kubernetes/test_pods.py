@@ -157,7 +157,7 @@ async def world(
     place.mkdir()
     variables = {"PLACE": str(place), "REGION": "eu"}
     template = write_template(tmp_path / "pod.yaml", variables)
-    write_template(place / "impatient.yaml", {**variables, "EVERTICK_AGENT_PATIENCE_SECONDS": "0.5"})
+    write_template(place / "impatient.yaml", {**variables, "EVERTICK_AGENT_REPORT_SECONDS": "0.5"})
     settings = quick(
         database,
         tmp_path / "home",
@@ -244,7 +244,7 @@ async def test_a_pod_that_was_killed_for_its_memory_says_so_and_runs_again(world
 
 
 async def test_a_pod_without_an_image_is_given_up_with_the_cluster_s_words(world: World) -> None:
-    async with world.runner(pod_give_up_seconds=0.2, infra_retries=0):
+    async with world.runner(pod_start_timeout_seconds=0.2, infra_retries=0):
         run_id = await world.run("nowhere")
         assert await world.ended(run_id) == "failed"
         await world.nothing_is_left()

@@ -143,7 +143,7 @@ class RemoteSession:
     def _background(self) -> list[Coroutine[None, None, None]]:
         works = [self._notifier.run(), self._submissions.run(), self._actions.run(), self._observer.run()]
         works += [self._peers.run(), clean_results(self._settings, link=self._side, log=self._log)]
-        if self._settings.notify:
+        if self._settings.listen_notify:
             channels = [Channel.READY, Channel.STOP, Channel.JOIN]
             works.append(listen_forever(self._url, channels, self._put_notification, log=self._log))
         return works
