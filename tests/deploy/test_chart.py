@@ -335,7 +335,9 @@ def test_a_template_of_pods_reaches_its_runner_and_is_one_that_evertick_takes(tm
 
 def test_who_uses_the_storage_knows_it_and_may_go_there() -> None:
     knows = {
-        each["name"]: {variable["name"] for variable in each["env"] if re.search("STORAGE|LOG_ARCHIVE", variable["name"])}
+        each["name"]: {
+            variable["name"] for variable in each["env"] if re.search("STORAGE|LOG_ARCHIVE", variable["name"])
+        }
         for each in containers("large")
     }
     used = knows["runner"]

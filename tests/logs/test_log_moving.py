@@ -145,14 +145,14 @@ async def test_a_fault_of_the_storage_only_delays_the_move_and_leaves_nothing_be
     way.fault, way.methods = fault, methods
     assert await mover.moving.tick() == 2.0 and await mover.moving.tick() == 4.0
     assert mover.moving.pulse.blocked is not None and told in mover.moving.pulse.blocked
-    assert value_of(metrics.LOG_MOVES_FAILING) > 0
+    assert value_of(metrics.LOG_ARCHIVE_FAILING) > 0
     assert await mover.here() == 10 and await mover.read(key) == before
     # From here on the storage answers, if only as quickly as a busy machine can.
     way.fault = None
     monkeypatch.setattr(object_store, "ANSWER_SECONDS", 20.0)
     await mover.round()
     assert await mover.here() == 0 and await mover.read(key) == before
-    assert mover.moving.pulse.blocked is None and value_of(metrics.LOG_MOVES_FAILING) == 0
+    assert mover.moving.pulse.blocked is None and value_of(metrics.LOG_ARCHIVE_FAILING) == 0
     await expire(mover.conn)
     await mover.round()
     assert len(stored(server, mover.settings)) == await listed(mover.conn) == 1

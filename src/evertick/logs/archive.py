@@ -152,7 +152,7 @@ class LogArchiver:
         async with self._database() as conn:
             moved = await move_lines(conn, leading, object_id, list(zip(keys, pieces, strict=True)))
         if moved:
-            metrics.LOGS_MOVED.inc(sum(len(content) for _, content in part))
+            metrics.LOGS_ARCHIVED.inc(sum(len(content.encode()) for _, content in part))
         moving.after, moving.is_over = keys[-1], not moved
 
     def _judge(self, some: list[_Archiving], outcomes: list[BaseException | None]) -> None:
@@ -196,7 +196,7 @@ class LogArchiver:
         self._failing_since = self._failing_since or now
         self._failures += 1
         seconds = now - self._failing_since
-        metrics.LOG_MOVES_FAILING.set(max(seconds, 1.0))
+        metrics.LOG_ARCHIVE_FAILING.set(max(seconds, 1.0))
         self.pulse.blocked = f"logs have stayed in the database for {seconds / 60:.0f} minutes: {error}"
         self._log.warning("storage_unavailable", doing="move_logs", error=error)
         return pause_seconds(self._failures)
@@ -204,7 +204,7 @@ class LogArchiver:
     def _is_back(self) -> None:
         if self._failing_since is not None:
             self._failing_since, self._failures, self.pulse.blocked = None, 0, None
-            metrics.LOG_MOVES_FAILING.set(0.0)
+            metrics.LOG_ARCHIVE_FAILING.set(0.0)
 
     def _forget(self) -> None:
         """Another scheduler archives now."""

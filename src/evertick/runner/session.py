@@ -231,7 +231,7 @@ class Session:
                 self._apply_events()
             except Exception as error:
                 # Whatever the error: it must not end everything that runs here.
-                metrics.STEP_FAILURES.labels(step="runner").inc()
+                metrics.JOB_FAILURES.labels(job="runner").inc()
                 self._log.error("loop_failed", loop="runner", error=error)
                 self._events.has_arrived.set()
 

@@ -65,7 +65,7 @@ async def run_loop(
             except Exception as error:
                 failures += 1
                 delay = back_off(failures, longest_back_off)
-                metrics.STEP_FAILURES.labels(step=name).inc()
+                metrics.JOB_FAILURES.labels(job=name).inc()
                 # A full disk is an OSError, too, and says nothing about the database.
                 is_unreachable = isinstance(error, (*UNREACHABLE, ConnectionError, TimeoutError))
                 pulse.fail(error, is_unreachable=is_unreachable, delay=delay)

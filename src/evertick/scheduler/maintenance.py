@@ -306,7 +306,7 @@ class Maintenance:
         if name in self._breakers:
             self._breakers[name].fail(reason)
         else:
-            metrics.STEP_FAILURES.labels(step=name).inc()
+            metrics.JOB_FAILURES.labels(job=name).inc()
             self._log.error("job_failed", job=name, error=reason)
 
     @property

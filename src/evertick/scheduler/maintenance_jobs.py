@@ -177,7 +177,7 @@ class MaintenanceJobs:
         batches."""
         done = await rebalance_shard(conn, shard=self._shard, epoch=epoch, batch=MOVES_AT_ONCE)
         if done.moved:
-            metrics.MOVED.inc(done.moved)
+            metrics.SHARD_MOVES.inc(done.moved)
             self._log.info("shard_rebalanced", shard=self._shard, moved=done.moved)
             self._waker.wake(Channel.PLAN)
             return Again(in_seconds=SOON_SECONDS)

@@ -82,7 +82,7 @@ class WorkerPool:
             except Exception as error:
                 # Whatever the error, it concerns this attempt alone, and the next read of the work list retries it
                 # (V11).
-                metrics.STEP_FAILURES.labels(step=self._name).inc()
+                metrics.JOB_FAILURES.labels(job=self._name).inc()
                 self._log.error("loop_failed", loop=self._name, error=error)
             finally:
                 self._end(session)
