@@ -117,7 +117,7 @@ async def agents(bench: Bench) -> list[Figure]:
         # Enough connections for all agents at one process, half of them for waiting heartbeats: the default is for a few dozen.
         room = {"EVERTICK_API_CONNECTIONS": str(2 * count + 64)}
         await house.add(
-            "api", {"EVERTICK_API_PORT": str(port), "EVERTICK_API_RATE": "0", "EVERTICK_AGENT_KEY": key, **room}
+            "api", {"EVERTICK_API_PORT": str(port), "EVERTICK_API_RATE_LIMIT": "0", "EVERTICK_AGENT_KEY": key, **room}
         )
         tokens = AgentTokens(replace(Settings(), agent_key=(key,)))
         them = Agents([

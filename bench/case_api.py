@@ -88,7 +88,7 @@ async def served_api(house: House) -> AsyncIterator[tuple[int, str]]:
     await accounts.add_user(house.conn, name="bench", role=Role.VIEWER, actor="bench")
     row = await accounts.find_user(house.conn, "bench")
     issued = await accounts.issue(house.conn, row, kind="token", name="bench", actor="bench", seconds=86_400)
-    await house.add("api", {"EVERTICK_API_PORT": str(port), "EVERTICK_API_RATE": "0"})
+    await house.add("api", {"EVERTICK_API_PORT": str(port), "EVERTICK_API_RATE_LIMIT": "0"})
 
     async def answers() -> bool:
         try:

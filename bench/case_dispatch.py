@@ -124,7 +124,7 @@ async def _dispatching(bench: Bench, house: House) -> AsyncIterator[TimedSession
         executor="slow",
         runner_slots=TASKS,
         runner_id="dispatch",
-        notify=False,
+        listen_notify=False,
         stop_grace_seconds=0,
     )
     executor, log = SlowExecutor(bench.size.submit_seconds), structlog.wrap_logger(None, processors=[_drop])

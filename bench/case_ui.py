@@ -222,7 +222,7 @@ async def _served(server: Server) -> AsyncIterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "evertick.cli.main", "api", "--port", str(port)]
-    settings = {**os.environ, "EVERTICK_DATABASE_URL": server.url_of(_DATABASE), "EVERTICK_API_RATE": "0"}
+    settings = {**os.environ, "EVERTICK_DATABASE_URL": server.url_of(_DATABASE), "EVERTICK_API_RATE_LIMIT": "0"}
     process = await create_subprocess_exec(*command, env=settings, stdout=DEVNULL, stderr=DEVNULL)
     try:
         yield f"http://127.0.0.1:{port}"

@@ -13,7 +13,7 @@ from evertick.domain.errors import InvalidSettings
 THRESHOLDS = {
     "tick_seconds": 0.5,
     "leader_lease_seconds": 8.0,
-    "step_seconds": 2.0,
+    "maintenance_timeout_seconds": 2.0,
     "heartbeat_seconds": 3.0,
     "lost_after_seconds": 45.0,
     "reconcile_seconds": 10.0,
@@ -52,7 +52,7 @@ def test_a_threshold_is_what_the_environment_says(name: str) -> None:
 @pytest.mark.requirement("B7", "A15", "A9")
 def test_a_child_process_is_started_with_the_same_settings() -> None:
     environment = {variable(name): str(value) for name, value in THRESHOLDS.items()}
-    environment |= {"EVERTICK_RUNNER_QUEUES": "small,large", "EVERTICK_NOTIFY": "off"}
+    environment |= {"EVERTICK_RUNNER_QUEUES": "small,large", "EVERTICK_LISTEN_NOTIFY": "off"}
     settings = read_settings(environment)
     assert read_settings(environment_for(settings, {})) == settings
 

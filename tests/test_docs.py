@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import re
@@ -222,6 +223,60 @@ def test_the_page_of_settings_has_the_lowest_value_of_each_number(name: str) -> 
         read_settings({f"EVERTICK_{name.upper()}": "-1"})
     told = re.search(r"the lowest is (\S+)\.$", str(refused.value))
     assert lowest == (f"`{told[1]}`" if told else "")
+
+
+# Log events -------------------------------------------------------------------------------------------------
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+EVENT_ROW = re.compile(r"^\| `(\w+)` \| (\w+(?:, \w+)*) \| [^|]+ \| [^|]+ \|$", re.MULTILINE)
+# The last word of an event that is a state, not an action.
+STATES = ["invalid", "listening", "missing", "ready", "stopping", "unavailable", "unreachable"]
+
+
+def texts(node: ast.expr) -> list[str]:
+    """The strings that an argument may be: both of `"a" if x else "b"`."""
+    parts = (node.body, node.orelse) if isinstance(node, ast.IfExp) else (node,)
+    return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+
+
+def logged_by(call: ast.Call) -> Iterator[tuple[str, str]]:
+    """The event and level of a call that logs."""
+    function = ast.unparse(call.func)
+    owner, _, method = function.rpartition(".")
+    if method in LEVELS and re.search(r"\b_?log$", owner):
+        yield from ((event, method) for event in texts(call.args[0]))
+    elif function == "self._event":  # of the supervisor
+        level = {each.arg: texts(each.value) for each in call.keywords}.get("level", ["info"])
+        yield from ((event, level[0]) for event in texts(call.args[1]))
+    elif function == "self._say_once":
+        yield from ((event, "warning") for event in texts(call.args[0]))
+    elif function == "tell_result":
+        yield from ((event, level) for event in texts(call.args[0]) for level in ("info", "warning"))
+
+
+def events_in_source() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for event, level in logged_by(node) if isinstance(node, ast.Call) else ():
+                found.setdefault(event, set()).add(level)
+    return found
+
+
+def test_the_page_of_log_events_has_every_event_with_its_levels() -> None:
+    page = (DOCS / "reference" / "log-events.md").read_text(encoding="utf-8")
+    rows = EVENT_ROW.findall(page)
+    assert len(rows) == len({event for event, _ in rows}) == page.count("\n| `"), (
+        "a row is malformed, or is there twice"
+    )
+    assert {event: set(levels.split(", ")) for event, levels in rows} == events_in_source()
+
+
+@pytest.mark.parametrize("event", sorted(events_in_source()))
+def test_an_event_names_a_thing_and_what_happened_to_it(event: str) -> None:
+    _, *words = event.split("_")
+    happened = any(word.endswith("ed") or word in ("left", "lost") for word in words)
+    assert words and (happened or words[-1] in STATES or event == "snapshot_too_old")
 
 
 # Places -----------------------------------------------------------------------------------------------------

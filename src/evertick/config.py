@@ -31,7 +31,9 @@ def check_pods(*, options: Iterable[str], cleanup: str, owner: str) -> None:
     if cleanup not in POD_CLEANUPS:
         raise InvalidSettings(f"EVERTICK_POD_CLEANUP={cleanup!r} is unknown: use {', '.join(POD_CLEANUPS)}.")
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", owner):
-        raise InvalidSettings(f"EVERTICK_POD_OWNER={owner!r} is not a valid label: use letters, digits, '-' and '.'.")
+        raise InvalidSettings(
+            f"EVERTICK_POD_OWNER_LABEL={owner!r} is not a valid label: use letters, digits, '-' and '.'."
+        )
 
 
 def check_notifications(*, sinks: Mapping[str, Iterable[str]], networks: Iterable[str], sender: str | None) -> None:
@@ -47,7 +49,7 @@ def check_notifications(*, sinks: Mapping[str, Iterable[str]], networks: Iterabl
             ip_network(text)
         except ValueError:
             raise InvalidSettings(
-                f"EVERTICK_WEBHOOK_NETWORKS: {text!r} is not a network: write one such as 10.0.0.0/8 or 127.0.0.1."
+                f"EVERTICK_WEBHOOK_ALLOWED_NETWORKS: {text!r} is not a network: write one such as 10.0.0.0/8 or 127.0.0.1."
             ) from None
     if sender is not None and ("@" not in sender or not sender.isprintable()):
         raise InvalidSettings(
@@ -94,19 +96,19 @@ class Settings:
     promote_batch: int = 1000
     reconcile_batch: int = 200
     reconcile_seconds: float = 30.0
-    step_seconds: float = 5.0
+    maintenance_timeout_seconds: float = 5.0
     orphan_after_seconds: float = 300.0
     max_active_retries: int | None = None
     shards: int | None = None
-    unadmit_after_seconds: float = 60.0
+    release_after_seconds: float = 60.0
     retention_days: float = 90.0
 
     runner_id: str | None = None
     runner_name: str | None = None
     runner_slots: int = field(default_factory=lambda: max(32, 4 * (os.cpu_count() or 1)))
     runner_queues: tuple[str, ...] = ("default",)
-    runner_match: tuple[str, ...] = ()
-    aging_seconds: float = 60.0
+    runner_task_patterns: tuple[str, ...] = ()
+    priority_aging_seconds: float = 60.0
     executor: str = LOCAL
     dispatch_workers: int = 16
     dispatch_queue: int = 256
@@ -116,24 +118,24 @@ class Settings:
     lost_after_seconds: float = 90.0
     infra_retries: int = 3
     stop_grace_seconds: float = 10.0
-    notify: bool = True
+    listen_notify: bool = True
     log: str = "text"
     health: bool = True
     health_host: str = "127.0.0.1"
     health_port: int | None = None
     api_host: str = "127.0.0.1"
     api_port: int | None = None
-    api_proxies: tuple[str, ...] = ()
-    api_rate: float = 100.0
+    api_trusted_proxies: tuple[str, ...] = ()
+    api_rate_limit: float = 100.0
     api_connections: int = 256
     admin_password: str | None = field(default=None, repr=False)
     otlp_endpoint: str | None = None
     notify_on_failure: tuple[str, ...] = ()
     notify_on_deadline: tuple[str, ...] = ()
-    notify_every_time: bool = False
+    notify_repeat: bool = False
     notify_attempts: int = 10
-    notify_give_up_hours: float = 24.0
-    webhook_networks: tuple[str, ...] = ()
+    notify_expire_hours: float = 24.0
+    webhook_allowed_networks: tuple[str, ...] = ()
     smtp_connection: str = "smtp"
     smtp_from: str | None = None
     failpoint: str | None = None
@@ -151,7 +153,7 @@ class Settings:
     agent_token: str | None = field(default=None, repr=False)
     agent_token_file: Path | None = None
     agent_outcome_file: Path | None = None
-    agent_patience_seconds: float = 600.0
+    agent_report_seconds: float = 600.0
 
     kubeconfig: Path | None = None
     kube_context: str | None = None
@@ -159,11 +161,11 @@ class Settings:
     kube_timeout_seconds: float = 30.0
     pod_template: Path | None = None
     pod_image: str | None = None
-    pod_owner: str = "evertick"
+    pod_owner_label: str = "evertick"
     pod_options: tuple[str, ...] = ()
     pod_cleanup: str = "always"
     pod_keep_seconds: float = 0.0
-    pod_give_up_seconds: float = 300.0
+    pod_start_timeout_seconds: float = 300.0
 
     load_timeout_seconds: float = 30.0
     routing_file: Path | None = None
@@ -174,9 +176,9 @@ class Settings:
     storage_key_id: str | None = None
     # Not printed with the settings.
     storage_secret_key: str | None = field(default=None, repr=False)
-    storage_patience_seconds: float = 300.0
-    storage_logs: bool = False
-    storage_logs_after_seconds: float = 600.0
+    storage_retry_seconds: float = 300.0
+    log_archive: bool = False
+    log_archive_after_seconds: float = 600.0
     result_spill_bytes: int = 1024 * 1024
     result_max_bytes: int = 256 * 1024 * 1024
     log_head_bytes: int = 4 * 1024 * 1024
@@ -207,19 +209,19 @@ class Settings:
             )
         if not self.runner_queues:
             raise InvalidSettings("EVERTICK_RUNNER_QUEUES is empty: name at least one queue, for instance 'default'.")
-        for pattern in self.runner_match:
+        for pattern in self.runner_task_patterns:
             try:
                 read_pattern(pattern)
             except InvalidRouting as error:
-                raise InvalidSettings(f"EVERTICK_RUNNER_MATCH: {error}") from None
+                raise InvalidSettings(f"EVERTICK_RUNNER_TASK_PATTERNS: {error}") from None
         sinks = {_variable(name): getattr(self, name) for name in ("notify_on_failure", "notify_on_deadline")}
-        check_notifications(sinks=sinks, networks=self.webhook_networks, sender=self.smtp_from)
-        check_pods(options=self.pod_options, cleanup=self.pod_cleanup, owner=self.pod_owner)
+        check_notifications(sinks=sinks, networks=self.webhook_allowed_networks, sender=self.smtp_from)
+        check_pods(options=self.pod_options, cleanup=self.pod_cleanup, owner=self.pod_owner_label)
         if self.storage is not None:
             keys = (self.storage_key_id, self.storage_secret_key)
             check_storage(self.storage, keys=keys, endpoint=self.storage_endpoint)
-        elif self.storage_logs:
-            raise InvalidSettings("EVERTICK_STORAGE_LOGS=on needs an object storage: set EVERTICK_STORAGE.")
+        elif self.log_archive:
+            raise InvalidSettings("EVERTICK_LOG_ARCHIVE=on needs an object storage: set EVERTICK_STORAGE.")
         for name, times, words, other, why in _AT_LEAST:
             value, than = getattr(self, name), getattr(self, other)
             # Without a remote executor no attempt is declared lost for what one reports.
@@ -286,14 +288,14 @@ _LOWEST: dict[str, float] = {
     "promote_batch": 1,
     "reconcile_batch": 1,
     "reconcile_seconds": 0.01,
-    "unadmit_after_seconds": 0,
-    "step_seconds": 0.1,
+    "release_after_seconds": 0,
+    "maintenance_timeout_seconds": 0.1,
     "dispatch_lost_seconds": 0.1,
     "max_active_retries": 1,
     "shards": 1,
     "retention_days": 0,
     "runner_slots": 1,
-    "aging_seconds": 0,
+    "priority_aging_seconds": 0,
     "dispatch_workers": 1,
     "dispatch_queue": 0,
     "heartbeat_seconds": 0.05,
@@ -301,19 +303,19 @@ _LOWEST: dict[str, float] = {
     "stop_grace_seconds": 0,
     "health_port": 0,
     "api_port": 0,
-    "api_rate": 0,
+    "api_rate_limit": 0,
     "api_connections": 8,
     "notify_attempts": 1,
-    "notify_give_up_hours": 0,
+    "notify_expire_hours": 0,
     "kube_timeout_seconds": 0.1,
     "pod_keep_seconds": 0,
-    "pod_give_up_seconds": 0,
+    "pod_start_timeout_seconds": 0,
     "load_timeout_seconds": 0.1,
     "start_token_seconds": 1,
     "attempt_token_seconds": 1,
-    "agent_patience_seconds": 0,
-    "storage_patience_seconds": 0,
-    "storage_logs_after_seconds": 0,
+    "agent_report_seconds": 0,
+    "storage_retry_seconds": 0,
+    "log_archive_after_seconds": 0,
     "result_spill_bytes": 1024,
     "result_max_bytes": 1024,
     "log_head_bytes": 4096,

@@ -21,7 +21,7 @@ from evertick.engine import accounts
 from evertick.ui.app import make_app
 
 BASE = "http://evertick.test"
-ORDINARY = Settings(api_rate=0, agent_key=("k" * 43,))
+ORDINARY = Settings(api_rate_limit=0, agent_key=("k" * 43,))
 _NUMBERS = itertools.count(1)
 
 Signed = Callable[..., Awaitable["Client"]]

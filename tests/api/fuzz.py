@@ -206,7 +206,7 @@ async def api_on(url: str, folder: Path) -> AsyncIterator[str]:
     key_file.write_text(new_key() + "\n", encoding="ascii")
     key_file.chmod(0o600)
     at, stop = bound("127.0.0.1", 0), asyncio.Event()
-    made = Settings(api_rate=0, secret_key_file=key_file, home=folder)
+    made = Settings(api_rate_limit=0, secret_key_file=key_file, home=folder)
     log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
     serving = asyncio.create_task(serve(make_app, made, url, log, at, stop))
     yield address_of(at)

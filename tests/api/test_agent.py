@@ -33,7 +33,7 @@ CANARY = "canary-8d1f0c"
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(
-        api_rate=0,
+        api_rate_limit=0,
         agent_key=("k" * 43,),
         home=tmp_path,
         secret_keys=(new_key(),),
@@ -105,7 +105,7 @@ async def test_a_heartbeat_waits_for_a_word_and_hears_a_cancel_at_once(one: Disp
     still = await one.agent.ok("POST", f"{AGENT}/heartbeat", json={})
     assert still["rest_seconds"] == 0.5, "who does not wait rests"
     await Client(one.app, calm["token"]).ok("POST", f"{AGENT}/heartbeat", json={})
-    one.desk.settings = Settings(heartbeat_seconds=60, lost_after_seconds=180, api_rate=0)
+    one.desk.settings = Settings(heartbeat_seconds=60, lost_after_seconds=180, api_rate_limit=0)
     waiting = asyncio.create_task(one.agent.ok("POST", f"{AGENT}/heartbeat", json={"wait_seconds": 60}))
     await asyncio.sleep(0)
     await cancel(conn, run_id=one.key.run_id, actor="test")
@@ -255,7 +255,7 @@ async def test_an_expired_token_is_refused_and_the_start_token_gives_a_new_one(o
 
 async def test_thousands_behind_one_address_do_not_count_as_one(desk: ApiContext, one: Dispatched) -> None:
     await one.begin()
-    desk.settings = Settings(api_rate=1.0, agent_key=("k" * 43,), heartbeat_seconds=0.5)
+    desk.settings = Settings(api_rate_limit=1.0, agent_key=("k" * 43,), heartbeat_seconds=0.5)
     limited = make_app(desk)
     for turn in range(40):
         token = desk.agent_tokens.make_attempt_token(key=one.key, epoch=one.row.epoch, session=one.row.session + turn)

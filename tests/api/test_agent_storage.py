@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[S3Server]:
 @pytest.fixture
 def settings(tmp_path: Path, server: S3Server) -> Settings:
     return Settings(
-        api_rate=0, agent_key=("k" * 43,), home=tmp_path / "one", result_spill_bytes=2048, **server.settings
+        api_rate_limit=0, agent_key=("k" * 43,), home=tmp_path / "one", result_spill_bytes=2048, **server.settings
     )
 
 

@@ -52,7 +52,9 @@ class Official:
 async def address(database: str) -> AsyncIterator[str]:
     at: socket.socket = bound("127.0.0.1", 0)
     stop = asyncio.Event()
-    serving = asyncio.create_task(serve(make_app, Settings(api_rate=0), database, structlog.get_logger(), at, stop))
+    serving = asyncio.create_task(
+        serve(make_app, Settings(api_rate_limit=0), database, structlog.get_logger(), at, stop)
+    )
     yield address_of(at)
     stop.set()
     await serving

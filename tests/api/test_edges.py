@@ -57,7 +57,7 @@ async def test_large_answers_are_packed(admin: Client) -> None:
 
 
 async def test_who_asks_too_often_waits_and_others_do_not(database: str, conn: AsyncConnection) -> None:
-    app = make_app(ApiContext(Settings(api_rate=1), database, structlog.get_logger()))
+    app = make_app(ApiContext(Settings(api_rate_limit=1), database, structlog.get_logger()))
     greedy, modest = Client(app, None), Client(app, None, address="10.0.0.2")
     answers = [await greedy.get("/healthz") for _ in range(8)]
     assert [answer.status_code for answer in answers[:4]] == [200] * 4
@@ -87,7 +87,7 @@ async def test_nobody_is_led_elsewhere_by_what_stands_in_host(admin: Client, pat
 
 async def test_without_a_database_the_answer_is_503_with_a_time_and_nothing_of_the_inside() -> None:
     url = "postgresql://user:hunter22secret@127.0.0.1:1/x"
-    client = Client(make_app(ApiContext(Settings(api_rate=0), url, structlog.get_logger())), "evt_any")
+    client = Client(make_app(ApiContext(Settings(api_rate_limit=0), url, structlog.get_logger())), "evt_any")
     for path in ("/readyz", "/auth/session", "/metrics"):
         answer = await client.get(path)
         assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0

@@ -286,7 +286,9 @@ async def test_a_reader_who_hangs_up_in_the_middle_of_a_question_leaves_the_othe
 async def test_a_server_that_stops_ends_its_streams(database: str, secret: str) -> None:
     """In order: a stream that is cut off would be an error for its reader."""
     at, stop = bound("127.0.0.1", 0), asyncio.Event()
-    serving = asyncio.create_task(serve(make_app, Settings(api_rate=0), database, structlog.get_logger(), at, stop))
+    serving = asyncio.create_task(
+        serve(make_app, Settings(api_rate_limit=0), database, structlog.get_logger(), at, stop)
+    )
     headers = {"Authorization": f"Bearer {secret}"}
     async with (
         httpx.AsyncClient(base_url=address_of(at), headers=headers, timeout=LONGEST_SECONDS) as http,

@@ -32,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[S3Server]:
 
 @pytest.fixture
 def settings(server: S3Server) -> Settings:
-    return Settings(api_rate=0, storage_logs=True, storage_logs_after_seconds=0, **server.settings)
+    return Settings(api_rate_limit=0, log_archive=True, log_archive_after_seconds=0, **server.settings)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ async def test_every_door_shows_the_lines_and_says_so_when_it_cannot(
 
 
 async def test_an_api_that_knows_no_storage_says_what_to_set(admin: Client, run: int, desk: ApiContext) -> None:
-    desk.settings = replace(desk.settings, storage_logs=False, storage=None)
+    desk.settings = replace(desk.settings, log_archive=False, storage=None)
     desk.log_archive = type(desk.log_archive)(desk.settings)
     refused = await admin.refused("GET", f"{V1}/runs/{run}/tasks/t/logs", 502)
     assert "set EVERTICK_STORAGE" in refused["detail"]

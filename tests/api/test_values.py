@@ -19,7 +19,7 @@ CONNECTION = "postgresql://anna:canary-password@db.test:5432/shop?token=canary-t
 
 @pytest.fixture
 def settings() -> Settings:
-    return Settings(api_rate=0, secret_keys=(new_key(),))
+    return Settings(api_rate_limit=0, secret_keys=(new_key(),))
 
 
 async def test_a_variable_is_made_read_changed_and_deleted(admin: Client, conn: AsyncConnection) -> None:
@@ -76,7 +76,7 @@ async def test_who_may_only_look_sees_no_value_and_changes_none(signed: Signed) 
 class TestWithoutAKey:
     @pytest.fixture
     def settings(self, tmp_path: Path) -> Settings:
-        return Settings(api_rate=0, home=tmp_path / "inside")
+        return Settings(api_rate_limit=0, home=tmp_path / "inside")
 
     async def test_it_is_said_without_telling_where_the_key_should_be(self, admin: Client) -> None:
         told = await admin.refused("PUT", f"{V1}/secrets/x", 409, json={"value": "y"})

@@ -268,7 +268,7 @@ class Cluster:
         """Services that ended although nobody did anything to them. A runner that was buried ends on purpose."""
         found = []
         for member in self.members.values():
-            buried = len(member.events("buried"))
+            buried = len(member.events("session_declared_dead"))
             ended = [life for life in member.lives if life.ended_ns is not None and life.cause is None]
             if len(ended) > buried:
                 codes = ", ".join(str(life.exit_code) for life in ended)

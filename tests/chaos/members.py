@@ -163,7 +163,7 @@ class Member:
 
     async def readiness(self) -> int:
         """What it answers at its health port, as a load balancer would ask; 0 for no answer."""
-        said = self.events("health")
+        said = self.events("health_listening")
         if self.pid is None or not said:
             return 0
         host, _, port = str(said[-1]["url"]).removeprefix("http://").partition(":")

@@ -92,7 +92,9 @@ async def test_a_deployment_owns_its_dags(cli: Cli, conn: AsyncConnection, datab
     assert "is already published from deploy:a/shop.py" in await cli.refused("deploy", folder, "--name", "b", status=1)
     # A watched folder that has no such file leaves it alone.
     (tmp_path / "watched").mkdir()
-    settings = Settings(database_url=database, home=tmp_path / "home", dags_folder=tmp_path / "watched", notify=False)
+    settings = Settings(
+        database_url=database, home=tmp_path / "home", dags_folder=tmp_path / "watched", listen_notify=False
+    )
     publisher = Publisher(settings, url=database, environment={}, log=Said().log)
     await publisher.tick()
     await publisher._link.close()

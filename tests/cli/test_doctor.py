@@ -314,7 +314,7 @@ def test_logs_that_nobody_can_reach_or_that_wait_for_long_are_found() -> None:
 
     assert judged(Settings(), are_there=True, waiting=None) == ["storage"]
     assert judged(Settings(), are_there=False, waiting=1e6) == []
-    moving = Settings(**storage, storage_logs=True)  # type: ignore[arg-type]
+    moving = Settings(**storage, log_archive=True)  # type: ignore[arg-type]
     assert judged(moving, are_there=True, waiting=4000) == judged(moving, are_there=True, waiting=None) == []
     assert judged(moving, are_there=True, waiting=4300) == ["log_moves"]
 

@@ -167,7 +167,7 @@ async def test_lines_that_are_in_a_storage_are_shown_or_it_is_said_what_is_missi
     cli: Cli, runner: Runner, conn: AsyncConnection, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with s3_server(tmp_path / "s3") as server:
-        settings = Settings(**server.settings, storage_logs=True, storage_logs_after_seconds=0)
+        settings = Settings(**server.settings, log_archive=True, log_archive_after_seconds=0)
         await conn.execute("update run set created_at = created_at - interval '1 hour'")
         link = ReconnectingConnection(database, Purpose.PLANNING)
         mover = Mover(conn, settings, link, await lead(conn))

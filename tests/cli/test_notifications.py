@@ -53,8 +53,8 @@ async def test_a_sink_is_tried_and_what_came_of_it_is_said(
 ) -> None:
     with web_sink() as hook:
         refused = await cli("notify", "test", f"webhook:{hook.url}/")
-        assert refused.status == 1 and "EVERTICK_WEBHOOK_NETWORKS can allow it" in refused.out
-        monkeypatch.setenv("EVERTICK_WEBHOOK_NETWORKS", "127.0.0.1")
+        assert refused.status == 1 and "EVERTICK_WEBHOOK_ALLOWED_NETWORKS can allow it" in refused.out
+        monkeypatch.setenv("EVERTICK_WEBHOOK_ALLOWED_NETWORKS", "127.0.0.1")
         assert "Sent to webhook:http://127.0.0.1" in (await cli("notify", "test", f"webhook:{hook.url}/")).out
         tried = await cli.json("notify", "test", f"slack:{hook.url}/")
     assert (tried["is_sent"], tried["answer"]) == (True, "HTTP 200")

@@ -60,7 +60,7 @@ UNEQUAL = {"oldest_wait_seconds", "silent_seconds", "remaining_seconds", "used_a
 async def address(database: str) -> AsyncIterator[str]:
     at: socket.socket = bound("127.0.0.1", 0)
     stop = asyncio.Event()
-    settings = Settings(api_rate=0, secret_keys=(KEY,))
+    settings = Settings(api_rate_limit=0, secret_keys=(KEY,))
     serving = asyncio.create_task(serve(make_app, settings, database, structlog.get_logger(), at, stop))
     yield address_of(at)
     stop.set()

@@ -64,7 +64,7 @@ async def test_a_scheduler_leads_under_its_host_and_pid_and_hands_over_when_aske
     conn: AsyncConnection, database: str, tmp_path: Path
 ) -> None:
     async with service(database, tmp_path, "scheduler") as process:
-        assert (await event(process, "lead"))["service"] == "scheduler"
+        assert (await event(process, "leadership_acquired"))["service"] == "scheduler"
         leader = await shards.leader(conn, shard=0)
         assert leader is not None
         assert leader.owner == f"{socket.gethostname()}-{process.pid}"
@@ -80,7 +80,7 @@ async def test_a_runner_serves_what_it_was_told_and_says_goodbye(
     async with service(
         database, tmp_path, "runner", "--queues", "gpu, default", "--slots", "3", "--id", "big"
     ) as process:
-        await event(process, "started")
+        await event(process, "runner_started")
         (runner,) = await runners.live(conn)
         assert (runner.runner_id, runner.queues, runner.slots) == ("big", ["gpu", "default"], 3)
         assert await ended(process, signal.SIGINT) == 0
@@ -91,10 +91,10 @@ async def test_a_buried_runner_goes_on_under_a_new_session(
     conn: AsyncConnection, database: str, tmp_path: Path
 ) -> None:
     async with service(database, tmp_path, "runner") as process:
-        old = (await event(process, "started"))["session"]
+        old = (await event(process, "runner_started"))["session"]
         await mark_runner_dead(conn, session=int(old, 16), reason="agent_lost: test", infra_retries=3)
-        assert (await event(process, "buried"))["session"] == old
-        assert (await event(process, "started"))["session"] != old
+        assert (await event(process, "session_declared_dead"))["session"] == old
+        assert (await event(process, "runner_started"))["session"] != old
         assert await ended(process, signal.SIGTERM) == 0
 
 
@@ -102,9 +102,9 @@ async def test_a_dismissed_runner_ends_with_a_status_that_asks_for_no_restart(
     conn: AsyncConnection, database: str, tmp_path: Path
 ) -> None:
     async with service(database, tmp_path, "runner") as process:
-        session = (await event(process, "started"))["session"]
+        session = (await event(process, "runner_started"))["session"]
         await drain(conn, sessions=[int(session, 16)], actor="test", then_leave=True)
-        await event(process, "dismissed")
+        await event(process, "runner_exited")
         assert await process.wait() == 0
 
 
@@ -116,14 +116,14 @@ async def test_a_publisher_publishes_the_folder_it_was_told(
         "from evertick import dag, shell\n\n@dag\ndef one():\n    shell('a', 'true')\n"
     )
     async with service(database, tmp_path, "publisher", "--dags", "here") as process:
-        assert (await event(process, "publish"))["dag"] == "one"
+        assert (await event(process, "dag_published"))["dag"] == "one"
         assert await eventually(lambda: dags.names(conn)) == ["one"]
         assert await ended(process, signal.SIGTERM) == 0
 
 
 async def test_a_service_waits_for_a_database_that_is_not_up_and_can_be_stopped_meanwhile(tmp_path: Path) -> None:
     async with service("postgresql://127.0.0.1:1/shop", tmp_path, "scheduler") as process:
-        assert "127.0.0.1:1" in (await event(process, "unreachable"))["error"]
+        assert "127.0.0.1:1" in (await event(process, "database_unreachable"))["error"]
         assert await ended(process, signal.SIGTERM) == 0
 
 

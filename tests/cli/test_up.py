@@ -61,7 +61,7 @@ async def test_what_cannot_be_a_folder_is_refused(cli_without_database: Cli, now
 
 
 def test_children_get_the_settings_of_the_command_line() -> None:
-    settings = Settings(home=Path("h"), runner_slots=3, runner_queues=("a", "b"), notify=False, runner_id="me")
+    settings = Settings(home=Path("h"), runner_slots=3, runner_queues=("a", "b"), listen_notify=False, runner_id="me")
     environment = environment_for(settings, {"PATH": "/bin", "EVERTICK_RUNNER_SLOTS": "99"})
     assert environment["PATH"] == "/bin"
     assert read_settings(environment) == settings

@@ -48,7 +48,7 @@ async def test_with_wake_ups_switched_off_none_is_sent(
     cli: Cli, conn: AsyncConnection, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await _world(conn)
-    monkeypatch.setenv("EVERTICK_NOTIFY", "off")
+    monkeypatch.setenv("EVERTICK_LISTEN_NOTIFY", "off")
     async with await connect(database, purpose=Purpose.LISTEN) as listener:
         await listener.execute("listen evertick_ready")
         assert (await cli("dags", "trigger", "etl")).status == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from functools import cache
@@ -61,7 +62,7 @@ SETS: dict[str, Values] = {
         },
         "settings": {
             "EVERTICK_RETENTION_DAYS": 30,
-            "EVERTICK_NOTIFY": True,
+            "EVERTICK_LISTEN_NOTIFY": True,
             "EVERTICK_TICK_SECONDS": 0.5,
             "EVERTICK_RESULT_SPILL_BYTES": 10485760,
             "EVERTICK_STOP_GRACE_SECONDS": 7,
@@ -278,7 +279,7 @@ def test_only_a_runner_that_makes_pods_has_rights_in_the_cluster_and_only_where_
 def test_agents_reach_the_api_and_nobody_reaches_them() -> None:
     policies = of_kind("pods", "NetworkPolicy")
     (runner,) = [each for each in containers("pods") if each["name"] == "runner" and "pods" in each["args"]]
-    owner = next(each["value"] for each in runner["env"] if each["name"] == "EVERTICK_POD_OWNER")
+    owner = next(each["value"] for each in runner["env"] if each["name"] == "EVERTICK_POD_OWNER_LABEL")
     marked = {"matchLabels": {OWNER_LABEL: owner}}
     there = {"matchLabels": {"kubernetes.io/metadata.name": "work"}}
     tasks = policies["live-evertick-tasks"]
@@ -334,12 +335,14 @@ def test_a_template_of_pods_reaches_its_runner_and_is_one_that_evertick_takes(tm
 
 def test_who_uses_the_storage_knows_it_and_may_go_there() -> None:
     knows = {
-        each["name"]: {variable["name"] for variable in each["env"] if "STORAGE" in variable["name"]}
+        each["name"]: {
+            variable["name"] for variable in each["env"] if re.search("STORAGE|LOG_ARCHIVE", variable["name"])
+        }
         for each in containers("large")
     }
     used = knows["runner"]
     assert "EVERTICK_STORAGE_SECRET_KEY" in used and knows["api"] == used
-    assert knows["scheduler"] == used | {"EVERTICK_STORAGE_LOGS", "EVERTICK_STORAGE_LOGS_AFTER_SECONDS"}
+    assert knows["scheduler"] == used | {"EVERTICK_LOG_ARCHIVE", "EVERTICK_LOG_ARCHIVE_AFTER_SECONDS"}
     assert knows["publisher"] == knows["migrate"] == set()
     egress = {place: str(policy["spec"]["egress"]) for place, policy in of_kind("large", "NetworkPolicy").items()}
     may = {place.removeprefix("live-evertick-") for place, ways in egress.items() if "9000" in ways}

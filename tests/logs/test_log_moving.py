@@ -57,7 +57,7 @@ def settings(server: S3Server, way: FaultyWay, request: pytest.FixtureRequest) -
         "storage": f"s3://attic/{abs(hash(request.node.name))}",
         "storage_endpoint": way.endpoint,
     }
-    return Settings(**told, storage_logs=True, storage_logs_after_seconds=60)
+    return Settings(**told, log_archive=True, log_archive_after_seconds=60)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ async def test_only_who_leads_moves_and_only_where_somebody_asked_for_it(mover: 
     assert await idle.tick() == archive.LOOK_SECONDS
     mover.epoch += 1
     off = LogArchiver(
-        replace(settings, storage_logs=False), store, link=mover.link, epoch=lambda: mover.epoch, log=mover.said.log
+        replace(settings, log_archive=False), store, link=mover.link, epoch=lambda: mover.epoch, log=mover.said.log
     )
     assert await off.tick() == archive.ROUND_SECONDS
     assert await mover.here() == 10 and await listed(mover.conn) == 0
@@ -145,14 +145,14 @@ async def test_a_fault_of_the_storage_only_delays_the_move_and_leaves_nothing_be
     way.fault, way.methods = fault, methods
     assert await mover.moving.tick() == 2.0 and await mover.moving.tick() == 4.0
     assert mover.moving.pulse.blocked is not None and told in mover.moving.pulse.blocked
-    assert value_of(metrics.LOG_MOVES_FAILING) > 0
+    assert value_of(metrics.LOG_ARCHIVE_FAILING) > 0
     assert await mover.here() == 10 and await mover.read(key) == before
     # From here on the storage answers, if only as quickly as a busy machine can.
     way.fault = None
     monkeypatch.setattr(object_store, "ANSWER_SECONDS", 20.0)
     await mover.round()
     assert await mover.here() == 0 and await mover.read(key) == before
-    assert mover.moving.pulse.blocked is None and value_of(metrics.LOG_MOVES_FAILING) == 0
+    assert mover.moving.pulse.blocked is None and value_of(metrics.LOG_ARCHIVE_FAILING) == 0
     await expire(mover.conn)
     await mover.round()
     assert len(stored(server, mover.settings)) == await listed(mover.conn) == 1
@@ -269,7 +269,7 @@ async def test_a_run_that_the_database_refuses_holds_up_no_other(mover: Mover) -
     )
     await mover.conn.execute("create trigger refuses before update on log_chunk for each row execute function refuse()")
     await mover.round()
-    assert await mover.here() == 10 and mover.said.events("log_move_refused", run_id=poison.run_id)
+    assert await mover.here() == 10 and mover.said.events("log_archive_refused", run_id=poison.run_id)
     assert "1.0.0" in await mover.read(other)
     await mover.conn.execute("drop trigger refuses on log_chunk")
     await mover.round()
@@ -320,7 +320,7 @@ async def test_a_reader_is_told_that_the_storage_is_away_slow_or_unknown(
 async def test_the_leader_moves_logs_by_itself(mover: Mover, database: str, tmp_path: Path, server: S3Server) -> None:
     await mover.write()
     await mover.conn.execute("update shard set lease_until = null")
-    settings = quick(database, tmp_path, **server.settings, storage_logs=True)
+    settings = quick(database, tmp_path, **server.settings, log_archive=True)
     async with hosted(Scheduler(settings, url=database, owner="one", log=mover.said.log)):
         await eventually(lambda: is_moved(mover), 30)
 

@@ -34,7 +34,7 @@ FACT: Fact = {"event": "failure", "dag": "nightly", "run": 7, "task": "load", "r
 
 @pytest.fixture
 async def settings(tmp_path: Path) -> Settings:
-    found = Settings(home=tmp_path, webhook_networks=("127.0.0.0/8",), smtp_from="evertick@example.com")
+    found = Settings(home=tmp_path, webhook_allowed_networks=("127.0.0.0/8",), smtp_from="evertick@example.com")
     make_key(found)
     return found
 
@@ -171,7 +171,9 @@ def test_addresses_of_the_internet_are_public(address: str) -> None:
     "host", ["127.0.0.1", "localhost", "2130706433", "0x7f000001", "017700000001", "127.1", "::ffff:7f00:1", "0"]
 )
 def test_every_spelling_of_this_machine_is_refused_unless_allowed(host: str) -> None:
-    with pytest.raises(DeliveryFailed, match="not a public address; EVERTICK_WEBHOOK_NETWORKS can allow it") as caught:
+    with pytest.raises(
+        DeliveryFailed, match="not a public address; EVERTICK_WEBHOOK_ALLOWED_NETWORKS can allow it"
+    ) as caught:
         resolve(host, 80, allowed=())
     assert caught.value.is_final
     assert resolve(host, 80, allowed=("0.0.0.0/0", "::/0"))

@@ -35,7 +35,7 @@ def dropped() -> float:
 def test_every_line_carries_its_service_and_its_process_whoever_writes_it() -> None:
     stream = io.StringIO()
     log = configure(service="runner", owner="host-1", as_json=True, stream=stream)
-    log.bind(runner="gpu-1", session="abc").info("finish", run=12, task="etl.load", epoch=3)
+    log.bind(runner="gpu-1", session="abc").info("task_finished", run=12, task="etl.load", epoch=3)
     structlog.get_logger("evertick.postgres").warning("postgres_died", exit_code=1)
     first, second = lines(stream)
     assert (
@@ -46,7 +46,7 @@ def test_every_line_carries_its_service_and_its_process_whoever_writes_it() -> N
             "runner": "gpu-1",
             "session": "abc",
             "level": "info",
-            "event": "finish",
+            "event": "task_finished",
             "run": 12,
             "task": "etl.load",
             "epoch": 3,
@@ -58,38 +58,38 @@ def test_every_line_carries_its_service_and_its_process_whoever_writes_it() -> N
 
 def test_what_a_caller_says_itself_goes_before_what_stands_on_every_line() -> None:
     stream = io.StringIO()
-    configure(service="evertick", owner="host-1", as_json=True, stream=stream).info("ready", service="postgres")
+    configure(service="evertick", owner="host-1", as_json=True, stream=stream).info("service_ready", service="postgres")
     assert lines(stream)[0]["service"] == "postgres"
 
 
 def test_an_error_is_its_type_and_message() -> None:
     stream = io.StringIO()
-    configure(service="runner", as_json=True, stream=stream).error("tick_failed", error=ZeroDivisionError("by zero"))
+    configure(service="runner", as_json=True, stream=stream).error("loop_failed", error=ZeroDivisionError("by zero"))
     assert lines(stream)[0]["error"] == "ZeroDivisionError: by zero"
 
 
 def test_people_see_the_end_of_what_a_cluster_says() -> None:
     said = f"Forbidden: {'x' * 200} cannot get pods"
     assert "cannot get pods" in render_line({"event": "executor_unavailable", "error": said}, is_colored=False)
-    assert "cannot get pods" not in render_line({"event": "finish", "task": said}, is_colored=False)
+    assert "cannot get pods" not in render_line({"event": "task_finished", "task": said}, is_colored=False)
     assert len(render_line({"event": "e", "error": "x" * 9000}, is_colored=False)) < 600
 
 
 def test_people_see_what_repeats_once() -> None:
     event = {"service": "runner", "owner": "h-1", "runner": "gpu-1", "session": "abc", "level": "info", "timestamp": ""}
-    assert "gpu-1" in render_line({**event, "event": "started"}, is_colored=False)
-    finished = render_line({**event, "event": "finish", "run": 12}, is_colored=False)
-    assert finished.split() == ["runner", "finish", "run=12"]
+    assert "gpu-1" in render_line({**event, "event": "runner_started"}, is_colored=False)
+    finished = render_line({**event, "event": "task_finished", "run": 12}, is_colored=False)
+    assert finished.split() == ["runner", "task_finished", "run=12"]
     # For anybody else a session is news.
-    assert "session=abc" in render_line({**event, "service": "scheduler", "event": "agent_lost"}, is_colored=False)
+    assert "session=abc" in render_line({**event, "service": "scheduler", "event": "runner_lost"}, is_colored=False)
 
 
 def test_a_full_disk_drops_lines_and_counts_them() -> None:
     before = dropped()
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         log = configure(service="scheduler", as_json=True, stream=full)
-        log.info("fire")
-        log.info("fire")
+        log.info("schedules_fired")
+        log.info("schedules_fired")
         assert dropped() == before + 2
         # What the stream still holds goes nowhere else when it is closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
@@ -100,7 +100,7 @@ def test_a_closed_stream_drops_lines() -> None:
     stream = io.StringIO()
     log = configure(service="scheduler", as_json=True, stream=stream)
     stream.close()
-    log.info("fire")
+    log.info("schedules_fired")
     assert dropped() == before + 1
 
 
@@ -110,13 +110,13 @@ def test_a_pipe_that_nobody_reads_stops_nobody_and_its_lines_stay_whole() -> Non
     with os.fdopen(writing, "w", encoding="utf-8") as stream, os.fdopen(reading, "rb") as reader:
         log = configure(service="runner", as_json=True, stream=stream)
         for number in range(3000):
-            log.info("finish", number=number, text="x" * 100)
+            log.info("task_finished", number=number, text="x" * 100)
         lost = dropped() - before
         assert lost > 0
         os.set_blocking(reading, False)
         kept = read_all(reader)
         # Somebody reads again: the line that was cut is finished first.
-        log.info("finish", number=3000)
+        log.info("task_finished", number=3000)
         kept += read_all(reader)
     numbers = [json.loads(line)["number"] for line in kept.splitlines()]
     assert len(numbers) == 3001 - lost

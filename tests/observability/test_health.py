@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ async def test_the_loops_write_it_down_and_leave_no_trace() -> None:
         wake.set()
     assert [each for each in all_loops() if each.name == "written"] == []
     value = metrics.REGISTRY.get_sample_value
-    assert value("evertick_step_failures_total", {"step": "written"}) == 2
+    assert value("evertick_job_failures_total", {"job": "written"}) == 2
     assert value("evertick_tick_duration_seconds_count", {"service": "written"}) == 4
 
 
@@ -266,7 +267,7 @@ async def test_a_loop_that_is_blocked_shows_as_not_ready_while_the_port_answers(
         port.stop()
 
 
-async def test_metrics_are_prometheus_text_with_our_names_only(tmp_path: Path) -> None:
+async def test_metrics_are_prometheus_text_with_our_names_and_those_of_every_process(tmp_path: Path) -> None:
     metrics.FIRES.inc(0)
     port = HealthEndpoint("runner", Health("runner", owner="h").routes(), settings=quiet(tmp_path), log=Said().log)
     port.start()
@@ -274,8 +275,9 @@ async def test_metrics_are_prometheus_text_with_our_names_only(tmp_path: Path) -
     port.stop()
     assert status == 200
     names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
-    assert "evertick_fires_total" in names and "evertick_process_resident_memory_bytes" in names
-    assert [name for name in names if not name.startswith("evertick_") or name.endswith("_created")] == []
+    assert f'evertick_build_info{{version="{version("evertick")}"}} 1.0' in text
+    assert "evertick_fires_total" in names and "process_resident_memory_bytes" in names
+    assert [name for name in names if not name.startswith(("evertick_", "process_")) or name.endswith("_created")] == []
 
 
 def quiet(home: Path, **changes: Any) -> Settings:

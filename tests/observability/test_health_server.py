@@ -184,14 +184,14 @@ async def test_it_answers_while_the_loop_of_its_service_is_stuck(port: Port) -> 
 def test_a_port_that_is_taken_is_told_and_another_one_is_found() -> None:
     with opened() as first, opened(port=first.number) as second:
         assert second.url is not None and second.number != first.number
-        assert second.said.events("health_port_taken", wanted=first.number, port=second.number, level="warning")
+        assert second.said.events("port_unavailable", wanted=first.number, port=second.number, level="warning")
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "a" * 300])
 def test_a_host_that_cannot_be_bound_is_a_warning_and_no_more(host: str) -> None:
     with opened(host=host) as port:
         assert port.url is None
-        assert port.said.events("no_health_port", host=host, level="warning")
+        assert port.said.events("port_unavailable", host=host, level="warning")
 
 
 async def test_stopping_closes_the_port_at_once_even_with_somebody_on_the_line(port: Port) -> None:

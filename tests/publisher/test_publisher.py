@@ -46,7 +46,7 @@ def write(folder: Path) -> Callable[..., None]:
 
 @pytest.fixture
 async def publisher(database: str, folder: Path, tmp_path: Path) -> Publisher:
-    settings = Settings(dags_folder=folder, home=tmp_path / "home", notify=False)
+    settings = Settings(dags_folder=folder, home=tmp_path / "home", listen_notify=False)
     log = configure(service="publisher", as_json=True, stream=(tmp_path / "log").open("w"))
     return Publisher(settings, url=database, environment={"PATH": "/usr/bin"}, log=log)
 

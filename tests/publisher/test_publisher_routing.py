@@ -41,7 +41,7 @@ def publisher(database: str, tmp_path: Path, rules: Path) -> Publisher:
     folder = tmp_path / "dags"
     folder.mkdir()
     (folder / "etl.py").write_text(DAG)
-    settings = Settings(dags_folder=folder, home=tmp_path / "home", notify=False, routing_file=rules)
+    settings = Settings(dags_folder=folder, home=tmp_path / "home", listen_notify=False, routing_file=rules)
     log = configure(service="publisher", as_json=True, stream=(tmp_path / "log").open("w"))
     return Publisher(settings, url=database, environment={"PATH": "/usr/bin"}, log=log)
 
@@ -85,7 +85,7 @@ async def test_other_rules_route_the_same_version_anew_and_what_is_in_line_stays
     new = await runner.claim(queues=("new",))
     assert sorted(await names_of(conn, new)) == ["extract.load", "load"]
     assert {claim.run_id for claim in new} == {second}
-    assert (tmp_path / "log").read_text().count('"event": "route"') == 1
+    assert (tmp_path / "log").read_text().count('"event": "task_rerouted"') == 1
 
 
 async def test_broken_rules_never_replace_good_ones_and_are_told_once(
@@ -97,7 +97,7 @@ async def test_broken_rules_never_replace_good_ones_and_are_told_once(
     for _ in range(3):
         await publisher.tick()
     assert set((await queues(conn)).values()) == {"good", "mine"}
-    (told,) = [line for line in (tmp_path / "log").read_text().splitlines() if "routing_error" in line]
+    (told,) = [line for line in (tmp_path / "log").read_text().splitlines() if "routing_failed" in line]
     assert "rule 1: pattern 'etl::?'" in told and "The previous rules stay in effect." in told
     write(rules, "**", "better")
     await publisher.tick()

@@ -73,7 +73,7 @@ async def test_it_beats_and_comes_back_when_its_line_is_cut(
         await eventually(lambda: len(beats) > 2)
         assert began <= beats[0].sent_at <= boot_seconds()
         await there.execute("select pg_terminate_backend(%s)", [await line_of_the_heartbeat(there)])
-        await said.saw("unreachable", loop="heartbeat")
+        await said.saw("database_unreachable", loop="heartbeat")
         count = len(beats)
         await eventually(lambda: len(beats) > count + 2)
     assert [beat.reply.is_gone for beat in beats] == [False] * len(beats)
@@ -90,7 +90,7 @@ async def test_a_line_that_hangs_is_replaced_by_a_fresh_one_long_before_the_runn
         await freeze_while_idle(there, hung)
         try:
             await eventually(lambda: any(beat.is_spare for beat in beats), LOST_AFTER_SECONDS / 2)
-            await said.saw("unreachable", loop="heartbeat")
+            await said.saw("database_unreachable", loop="heartbeat")
             count = len(beats)
             await eventually(lambda: len([beat for beat in beats[count:] if not beat.is_spare]) > 2)
         finally:

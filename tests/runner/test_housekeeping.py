@@ -46,7 +46,7 @@ async def test_a_runner_clears_away_what_nobody_uses_and_keeps_what_its_warm_par
         (folder / name).mkdir(parents=True)
         age(folder / name)
     async with hosted(Runner(settings, url=database, log=said.log)):
-        told = await said.saw("prune")
+        told = await said.saw("bundles_pruned")
         assert (told["folders"], list(folder.iterdir())) == (2, [])
         run = await start_run(conn, "chain")
 

@@ -38,7 +38,14 @@ async def test_a_request_is_logged_once_and_ends_the_session_when_it_is_idle(tmp
         registration.on_idle()
     assert registration.over.is_set() and registration.ending is Ending.DRAINED
     logged = [event["event"] for event in said.all]
-    assert logged == ["drain", "drained", "undrain", "drain", "drained", "dismissed"]
+    assert logged == [
+        "drain_requested",
+        "runner_drained",
+        "drain_canceled",
+        "drain_requested",
+        "runner_drained",
+        "runner_exited",
+    ]
 
 
 async def test_a_declared_death_ends_the_session_once_and_outweighs_a_drain(tmp_path: Path) -> None:
@@ -49,4 +56,4 @@ async def test_a_declared_death_ends_the_session_once_and_outweighs_a_drain(tmp_
     for _ in range(2):
         registration.on_declared_dead(3)
     assert registration.over.is_set() and registration.ending is Ending.DECLARED_DEAD
-    assert [event["attempts"] for event in said.events("buried")] == [3]
+    assert [event["attempts"] for event in said.events("session_declared_dead")] == [3]

@@ -159,15 +159,15 @@ async def test_a_runner_that_cannot_register_tries_again(
     said = Said()
     with armed(f"runners.register:{fault}:1"):
         async with hosted(make_runner(database, tmp_path, said)):
-            assert await said.saw("started")
+            assert await said.saw("runner_started")
     assert await value(there, "select count(*) from runner where gone_reason = 'stopped'") == 1
 
 
 async def test_a_runner_that_never_reached_the_database_stops_when_it_is_told(tmp_path: Path) -> None:
     said = Said()
     async with hosted(make_runner("postgresql://127.0.0.1:1/nowhere", tmp_path, said)):
-        await said.saw("unreachable", loop="register")
-    assert said.events("left_without_goodbye")
+        await said.saw("database_unreachable", loop="register")
+    assert said.events("deregister_failed")
 
 
 @pytest.mark.requirement("V11")
@@ -197,7 +197,7 @@ async def test_a_lost_connection_costs_nothing_but_a_moment(
 ) -> None:
     said = Said()
     async with hosted(make_runner(database, tmp_path, said)):
-        await said.saw("started")
+        await said.saw("runner_started")
         first = await start_run(there, "chain")
         assert await ended(there, first) == "success"
         await cut_everybody_off(there)
@@ -237,7 +237,7 @@ async def test_a_lost_lease_ends_its_attempt_while_an_exchange_waits(
             await conn.execute("delete from lease")
             await eventually(lambda: not sessions[0]._executor.held())
             assert await value(conn, WAITS_FOR_A_LOCK), "the same exchange still waits"
-    assert said.events("finish", outcome="killed")
+    assert said.events("task_finished", outcome="killed")
 
 
 WAITS_FOR_A_LOCK = (

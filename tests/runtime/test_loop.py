@@ -42,16 +42,16 @@ class Looped:
 @pytest.mark.parametrize(
     ("error", "event"),
     [
-        (psycopg.OperationalError("gone"), "unreachable"),
-        (psycopg.InterfaceError("closed"), "unreachable"),
-        (PostgresUnavailable("nobody there"), "unreachable"),
-        (OSError("no route"), "unreachable"),
-        (psycopg.errors.DiskFull("no space"), "unreachable"),
-        (psycopg.errors.LockNotAvailable("locked"), "unreachable"),
-        (psycopg.errors.ReadOnlySqlTransaction("for now"), "unreachable"),
-        (ZeroDivisionError("a bug"), "tick_failed"),
-        (psycopg.errors.UndefinedTable("poison"), "tick_failed"),
-        (psycopg.errors.InsufficientPrivilege("permission denied"), "not_allowed"),
+        (psycopg.OperationalError("gone"), "database_unreachable"),
+        (psycopg.InterfaceError("closed"), "database_unreachable"),
+        (PostgresUnavailable("nobody there"), "database_unreachable"),
+        (OSError("no route"), "database_unreachable"),
+        (psycopg.errors.DiskFull("no space"), "database_unreachable"),
+        (psycopg.errors.LockNotAvailable("locked"), "database_unreachable"),
+        (psycopg.errors.ReadOnlySqlTransaction("for now"), "database_unreachable"),
+        (ZeroDivisionError("a bug"), "loop_failed"),
+        (psycopg.errors.UndefinedTable("poison"), "loop_failed"),
+        (psycopg.errors.InsufficientPrivilege("permission denied"), "permission_denied"),
     ],
 )
 async def test_a_tick_that_raises_is_told_and_tried_again(error: Exception, event: str) -> None:
@@ -61,8 +61,8 @@ async def test_a_tick_that_raises_is_told_and_tried_again(error: Exception, even
         await eventually(lambda: looped.ticks == 3)
         looped.end()
     assert [said["error"] for said in looped.said.events(event)] == [error, error]
-    assert looped.said.events("recovered") == [
-        {"event": "recovered", "level": "info", "loop": "test", "after_failures": 2}
+    assert looped.said.events("loop_recovered") == [
+        {"event": "loop_recovered", "level": "info", "loop": "test", "after_failures": 2}
     ]
 
 
@@ -123,7 +123,7 @@ async def test_a_loop_that_must_not_be_late_never_pauses_longer_than_it_may() ->
         group.create_task(looped.run(longest_back_off=0.01))
         await eventually(lambda: looped.ticks == 13)
         looped.end()
-    pauses = {float(said["retry_in"]) for said in looped.said.events("unreachable")}
+    pauses = {float(said["retry_in"]) for said in looped.said.events("database_unreachable")}
     assert max(pauses) <= 0.01
     assert len(pauses) > 6, "also a short pause is spread"
 
@@ -155,7 +155,7 @@ async def test_what_cannot_be_done_without_is_tried_until_it_works_or_the_servic
         return answer
 
     assert await keep_trying(ask, stop=stop, name="test", log=said.log) == "here"
-    assert [each["event"] for each in said.all] == ["unreachable", "not_allowed"]
+    assert [each["event"] for each in said.all] == ["database_unreachable", "permission_denied"]
     assert "evertick db roles" in said.all[1]["message"]
     answers = [PostgresUnavailable("never")]
     stop.set()

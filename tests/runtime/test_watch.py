@@ -116,7 +116,7 @@ async def test_after_a_failover_it_says_what_is_known_of_acknowledged_writes(
     before = failovers(writes)
     for _ in range(2):
         await watched.look_anew()
-    (told,) = watched.said.events("failover")
+    (told,) = watched.said.events("failover_detected")
     assert (told["timeline_before"], told["timeline"]) == (0, 1)
     assert words.split(".*")[0] in told["message"] and words.split(".*")[-1] in told["message"]
     assert failovers(writes) == before + 1
@@ -138,7 +138,7 @@ async def test_a_server_that_does_not_tell_who_it_is_is_worked_with_and_complain
         await watched.link.close()
         with cluster.admin() as admin:
             admin.execute("drop role silent")
-    (told,) = watched.said.events("no_failover_guard")
+    (told,) = watched.said.events("failover_guard_unavailable")
     assert "permission denied for function pg_control_system" in told["message"]
     assert watched.guard.seen is None and watched.guard.mark is None
 
@@ -200,7 +200,7 @@ async def test_whoever_listens_moves_on_with_the_rest_of_its_process(
 
         await eventually(is_heard)
         listening.cancel()
-    assert said.events("not_listening") == []
+    assert said.events("listen_failed") == []
 
 
 async def test_a_wake_up_leaves_the_session_as_durable_as_it_was(conn: AsyncConnection) -> None:

@@ -184,7 +184,7 @@ async def test_a_job_that_finds_work_for_another_makes_that_due(rig: Rig) -> Non
 async def test_a_job_whose_part_of_the_poll_failed_pauses(rig: Rig) -> None:
     rig.maintenance.plan(replace(IDLE, next_wake=READ_AT, has_gates=True, troubles=["wake: it failed", "else: so did"]))
     assert rig.due_jobs() == {"gates"}
-    assert [event["step"] for event in rig.said.events("step_failed")] == ["wake", "else"]
+    assert [event["job"] for event in rig.said.events("job_failed")] == ["wake", "else"]
 
 
 @pytest.mark.parametrize(("found_meanwhile", "is_due"), [({"with_room": [1]}, True), ({}, False)])

@@ -21,7 +21,7 @@ from tests.waiting import eventually
 
 
 def scheduler(database: str, folder: Path, said: Said, **changes: Any) -> Scheduler:
-    settings = quick(database, folder, webhook_networks=("127.0.0.1",), **changes)
+    settings = quick(database, folder, webhook_allowed_networks=("127.0.0.1",), **changes)
     return Scheduler(settings, url=database, owner="one", log=said.log)
 
 
@@ -62,7 +62,7 @@ async def test_a_dead_a_hanging_and_a_poisoned_sink_hold_up_no_other(
         await put(conn, make_dag("d", {"a": []}, notices=(NotificationRuleSpec(event=Event.SUCCESS, sink=good),)))
         run_id = await start(conn, "d")
         async with hosted(scheduler(database, tmp_path, said)):
-            await said.saw("lead")
+            await said.saw("leadership_acquired")
             assert {each.state for each in await ended(conn, good, 30)} == {"sent"}
             (poison,) = await ended(conn, "poison")
             assert (poison.state, poison.attempts) == ("failed", 1)
@@ -73,7 +73,7 @@ async def test_a_dead_a_hanging_and_a_poisoned_sink_hold_up_no_other(
             assert 1 <= int(str(tried)) <= 30, "a sink that is down is tried now and then, not by all that wait for it"
         hook.released.set()
     assert len(hook.ids("/good")) == len(set(hook.ids("/good"))) == 31
-    assert not said.events("tick_failed")
+    assert not said.events("loop_failed")
 
 
 async def test_it_tries_again_and_gives_up_after_so_many(database: str, conn: AsyncConnection, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ async def test_it_tries_again_and_gives_up_after_so_many(database: str, conn: As
         sink = f"webhook:{hook.url}/"
         await write(conn, sink)
         async with hosted(scheduler(database, tmp_path, said, notify_attempts=2)):
-            await said.saw("notify", outcome="failed", attempt=1, answer="HTTP 503 thanks")
+            await said.saw("delivery_attempted", outcome="failed", attempt=1, answer="HTTP 503 thanks")
             await conn.execute("update outbox set due_at = clock()")
             (row,) = await ended(conn, sink)
         assert (row.state, row.attempts, row.answer) == ("failed", 2, "HTTP 503 thanks")
@@ -98,7 +98,7 @@ async def test_what_waits_too_long_is_given_up_and_counted(
     await conn.execute("update outbox set waiting_since = clock() - interval '2 hours', due_at = clock()")
     given_up = metrics.NOTIFICATIONS.labels(outcome="given_up")
     before = given_up._value.get()
-    async with hosted(scheduler(database, tmp_path, Said(), notify_give_up_hours=1.0)):
+    async with hosted(scheduler(database, tmp_path, Said(), notify_expire_hours=1.0)):
         rows = await ended(conn, sink, 3)
         # They are counted once it is recorded: a service that is stopped in between counts nothing.
         await eventually(lambda: given_up._value.get() == before + 3)
@@ -130,12 +130,12 @@ async def test_a_callback_becomes_one_run_of_its_dag(database: str, conn: AsyncC
     await write(conn, "call:d.callback.gone")
     async with hosted(scheduler(database, tmp_path, said)):
         (called,) = await ended(conn, "call:d.callback.tell")
-        gone = await said.saw("notify", outcome="failed")
+        gone = await said.saw("delivery_attempted", outcome="failed")
         # Sent twice because nobody knew: still one run.
         await conn.execute(
             "update outbox set state = 'waiting', ended_at = null, due_at = clock() where state = 'sent'"
         )
-        await said.saw("notify", outcome="sent", attempt=2)
+        await said.saw("delivery_attempted", outcome="sent", attempt=2)
     assert (called.state, called.answer) == ("sent", "run 1")
     assert "There is no DAG 'd.callback.gone'" in gone["answer"]
     assert await value(conn, "select count(*) from run") == 1

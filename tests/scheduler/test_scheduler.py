@@ -36,7 +36,7 @@ LONG_TICKS: dict[str, Any] = {
     "lost_after_seconds": 300.0,
 }
 # An idle machine takes 3 ms. A busy one may take longer, but not as long as a step that hangs may take.
-LATE_SECONDS = Settings().step_seconds - 1.0
+LATE_SECONDS = Settings().maintenance_timeout_seconds - 1.0
 
 
 def make_scheduler(settings: Settings, said: Said, owner: str = "one") -> Scheduler:
@@ -92,14 +92,14 @@ async def test_it_sleeps_until_the_next_due_instant_and_not_until_the_tick(
 ) -> None:
     said = Said()
     async with hosted(make_scheduler(quick(database, tmp_path, **LONG_TICKS), said)):
-        await said.saw("lead")
+        await said.saw("leadership_acquired")
         # So many that a machine that stands still for a second or two does not meet them all at once.
         instants = await publish_every(conn, "pulse", seconds=0.3, times=10)
         await conn.execute("select pg_notify('evertick_plan', '')")
         late = await all_fired(conn, "pulse", instants)
     print(f"late by {max(late) * 1000:.1f} ms at most")
     assert max(late) < LATE_SECONDS
-    assert len(said.events("fire")) >= 2, "it did not fire them all in one go"
+    assert len(said.events("schedules_fired")) >= 2, "it did not fire them all in one go"
 
 
 @pytest.mark.requirement("R6", "D6")
@@ -109,7 +109,7 @@ async def test_it_sleeps_until_the_next_retry_is_due(database: str, conn: AsyncC
     runner = await Runner.join(conn)
     said = Said()
     async with hosted(make_scheduler(quick(database, tmp_path, **LONG_TICKS), said)):
-        await said.saw("lead")
+        await said.saw("leadership_acquired")
         (claim,) = await runner.claim()
         await runner.finish(claim, "failed", retry_in=0.3)
         assert (await states(conn, run_id))["a"] == "pending"
@@ -176,8 +176,8 @@ async def test_a_schedule_that_cannot_be_planned_is_quarantined_and_the_others_f
     expected = {f"poison{number}" for number, what in enumerate(POISON) if what not in HARMLESS}
     assert errors.keys() == expected
     assert all("Publish a corrected schedule" in error for error in errors.values())
-    assert {event["event"] for event in said.all if event["level"] == "error"} == {"quarantine"}
-    assert len(said.events("quarantine")) == wanted, "each is told once"
+    assert {event["event"] for event in said.all if event["level"] == "error"} == {"row_quarantined"}
+    assert len(said.events("row_quarantined")) == wanted, "each is told once"
 
 
 @pytest.mark.requirement("N22", "V11", "A1")
@@ -221,9 +221,9 @@ async def test_a_step_that_fails_does_not_stop_firing(
     async with hosted(make_scheduler(quick(database, tmp_path), said)):
         instants = await publish_every(conn, "pulse", seconds=0.2, times=5)
         late = await all_fired(conn, "pulse", instants)
-        await said.saw("step_failed", step=step)
+        await said.saw("job_failed", job=step)
     assert max(late) < LATE_SECONDS
-    assert {event["step"] for event in said.events("step_failed")} == {step}
+    assert {event["job"] for event in said.events("job_failed")} == {step}
 
 
 @pytest.mark.requirement("A12")
@@ -238,9 +238,9 @@ async def test_firing_that_fails_stops_neither_retries_nor_reaping(
     await conn.execute("alter table schedule rename to schedule_away")
     said = Said()
     async with hosted(make_scheduler(quick(database, tmp_path, lost_after_seconds=0.5), said)):
-        await said.saw("agent_lost", session=runner.session)
+        await said.saw("runner_lost", session=runner.session)
         await eventually(lambda: value(conn, "select count(*) = 2 from task where state = 'available'"))
-    assert {event["step"] for event in said.events("step_failed")} == {"fire"}
+    assert {event["job"] for event in said.events("job_failed")} == {"fire"}
     assert await states(conn, run_id) == {"a": "available", "b": "available"}
     assert held.epoch == 1
 
@@ -257,7 +257,7 @@ async def test_a_connection_that_breaks_in_a_step_costs_a_moment(
         async with hosted(make_scheduler(quick(database, tmp_path), said)):
             instants = await publish_every(conn, "pulse", seconds=0.2, times=4)
             await all_fired(conn, "pulse", instants)
-    assert len(said.events("unreachable")) == 1
+    assert len(said.events("database_unreachable")) == 1
     assert await value(conn, "select owner is null from shard"), "a clean stop hands the shard over"
 
 
@@ -267,20 +267,20 @@ async def test_a_scheduler_that_was_deposed_fires_nothing_more(
 ) -> None:
     said, settings = Said(), quick(database, tmp_path)
     async with hosted(make_scheduler(settings, said)):
-        await said.saw("lead")
+        await said.saw("leadership_acquired")
         await conn.execute(
             "update shard set epoch = epoch + 1, owner = 'other', is_watched = false, lease_until = now() + interval '1 hour'"
         )
-        await said.saw("deposed")
+        await said.saw("leadership_lost")
         await publish_every(conn, "pulse", seconds=0.1, times=2, delay=0.05)
         stood_by = Said()
         async with hosted(make_scheduler(settings, stood_by, owner="two")):
             await eventually(lambda: value(conn, "select max(next_due) < clock() from schedule_state"))
         assert await fired(conn, "pulse") == []
-        assert stood_by.events("lead") == []
+        assert stood_by.events("leadership_acquired") == []
         await conn.execute("update shard set lease_until = now()")
         await eventually(lambda: value(conn, "select count(*) = 2 from run"))
-    assert len(said.events("lead")) == 2
+    assert len(said.events("leadership_acquired")) == 2
 
 
 @pytest.mark.requirement("K3", "A7", "V8")
@@ -303,7 +303,7 @@ async def test_silence_that_nobody_watched_does_not_count(database: str, conn: A
     for _ in range(3):
         await scheduler.first.tick()
     assert await value(conn, "select silent_seconds < 1 from runner where session = %s", runner.session)
-    assert said.events("agent_lost") == []
+    assert said.events("runner_lost") == []
     await scheduler.close()
 
 
@@ -319,7 +319,7 @@ async def test_a_dag_that_waits_for_another_runs_when_that_has_ended(
     (claim,) = await runner.claim()
     said = Said()
     async with hosted(make_scheduler(quick(database, tmp_path, **LONG_TICKS), said)):
-        await said.saw("lead")
+        await said.saw("leadership_acquired")
         done = await finish_and_claim(
             conn, session=runner.session, reports=[end(claim, "success")], queues=[], free=0, infra_retries=3
         )
@@ -343,14 +343,14 @@ async def test_two_hands_drain_a_burst_and_nothing_fires_twice(
     await conn.execute("create trigger note after insert on run for each row execute function note()")
     said = Said()
     async with hosted(make_scheduler(quick(database, tmp_path, fire_batch=20), said)):
-        await said.saw("lead")
+        await said.saw("leadership_acquired")
         for burst in (1, 2):
             await plant(conn, f"spike{burst}-", 1000, due=await shards.read_clock(conn))
             await conn.execute("select pg_notify('evertick_plan', '')")
             await eventually(lambda burst=burst: value(conn, "select count(*) = %s from run", burst * 1000), 60)  # type: ignore[misc]
     assert await value(conn, "select count(distinct schedule_id) from run") == 2000
     assert await value(conn, "select count(distinct pid) from hand") == 2
-    assert said.events("tick_failed") == []
+    assert said.events("loop_failed") == []
 
 
 @pytest.mark.requirement("H1", "A12")
@@ -368,11 +368,11 @@ async def test_a_second_hand_that_cannot_work_holds_up_nobody(
     await conn.execute("create trigger note after insert on run for each row execute function note()")
     said = Said()
     async with hosted(make_scheduler(quick(database, tmp_path, fire_batch=20), said)):
-        await said.saw("lead")
+        await said.saw("leadership_acquired")
         await plant(conn, "first", 1, due=await shards.read_clock(conn))
         await eventually(lambda: value(conn, "select count(*) = 1 from run"), 60)
         await plant(conn, "spike", 600, due=await shards.read_clock(conn))
         await conn.execute("select pg_notify('evertick_plan', '')")
         await eventually(lambda: value(conn, "select count(*) = 601 from run"), 60)
     assert await value(conn, "select count(distinct schedule_id) from run") == 601
-    assert said.events("unreachable", loop="second_hand") or said.events("tick_failed", loop="second_hand")
+    assert said.events("database_unreachable", loop="second_hand") or said.events("loop_failed", loop="second_hand")

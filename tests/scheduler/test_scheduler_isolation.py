@@ -84,12 +84,12 @@ async def test_a_table_that_somebody_holds_delays_no_fire(
     await Runner.join(conn)
     said = Said()
     async with hosted(make_scheduler(quick(database, tmp_path, **SHORT), said)):
-        await said.saw("lead")
+        await said.saw("leadership_acquired")
         async with held(database, table):
             instants = await publish_every(conn, "pulse", seconds=0.2, times=5)
             late = await all_fired(conn, "pulse", instants)
         assert max(late) < LATE_SECONDS
-        assert len(said.events("lead")) == 1, "it leads all the time"
+        assert len(said.events("leadership_acquired")) == 1, "it leads all the time"
 
 
 @pytest.mark.requirement("A1", "A2", "A12")
@@ -109,11 +109,11 @@ async def test_a_look_that_takes_for_ever_is_broken_off_and_costs_no_fire_and_no
     said = Said()
     settings = quick(database, tmp_path, lost_after_seconds=0.5, **SHORT)
     async with hosted(make_scheduler(settings, said)):
-        await said.saw("step_failed", step="look")
+        await said.saw("job_failed", job="look")
         instants = await publish_every(conn, "pulse", seconds=0.2, times=8)
         late = await all_fired(conn, "pulse", instants)
-        await said.saw("agent_lost", session=lost.session)
-        assert len(said.events("lead")) == 1, "it leads all the time"
+        await said.saw("runner_lost", session=lost.session)
+        assert len(said.events("leadership_acquired")) == 1, "it leads all the time"
     assert max(late) < LATE_SECONDS
     assert (await states(conn, run)) == {"a": "available"}
     assert counted["step_failures{look}"] >= 1
@@ -138,13 +138,13 @@ async def test_a_step_that_takes_for_ever_is_broken_off_and_the_others_go_on(
     (first,) = await runner.claim()
     await runner.finish(first)
     said = Said()
-    settings = quick(database, tmp_path, step_seconds=0.2, lost_after_seconds=0.5)
+    settings = quick(database, tmp_path, maintenance_timeout_seconds=0.2, lost_after_seconds=0.5)
     async with hosted(make_scheduler(settings, said)):
-        await said.saw("step_failed", step="reconcile")
+        await said.saw("job_failed", job="reconcile")
         await runner.finish(claim, "failed", retry_in=0.1)
         await eventually(lambda: value(conn, "select state = 'available' from task where run_id = %s", run))
-        await said.saw("agent_lost", session=lost.session)
-        await said.saw("quarantine", kind="run", verb="reconcile", within_seconds=60)
+        await said.saw("runner_lost", session=lost.session)
+        await said.saw("row_quarantined", kind="run", verb="reconcile", within_seconds=60)
     assert counted["step_failures{reconcile}"] >= 1
     assert counted["quarantined{run}"] == 1
 
@@ -162,16 +162,16 @@ async def test_a_lost_runner_whose_run_somebody_holds_delays_the_reaping_of_no_o
         dead.append(await Runner.join(conn))
         await dead[-1].claim()
     said = Said()
-    settings = quick(database, tmp_path, step_seconds=0.4)
+    settings = quick(database, tmp_path, maintenance_timeout_seconds=0.4)
     async with await connect(database, purpose=Purpose.PLANNING) as holder, holder.transaction():
         await holder.execute("set local idle_in_transaction_session_timeout = 0")
         await holder.execute("select 1 from run_status where run_id = %s for update", [runs[0]])
         await runners.leave(conn, dead[0].session)
         async with hosted(make_scheduler(settings, said)):
-            failed = await said.saw("step_failed", step="reap")
+            failed = await said.saw("job_failed", job="reap")
             assert failed["candidate"] == dead[0].session
             await runners.leave(conn, dead[1].session)
-            await said.saw("agent_lost", session=dead[1].session)
+            await said.saw("runner_lost", session=dead[1].session)
     assert await states(conn, runs[1]) == {"a": "available"}
 
 
@@ -194,8 +194,8 @@ async def test_where_every_candidate_hangs_the_step_rests_and_the_others_go_on(
         " language sql as $$ select 1 from pg_sleep(60) $$"
     )
     said = Said()
-    async with hosted(make_scheduler(quick(database, tmp_path, step_seconds=0.2), said)):
-        await said.saw("step_failed", step="reap", within_seconds=60)
+    async with hosted(make_scheduler(quick(database, tmp_path, maintenance_timeout_seconds=0.2), said)):
+        await said.saw("job_failed", job="reap", within_seconds=60)
         await runner.finish(claim, "failed", retry_in=0.1)
         await eventually(lambda: value(conn, "select state = 'available' from task where run_id = %s", run))
     assert counted["step_failures{reap}"] <= circuit_breaker.MOST_FAILURES_IN_A_ROW + 1
@@ -229,7 +229,7 @@ async def test_everything_that_can_be_poisoned_is_set_aside_and_counted(
     said = Said()
     settings = quick(database, tmp_path, lost_after_seconds=0.5)
     async with hosted(make_scheduler(settings, said)):
-        await said.saw("agent_lost", session=lost.session)
+        await said.saw("runner_lost", session=lost.session)
         await eventually(lambda: value(conn, "select count(*) = %s from quarantine where kind = 'run'", len(bad)))
         good = {name: pair[0] for name, pair in pairs.items()}
         await eventually(lambda: value(conn, "select open_tasks = 1 from run_status where run_id = %s", good["drift"]))
@@ -262,8 +262,8 @@ async def test_orphans_are_reaped_and_what_goes_wrong_with_them_is_counted(
     said = Said()
     settings = quick(database, tmp_path, orphan_after_seconds=0.4)
     async with hosted(make_scheduler(settings, said)):
-        await said.saw("orphaned", run=good)
-        await said.saw("quarantine", kind="run", run=bad)
+        await said.saw("run_orphaned", run=good)
+        await said.saw("row_quarantined", kind="run", run=bad)
         await conn.execute("alter table orphan_watch rename column watched_seconds to away")
         await eventually(lambda: counted["orphan_list_error"])
         await conn.execute("alter table orphan_watch rename column away to watched_seconds")
@@ -287,8 +287,8 @@ async def test_a_reaper_that_breaks_off_unexpectedly_is_told_and_starts_anew(
     monkeypatch.setattr(reconciliation, "reap_orphan", breaks)
     said = Said()
     async with hosted(make_scheduler(quick(database, tmp_path, orphan_after_seconds=0.2), said)):
-        await said.saw("step_failed", step="orphans")
-        await said.saw("orphaned", run=run)
+        await said.saw("job_failed", job="orphans")
+        await said.saw("run_orphaned", run=run)
     assert counted["orphan_panic"] == 1
 
 
@@ -299,7 +299,7 @@ async def test_a_search_for_lost_runners_that_fails_is_counted(
     await conn.execute("alter table lease rename column session to away")
     said = Said()
     async with hosted(make_scheduler(quick(database, tmp_path), said)):
-        await said.saw("step_failed", step="reap")
+        await said.saw("job_failed", job="reap")
     assert counted["agent_lost_list_error"] >= 1
 
 

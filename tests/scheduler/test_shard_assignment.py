@@ -56,16 +56,16 @@ async def test_the_number_of_shards_is_changed_under_load_and_every_fire_happens
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(AsyncExitStack())
         await first.enter_async_context(hosted(make_scheduler(settings, said["a"], "a")))
-        await said["a"].saw("lead")
+        await said["a"].saw("leadership_acquired")
         instants = await publish_several(conn, times=40)
         await notify(conn, Channel.PLAN)
-        await said["a"].saw("fire")
+        await said["a"].saw("schedules_fired")
         await set_shards(conn, shards=4, actor="test")
         await eventually(lambda: is_shared(conn, "a"))
         await eventually(lambda: value(conn, "select count(distinct shard) > 1 from schedule_state"))
         await stack.enter_async_context(hosted(make_scheduler(settings, said["b"], "b")))
         await eventually(lambda: is_shared(conn, "ab"))
-        await said["b"].saw("fire")
+        await said["b"].saw("schedules_fired")
         await set_shards(conn, shards=2, actor="test")
         await eventually(lambda: value(conn, "select max(shard) = 1 from schedule_state"))
         await conn.execute("update shard set moves_since = moves_since - interval '2 minutes'")
@@ -77,10 +77,10 @@ async def test_the_number_of_shards_is_changed_under_load_and_every_fire_happens
     assert await value(conn, "select sum(misplaced(shard, 1000)) from shard") == 0
     assert await value(conn, "select count(*) from shard where owner is not null") == 0
     assert await value(conn, "select count(*) from scheduler") == 0, "they said that they left"
-    assert said["a"].events("hand_over"), "what was too much was given away, not taken"
+    assert said["a"].events("leadership_transferred"), "what was too much was given away, not taken"
     for each in said.values():
-        assert not each.events("reconcile"), "nothing was taken for lost"
-        assert not each.events("tick_failed") and not each.events("step_failed"), each.all
+        assert not each.events("drift_repaired"), "nothing was taken for lost"
+        assert not each.events("loop_failed") and not each.events("job_failed"), each.all
 
 
 async def names_apart(conn: AsyncConnection, *bases: str) -> list[str]:
@@ -122,7 +122,7 @@ async def test_dags_of_different_shards_run_after_each_other_and_start_each_othe
         await eventually(lambda: value(conn, "select sum(misplaced(shard, 1000)) = 0 from shard"))
     assert await value(conn, "select count(*) from run") == 2 * len(dags)
     for each in said.values():
-        assert each.events("lead") and not each.events("reconcile")
+        assert each.events("leadership_acquired") and not each.events("drift_repaired")
 
 
 @pytest.mark.requirement("A10")
@@ -159,12 +159,12 @@ async def test_without_wake_ups_a_shard_that_is_handed_over_is_taken_within_a_ti
     database: str, conn: AsyncConnection, tmp_path: Path
 ) -> None:
     await set_shards(conn, shards=2, actor="test")
-    plain: dict[str, Any] = {"notify": False}
+    plain: dict[str, Any] = {"listen_notify": False}
     async with hosted(make_scheduler(quick(database, tmp_path, **plain), Said(), "a")):
         await eventually(lambda: value(conn, "select count(*) = 2 from shard where owner = 'a'"))
         said = Said()
         async with hosted(make_scheduler(quick(database, tmp_path, **plain), said, "b")):
-            await said.saw("lead", shard=1)
+            await said.saw("leadership_acquired", shard=1)
             await eventually(lambda: is_shared(conn, "ab"))
 
 

@@ -151,7 +151,7 @@ async def test_an_old_snapshot_is_told_with_its_owner_and_seen_in_the_health(
             monkeypatch.setattr(scheduler_vacuum, "OLD_SNAPSHOT_SECONDS", 0.0)
             for _ in range(2):
                 await snapshots.tick()
-            (told,) = said.events("old_snapshot")
+            (told,) = said.events("snapshot_too_old")
             assert (told["kind"], told["name"], told["pid"]) == ("session", "report", reader.info.backend_pid)
             warning = Health("scheduler", owner="x").document()["loops"]["snapshots"]["warning"]  # type: ignore[index]
             assert f"session report (pid {reader.info.backend_pid})" in warning
@@ -212,7 +212,7 @@ async def test_the_leader_prunes_by_itself_and_says_what_went(
     before, said = value_of(counted), Said()
     settings = quick(database, tmp_path, retention_days=1)
     async with hosted(Scheduler(settings, url=database, owner="one", log=said.log)):
-        told = await said.saw("prune", within_seconds=60)
+        told = await said.saw("history_pruned", within_seconds=60)
     assert (told["runs"], value_of(counted) - before) == (120, 120)
     assert await value(conn, "select array_agg(run_id order by run_id) from run") == kept
     assert await value(conn, "select count(*) from task") == 2

@@ -143,7 +143,7 @@ async def test_an_attempt_whose_result_cannot_be_stored_is_told_of(server: S3Ser
     (tmp_path / "7" / ("a" * 64)).write_bytes(b"x")
     stored: list[ResultStored] = []
     with broken_server() as endpoint:
-        given = {**server.settings, "storage_endpoint": endpoint, "storage_patience_seconds": 0.1}
+        given = {**server.settings, "storage_endpoint": endpoint, "storage_retry_seconds": 0.1}
         settings = Settings(results_folder=tmp_path, **given)
         async with asyncio.TaskGroup() as group:
             uploads = Uploads(ResultTransfers(settings, log=Said().log), put=stored.append, group=group)
@@ -271,5 +271,5 @@ def test_settings_of_a_storage_that_cannot_be_are_refused(changes: dict[str, str
 
 
 def test_logs_cannot_be_moved_to_no_storage() -> None:
-    with pytest.raises(InvalidSettings, match="EVERTICK_STORAGE_LOGS=on needs an object storage"):
-        Settings(storage_logs=True)
+    with pytest.raises(InvalidSettings, match="EVERTICK_LOG_ARCHIVE=on needs an object storage"):
+        Settings(log_archive=True)

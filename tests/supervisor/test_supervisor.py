@@ -35,14 +35,14 @@ def test_what_is_no_event_is_passed_on_as_it_is(line: bytes, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("form", "expected"), [("json", '{"service": "runner", "event": "finish"}'), ("text", "finish")]
+    ("form", "expected"), [("json", '{"service": "runner", "event": "task_finished"}'), ("text", "task_finished")]
 )
 def test_events_are_shown_in_the_form_that_was_asked_for(form: str, expected: str, tmp_path: Path) -> None:
     said: list[str] = []
     supervisor = Supervisor(
         Settings(home=tmp_path, log=form), environment={}, nursery=ForkServer(), say=said.append, log=Said().log
     )
-    supervisor._relay(supervisor.children[1], b'{"service": "runner", "event": "finish"}\n')
+    supervisor._relay(supervisor.children[1], b'{"service": "runner", "event": "task_finished"}\n')
     assert expected in said[0]
 
 

@@ -145,7 +145,7 @@ class Farm:
 
     def __init__(self, url: str, folder: Path, **settings: Any) -> None:
         self.url, self.folder, self.flags = url, folder, folder / "flags"
-        self.settings = Settings(api_rate=0, home=folder / "api", **{**QUICK, **settings})
+        self.settings = Settings(api_rate_limit=0, home=folder / "api", **{**QUICK, **settings})
         self.tokens = AgentTokens(self.settings)
         self._agents: list[AgentProcess] = []
         self._port = own_port()

@@ -178,7 +178,7 @@ class Installation:
     async def start(self, kind: str, *, record: Path | None = None, **settings: Any) -> Service:
         """Start a service and wait until it is at work."""
         service = self.launch(kind, record=record, **settings)
-        await service.saw({"runner": "started", "scheduler": "lead"}[kind])
+        await service.saw({"runner": "runner_started", "scheduler": "leadership_acquired"}[kind])
         return service
 
     def launch(

@@ -83,7 +83,7 @@ async def served(command: str, env: dict[str, str], folder: Path) -> AsyncIterat
         async with asyncio.timeout(90):
             while line := await process.stdout.readline():
                 event = json.loads(line)
-                if event["event"] == "health" and event["service"] in (command, "evertick"):
+                if event["event"] == "health_listening" and event["service"] in (command, "evertick"):
                     break
             else:
                 _, errors = await process.communicate()

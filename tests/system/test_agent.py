@@ -66,7 +66,7 @@ async def test_an_agent_runs_its_attempt_and_tells_how_it_ended(farm: Farm, far:
     assert outcome is not None and (outcome["kind"], outcome["result"]) == ("success", '{"rows":5}')
     # A second agent with the same token comes too late, and runs nothing.
     late = await farm.start(row)
-    assert await late.ended() == 5 and "not_started" in late.said() and "kind" not in (late.outcome() or {})
+    assert await late.ended() == 5 and "agent_start_failed" in late.said() and "kind" not in (late.outcome() or {})
 
 
 async def test_a_failure_is_told_with_its_exit_code(farm: Farm, far: Published) -> None:
@@ -160,12 +160,12 @@ async def test_an_outage_of_the_api_kills_nothing_and_loses_no_line(farm: Farm, 
     text = "".join(each.content for each in await logs.read(farm.conn, agent.key))
     said = [line.split("line ")[1] for line in text.splitlines() if "line " in line]
     assert said == [str(number) for number in range(400)], "no gap, no double, in order"
-    assert "heard_again" in agent.said() or "answered" in agent.said()
+    assert "heartbeat_recovered" in agent.said() or "api_recovered" in agent.said()
 
 
 async def test_an_outcome_is_left_behind_when_the_api_does_not_come_back(farm: Farm, far: Published) -> None:
     row = await farm.dispatch(far, "lasting")
-    agent = await farm.start(row, EVERTICK_AGENT_PATIENCE_SECONDS="0.5")
+    agent = await farm.start(row, EVERTICK_AGENT_REPORT_SECONDS="0.5")
     await farm.begun(agent)
     await farm.close_api()
     farm.go()

@@ -168,7 +168,7 @@ async def test_a_full_log_volume_stops_writing_kills_nothing_and_is_over_when_th
             filler = volume / "filler"
             acknowledged = await _trigger_until_full(there, filler)
             for service in services:
-                await service.saw("unreachable", within_seconds=60)
+                await service.saw("database_unreachable", within_seconds=60)
             await elapse(1.5)
             let_go(there.effects_file)
             filler.unlink()

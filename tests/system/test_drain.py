@@ -37,13 +37,13 @@ async def test_a_drained_runner_finishes_what_it_has_and_takes_nothing_new_until
     holding = await start_run(there.conn, "holding")
     first = await there.begun("hold")
     await drain(there, "r1")
-    await runner.saw("drain")
+    await runner.saw("drain_requested")
     later = await start_run(there.conn, "single")
     await notify(there.conn, Channel.READY)
     assert is_running(first.pid)
-    assert runner.events("drained") == []
+    assert runner.events("runner_drained") == []
     let_go(there.effects_file)
-    await runner.saw("drained")
+    await runner.saw("runner_drained")
     assert await there.rows("select task, state::text from tasks where run_id = %s order by idx", holding) == [
         ("hold", "success"),
         ("after", "available"),
@@ -62,11 +62,11 @@ async def test_a_dismissed_runner_ends_well_when_its_last_task_has(there: Instal
     run_id = await start_run(there.conn, "holding")
     await there.begun("hold")
     await drain(there, "r1", then_leave=True)
-    await runner.saw("drain", is_leaving=True)
+    await runner.saw("drain_requested", is_leaving=True)
     assert runner.is_alive
     let_go(there.effects_file)
     assert await runner.ended() == 0
-    assert runner.events("dismissed")
+    assert runner.events("runner_exited")
     assert await there.rows("select task, state::text from tasks where run_id = %s order by idx", run_id) == [
         ("hold", "success"),
         ("after", "available"),
@@ -75,18 +75,18 @@ async def test_a_dismissed_runner_ends_well_when_its_last_task_has(there: Instal
 
 
 async def test_without_wake_ups_a_drain_comes_with_the_heartbeat(there: Installation) -> None:
-    runner = await there.start("runner", runner_id="r1", notify=False)
+    runner = await there.start("runner", runner_id="r1", listen_notify=False)
     await drain(there, "r1")
-    await runner.saw("drained")
+    await runner.saw("runner_drained")
 
 
 @pytest.mark.requirement("N08", "K4")
 async def test_a_drained_runner_that_was_buried_stays_drained_under_its_new_session(there: Installation) -> None:
     runner = await there.start("runner", runner_id="r1")
     await drain(there, "r1")
-    old = (await runner.saw("drained"))["session"]
+    old = (await runner.saw("runner_drained"))["session"]
     await there.conn.execute("select bury(session, 'agent_lost: test', 3) from runner")
-    await eventually(lambda: [each for each in runner.events("drained") if each["session"] != old])
+    await eventually(lambda: [each for each in runner.events("runner_drained") if each["session"] != old])
     assert await there.rows("select request from runner where gone_at is null") == [("drain",)]
 
 
@@ -96,7 +96,7 @@ async def test_the_second_signal_to_stop_needs_no_grace_and_gives_back_what_runs
     run_id = await start_run(there.conn, "holding")
     first = await there.begun("hold")
     leaving.signal(signal.SIGTERM)
-    await leaving.saw("stopping", attempts=1)
+    await leaving.saw("service_stopping", attempts=1)
     await there.start("runner", runner_id="r2")
     assert is_running(first.pid)
     leaving.signal(signal.SIGTERM)
@@ -112,9 +112,9 @@ async def test_the_second_signal_to_stop_needs_no_grace_and_gives_back_what_runs
 async def test_every_line_says_who_it_is_and_namesakes_are_told_of_each_other(there: Installation) -> None:
     first = await there.start("runner", runner_id="gpu", runner_name="the big one")
     second = await there.start("runner", runner_id="gpu")
-    warning = await second.saw("same_id")
-    assert (warning["level"], warning["other"]) == ("warning", first.events("started")[0]["session"])
-    assert first.events("same_id") == []
+    warning = await second.saw("runner_id_duplicated")
+    assert (warning["level"], warning["other"]) == ("warning", first.events("runner_started")[0]["session"])
+    assert first.events("runner_id_duplicated") == []
     for _ in range(2):
         run_id = await start_run(there.conn, "single")
         assert await there.ended(run_id) == "success"

@@ -95,4 +95,4 @@ async def test_the_example_of_deadlines_tells_while_its_task_is_late(
         assert await run_state(conn, run) == "running", "nobody stops it"
         await cancel(conn, run_id=run, actor="test", reason="seen enough")
     assert found == f"deadlines, run {run}: fetch is late: not_finished"
-    assert said.events("alert", kind="not_finished", task="fetch", run=run)
+    assert said.events("alert_raised", kind="not_finished", task="fetch", run=run)

@@ -84,7 +84,7 @@ async def every_one_said(services: list[Service], event: str) -> list[str]:
 
 
 def refuses(service: Service) -> bool:
-    return any("timeline 2" in event["error"] for event in service.events("unreachable"))
+    return any("timeline 2" in event["error"] for event in service.events("database_unreachable"))
 
 
 @pytest.mark.requirement("N14", "K10", "E2", "F2", "I3", "I7")
@@ -104,7 +104,7 @@ async def test_with_a_synchronous_standby_nothing_is_lost_and_the_old_primary_is
         pair.promote()
         pair.crash_first()
         acknowledged += [await trigger_until_acknowledged(there, f"b{number:02}") for number in range(15)]
-        told = await every_one_said(services, "failover")
+        told = await every_one_said(services, "failover_detected")
         assert set(told) == {"No acknowledged write is lost."}
 
         # The old primary is back, can be written to, and is the first in everybody's list.
@@ -163,7 +163,7 @@ async def test_with_a_lagging_standby_the_loss_is_told_and_no_fire_is_doubled(
         told = await every_one_said(schedulers, "writes_lost")
         assert all("Acknowledged writes are lost" in message for message in told)
         # What a runner remembers of the marks may be older than what was lost.
-        await eventually(lambda: runner.events("writes_lost") or runner.events("failover"))
+        await eventually(lambda: runner.events("writes_lost") or runner.events("failover_detected"))
         assert await there.value("select count(*) from run where key like 'lost%%'") == 0
         assert len(lost) == 40
 
@@ -226,7 +226,7 @@ async def test_a_lead_that_was_lost_with_its_server_is_not_taken_for_that_of_its
     assert await take(new) == lost
     await eventually(lambda: answers(old))
     assert old.epoch is None and new.epoch == lost
-    (told,) = said.events("deposed")
+    (told,) = said.events("leadership_lost")
     assert "belongs to another server" in str(told["error"])
     assert await new.release()
     await old.release()
@@ -278,7 +278,7 @@ async def test_a_commit_that_waits_on_the_old_primary_is_given_up_once_the_new_o
     await watch.tick()
     with pytest.raises(psycopg.OperationalError):
         await writing
-    (told,) = said.events("failover")
+    (told,) = said.events("failover_detected")
     assert told["message"] == "No acknowledged write is lost."
     found = await (await work.get()).execute("select count(*) from import_error")
     assert await found.fetchone() == (0,)

@@ -38,15 +38,19 @@ async def test_when_the_leader_is_killed_another_takes_over_and_every_fire_happe
     instants = await schedule_now(there.conn, long, "single", every=0.1, times=40)
     for _ in range(2):
         leader = await leader_of(there, schedulers)
-        await leader.saw("fire")
+        await leader.saw("schedules_fired")
         await leader.kill()
         schedulers.remove(leader)
-        successor = await eventually(lambda: next((each for each in schedulers if each.events("lead")), None))
-        await successor.saw("fire")
+        successor = await eventually(
+            lambda: next((each for each in schedulers if each.events("leadership_acquired")), None)
+        )
+        await successor.saw("schedules_fired")
     await eventually(lambda: there.value("select count(*) >= %s from run", len(instants)))
     assert await fires(there) == instants
     assert await there.value("select epoch from shard") == 3
-    assert len([event for each in schedulers for event in each.events("lead")]) == 1, "the others stood by"
+    assert len([event for each in schedulers for event in each.events("leadership_acquired")]) == 1, (
+        "the others stood by"
+    )
 
 
 @pytest.mark.requirement("N02", "A10", "A4", "I3")
@@ -56,19 +60,19 @@ async def test_a_leader_that_was_frozen_writes_nothing_after_its_successor(
     first = await there.start("scheduler")
     second = there.launch("scheduler")
     instants = await schedule_now(there.conn, long, "single", every=0.1, times=40)
-    await first.saw("fire")
+    await first.saw("schedules_fired")
     first.signal(signal.SIGSTOP)
-    await second.saw("lead")
+    await second.saw("leadership_acquired")
     before = len(first.events())
-    await second.saw("fire")
+    await second.saw("schedules_fired")
     first.signal(signal.SIGCONT)
-    await first.saw("deposed")
+    await first.saw("leadership_lost")
     await eventually(lambda: there.value("select count(*) >= %s from run", len(instants)))
     assert await fires(there) == instants
-    until_led = takewhile(lambda event: event["event"] != "lead", first.events()[before:])
-    said = [event["event"] for event in until_led if event["event"] in ("fire", "deposed")]
+    until_led = takewhile(lambda event: event["event"] != "leadership_acquired", first.events()[before:])
+    said = [event["event"] for event in until_led if event["event"] in ("schedules_fired", "leadership_lost")]
     # What it had committed when it froze it may still tell of. On a busy machine it may lead again later, and only then fire again.
-    assert said in (["deposed"], ["fire", "deposed"])
+    assert said in (["leadership_lost"], ["schedules_fired", "leadership_lost"])
 
 
 @pytest.mark.requirement("N01", "I3", "M2", "F2", "I7", "V1")
@@ -88,7 +92,7 @@ async def test_a_scheduler_that_is_killed_while_it_fires_a_hundred_schedules_mis
     # In small chunks, so that a kill comes between two of them.
     for _ in range(4):
         scheduler = await there.start("scheduler", fire_batch=7)
-        await scheduler.saw("fire")
+        await scheduler.saw("schedules_fired")
         await scheduler.kill()
     await there.start("scheduler")
     await eventually(lambda: there.value("select count(*) >= 800 from run"), 60)

@@ -58,7 +58,7 @@ async def test_lines_survive_the_death_of_their_runner_and_are_stored_once(there
     second = await there.start("runner", runner_id="r2")
     await there.begun("speak", epoch=2)
     if when == "before":
-        await second.saw("late_logs")
+        await second.saw("orphaned_logs_shipped")
     await eventually(lambda: spooled(there, alive=1))
     assert (await log_of(there, run_id)).count("before the end") == 1
     late = await there.rows("select is_late from log_chunk where epoch = 1")
@@ -84,7 +84,7 @@ async def test_a_task_that_floods_its_log_harms_nobody(there: Installation) -> N
     text = await log_of(there, run_id)
     assert "bytes dropped (log cap)" in text
     assert 500_000 < len(text) < 1_000_000
-    assert runner.events("unreachable") + runner.events("tick_failed") == []
+    assert runner.events("database_unreachable") + runner.events("loop_failed") == []
     await eventually(lambda: size_of(there.folder / "home" / "spool") < 2_000_000, 60)
 
 

@@ -30,7 +30,7 @@ async def test_by_default_an_attempt_goes_on_while_its_runner_is_cut_off(there: 
     run_id = await start_run(there.conn, "holding")
     await there.begun("hold")
     async with no_heartbeat_is_answered(there):
-        await runner.saw("unreachable", loop="spare_heartbeat")
+        await runner.saw("database_unreachable", loop="spare_heartbeat")
         let_go(there.effects_file)
         await eventually(lambda: [each for each in there.effects() if each.what == "end"])
     assert await there.ended(run_id) == "success"
@@ -74,7 +74,7 @@ async def test_a_careful_attempt_of_a_frozen_runner_is_dead_before_its_lease_pas
     await eventually(is_dead, 60)
     assert (await there.begun("hold", epoch=2)).runner == "r2"
     frozen.signal(signal.SIGCONT)
-    await frozen.saw("buried")
+    await frozen.saw("session_declared_dead")
     await frozen.saw("lease_lost")
     let_go(there.effects_file)
     assert await there.ended(run_id) == "success"

@@ -63,7 +63,7 @@ async def test_a_frozen_runner_that_wakes_up_with_a_result_is_refused(there: Ins
     await eventually(lambda: [e for e in there.effects() if (e.epoch, e.what) == (1, "end")])
     frozen.signal(signal.SIGCONT)
     await frozen.saw("lease_lost")
-    await frozen.saw("stopped", reason="buried")
+    await frozen.saw("service_stopped", reason="buried")
     assert await tries(there, "hold") == (2, 1, "running"), "the stale report changed nothing"
     assert await there.value("select count(*) from result") == 0
     let_go(there.effects_file)
@@ -85,7 +85,7 @@ async def test_a_frozen_runner_that_wakes_up_stops_the_body_it_lost(there: Insta
         with suppress(ProcessLookupError):
             os.kill(first.pid, signal.SIGCONT)
     await eventually(lambda: not is_running(first.pid))
-    buried = await frozen.saw("buried")
+    buried = await frozen.saw("session_declared_dead")
     assert buried["level"] == "error"
     let_go(there.effects_file)
     assert await there.ended(first.run_id) == "success"
@@ -96,8 +96,8 @@ async def test_a_frozen_runner_that_wakes_up_stops_the_body_it_lost(there: Insta
 async def test_a_buried_runner_that_wakes_up_goes_on_under_a_new_session(there: Installation) -> None:
     frozen, first, other = await lose_by_freezing(there)
     frozen.signal(signal.SIGCONT)
-    old = (await frozen.saw("buried"))["session"]
-    started = await eventually(lambda: [e for e in frozen.events("started") if e["session"] != old])
+    old = (await frozen.saw("session_declared_dead"))["session"]
+    started = await eventually(lambda: [e for e in frozen.events("runner_started") if e["session"] != old])
     assert started[0]["runner"] == "r1"
     assert frozen.is_alive
     let_go(there.effects_file)

@@ -72,8 +72,8 @@ async def test_a_wake_up_starts_work_long_before_the_next_tick(there: Installati
 
 @pytest.mark.requirement("D6")
 async def test_with_notify_switched_off_everything_works_at_tick_speed(there: Installation, long: Published) -> None:
-    await there.start("runner", runner_id="r1", notify=False)
-    await there.start("scheduler", notify=False)
+    await there.start("runner", runner_id="r1", listen_notify=False)
+    await there.start("scheduler", listen_notify=False)
     instants = await schedule_now(there.conn, long, "single", every=0.3, times=3)
     run_id = await start_run(there.conn, "again")
     assert await there.ended(run_id) == "success"

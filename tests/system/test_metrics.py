@@ -62,7 +62,7 @@ async def test_a_runner_counts_what_it_claims_runs_finishes_and_loses(there: Ins
             " where datname = current_database() and pid <> pg_backend_pid()"
         )
         await counted(runner, "evertick_reconnects_total")
-        await counted(runner, "evertick_step_failures_total")
+        await counted(runner, "evertick_job_failures_total")
 
 
 async def test_a_chain_of_tasks_tells_how_long_a_hop_takes(there: Installation) -> None:
@@ -70,7 +70,7 @@ async def test_a_chain_of_tasks_tells_how_long_a_hop_takes(there: Installation) 
         let_go(there.effects_file)
         run = await start_run(there.conn, "holding")
         await there.ended(run)
-        assert await counted(runner, "evertick_hop_latency_seconds_count") >= 1
+        assert await counted(runner, "evertick_handoff_latency_seconds_count") >= 1
         assert await counted(runner, "evertick_attempts_finished_total", 2, outcome="success") == 2
 
 

@@ -41,10 +41,10 @@ async def test_a_leader_killed_between_sending_and_recording_sends_again_under_t
             [f"webhook:{hook.url}/"],
         )
         dies = "notifications.record:before"
-        first = there.launch("scheduler", webhook_networks=("127.0.0.1",), failpoint=dies)
+        first = there.launch("scheduler", webhook_allowed_networks=("127.0.0.1",), failpoint=dies)
         await first.ended()
         assert len(hook.told) == 1
-        await there.start("scheduler", webhook_networks=("127.0.0.1",))
+        await there.start("scheduler", webhook_allowed_networks=("127.0.0.1",))
         # Nobody waits for the end of the time for which it was taken.
         await there.conn.execute("update outbox set due_at = clock()")
         await eventually(lambda: there.value("select count(*) = 1 from outbox where state = 'sent'"), 60)
@@ -59,7 +59,7 @@ async def test_a_leader_that_loses_the_database_while_it_sends_still_records_it(
             " values (0, %s, 'failure', '{}', clock(), clock(), clock())",
             [f"webhook:{hook.url}/"],
         )
-        await there.start("scheduler", webhook_networks=("127.0.0.1",), failpoint="notifications.record:error")
+        await there.start("scheduler", webhook_allowed_networks=("127.0.0.1",), failpoint="notifications.record:error")
         await eventually(lambda: there.value("select count(*) = 1 from outbox where state = 'sent'"), 60)
         assert hook.ids() == ["1"]
 
@@ -71,7 +71,7 @@ async def test_who_fails_by_kill_9_is_told_of_and_the_callback_runs_elsewhere(
     with web_sink() as hook:
         text = NOTIFYING.replace("URL", hook.url + "/")
         await publish_work(there.conn, await asyncio.to_thread(loaded, text, tmp_path / "notifying"))
-        await there.start("scheduler", webhook_networks=("127.0.0.1",))
+        await there.start("scheduler", webhook_allowed_networks=("127.0.0.1",))
         await there.start("runner")
         await trigger(there.conn, dag="dying", params={}, actor="test")
         told = Path(f"{there.effects_file}-told")

@@ -83,7 +83,7 @@ async def test_postgres_is_killed_under_load_and_nothing_is_lost(
     fired = await there.rows("select fire_at from run where fire_at is not null order by 1")
     assert [row[0] for row in fired] == instants
     assert all(service.is_alive for service in services), "an outage ends no service"
-    assert [event for service in services for event in service.events("buried")] == []
+    assert [event for service in services for event in service.events("session_declared_dead")] == []
 
 
 @pytest.mark.requirement("K9", "K3", "K10", "A7")
@@ -98,10 +98,10 @@ async def test_tasks_go_on_through_an_outage_and_are_reported_after_it(
     bodies = [each for each in there.effects() if each.what == "begin"]
     await mortal.take_down()
     quiet = int(there.settings().lost_after_seconds / there.settings().heartbeat_seconds) + 2
-    await eventually(lambda: len(runner.events("unreachable", loop="heartbeat")) > quiet, 30)
+    await eventually(lambda: len(runner.events("database_unreachable", loop="heartbeat")) > quiet, 30)
     let_go(there.effects_file)
     await eventually(lambda: len([e for e in there.effects() if e.what == "end"]) == 2)
-    assert scheduler.events("unreachable")
+    assert scheduler.events("database_unreachable")
     mortal.let_up()
     await there.reconnect()
     assert [await there.ended(run_id) for run_id in (ended_meanwhile, goes_on)] == ["success", "success"]
@@ -118,11 +118,11 @@ async def test_services_that_are_started_while_the_database_is_away_wait_for_it(
     await mortal.take_down()
     runner, scheduler = there.launch("runner", runner_id="r1"), there.launch("scheduler")
     for service in (runner, scheduler):
-        await service.saw("unreachable")
+        await service.saw("database_unreachable")
     mortal.let_up()
     await there.reconnect()
-    await runner.saw("started")
-    await scheduler.saw("lead")
+    await runner.saw("runner_started")
+    await scheduler.saw("leadership_acquired")
     assert await there.ended(await start_run(there.conn, "single")) == "success"
 
 

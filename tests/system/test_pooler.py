@@ -96,16 +96,16 @@ async def test_through_a_pooler_the_lease_alone_keeps_everything_right(
             runners = [await there.start("runner", runner_id=name) for name in ("r1", "r2")]
             instants = await schedule_now(conn, long, "single", every=0.1, times=25)
             run = await start_run(there.conn, "many")
-            await leader.saw("fire")
+            await leader.saw("schedules_fired")
             await leader.kill()
-            await successor.saw("lead")
+            await successor.saw("leadership_acquired")
             assert await there.ended(run) == "success"
             over = "select count(*) = %s from run_status where state = 'success'"
             await eventually(lambda: there.value(over, len(instants) + 1), 30)
             fired = await there.rows("select fire_at from run where fire_at is not null order by 1")
             assert [row[0] for row in fired] == instants
             for service in (successor, *runners):
-                told = await service.saw("pooled")
+                told = await service.saw("pooler_detected")
                 assert "leadership rests on its lease alone" in told["message"]
             listening = (
                 "select count(*) from pg_stat_activity where datname = current_database() and query ilike 'listen%%'"

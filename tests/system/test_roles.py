@@ -66,7 +66,7 @@ async def test_a_run_from_its_file_to_its_log_with_a_role_for_each_service(
     for role, address in logins.items():
         await conn.execute(f"grant {role} to {conninfo.conninfo_to_dict(address)['user']}")  # type: ignore[call-overload]
     keys = (new_key(),)
-    settings = Settings(home=tmp_path / "api", dags_folder=tmp_path / "dags", api_rate=0, secret_keys=keys)
+    settings = Settings(home=tmp_path / "api", dags_folder=tmp_path / "dags", api_rate_limit=0, secret_keys=keys)
     (tmp_path / "dags").mkdir()
     (tmp_path / "dags" / "house.py").write_text(DAGS)
     log = structlog.get_logger()
@@ -109,12 +109,12 @@ async def test_a_service_without_its_role_says_so_and_goes_on_once_it_has_it(
     await conn.execute(f"grant {roles.SCHEDULER} to {user}")  # type: ignore[call-overload]
     async with Installation(database, tmp_path / "there") as there:
         runner = there.launch("runner", database_url=logins[roles.RUNNER])
-        told = await runner.saw("not_allowed", loop="register")
+        told = await runner.saw("permission_denied", loop="register")
         assert "evertick db roles" in told["message"] and "permission denied" in told["error"]
         await conn.execute(f"grant {roles.RUNNER} to {user}")  # type: ignore[call-overload]
-        await runner.saw("started")
+        await runner.saw("runner_started")
         assert await runner.terminate() == 0
         await conn.execute(f"revoke {roles.RUNNER} from {user}")  # type: ignore[call-overload]
         stopped = there.launch("runner", database_url=logins[roles.RUNNER])
-        await stopped.saw("not_allowed", loop="register")
+        await stopped.saw("permission_denied", loop="register")
         assert await stopped.terminate() == 0 and "Traceback" not in stopped.tail(100)

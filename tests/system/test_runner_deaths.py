@@ -32,7 +32,7 @@ async def test_a_killed_runners_task_runs_again_elsewhere_because_its_neighbour_
     second = await there.begun("hold", epoch=2)
     assert second.runner in runners
     assert not is_running(first.pid)
-    assert (await other.saw("bury"))["gone"] == first.runner
+    assert (await other.saw("runner_declared_dead"))["gone"] == first.runner
     let_go(there.effects_file)
     assert await there.ended(run_id) == "success"
     assert await there.rows("select epoch, attempt from tasks where task = 'hold'") == [(2, 1)], "no user's attempt"
@@ -48,7 +48,7 @@ async def test_a_scheduler_of_the_same_machine_sees_it_as_well(there: Installati
     await start_run(there.conn, "holding")
     await there.begun("hold")
     await runner.kill()
-    await scheduler.saw("bury", gone="r1")
+    await scheduler.saw("runner_declared_dead", gone="r1")
     assert await there.value("select state::text from tasks where task = 'hold'") == "available"
 
 
@@ -56,10 +56,10 @@ async def test_a_scheduler_of_the_same_machine_sees_it_as_well(there: Installati
 async def test_one_that_joined_a_moment_ago_is_missed_as_soon_as_an_old_one(there: Installation) -> None:
     """Who is there is asked once in ten ticks, here every 200 seconds: only that it joined makes it known."""
     scheduler = await there.start("scheduler", tick_seconds=20.0, leader_lease_seconds=60.0, **SILENT)
-    await scheduler.saw("lead")
+    await scheduler.saw("leadership_acquired")
     runner = await there.start("runner", runner_id="young", **SILENT)
     await runner.kill()
-    await scheduler.saw("bury", gone="young")
+    await scheduler.saw("runner_declared_dead", gone="young")
 
 
 @pytest.mark.requirement("N07", "D7", "K5")
@@ -68,9 +68,9 @@ async def test_a_runner_that_is_started_again_buries_the_one_that_was_killed(the
     await (await there.start("runner", runner_id="r1", **SILENT)).kill()
     run_id = await start_run(there.conn, "single")
     again = await there.start("runner", runner_id="r1", **SILENT)
-    await again.saw("bury", gone="r1")
+    await again.saw("runner_declared_dead", gone="r1")
     assert await there.ended(run_id) == "success"
-    assert again.events("same_id") == []
+    assert again.events("runner_id_duplicated") == []
 
 
 @pytest.mark.requirement("N07", "V5")

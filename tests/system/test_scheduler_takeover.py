@@ -45,7 +45,7 @@ async def stand_by(there: Installation, schedulers: int) -> None:
 async def led(service: Service) -> float:
     """Wait until it leads; returns how long that took."""
     began = time.monotonic()
-    await service.saw("lead", within_seconds=60)
+    await service.saw("leadership_acquired", within_seconds=60)
     return time.monotonic() - began
 
 
@@ -55,12 +55,12 @@ async def test_a_killed_leader_is_replaced_long_before_its_lease_ends(there: Ins
     standby = [there.launch("scheduler", **LONG_LEASE) for _ in range(2)]
     await stand_by(there, 3)
     instants = await schedule_now(there.conn, long, "single", every=0.1, times=30)
-    await first.saw("fire")
+    await first.saw("schedules_fired")
     await first.kill()
     began = time.monotonic()
-    second = await eventually(lambda: next((each for each in standby if each.events("lead")), None), 60)
+    second = await eventually(lambda: next((each for each in standby if each.events("leadership_acquired")), None), 60)
     assert time.monotonic() - began < SOON
-    assert second.events("lead")[0]["is_watched"]
+    assert second.events("leadership_acquired")[0]["is_watched"]
     await all_fired(there, list(instants))
     assert await there.value("select epoch from shard") == 2
 
@@ -71,16 +71,16 @@ async def test_a_leader_that_freezes_between_begin_and_commit_keeps_nobody_waiti
 ) -> None:
     """It holds the fence and the schedules that it was about to move. When it wakes up, its transaction is gone."""
     frozen = there.launch("scheduler", freeze_in="schedules.fire")
-    await frozen.saw("lead")
+    await frozen.saw("leadership_acquired")
     standby = there.launch("scheduler")
     instants = await schedule_now(there.conn, long, "single", every=0.1, times=30)
     await eventually(lambda: there.value("select count(*) = 1 from shard where lease_until < clock()"))
     assert await led(standby) < SOON
-    await standby.saw("fire")
+    await standby.saw("schedules_fired")
     frozen.signal(signal.SIGCONT)
-    await eventually(lambda: frozen.events("unreachable") or frozen.events("deposed"))
+    await eventually(lambda: frozen.events("database_unreachable") or frozen.events("leadership_lost"))
     await all_fired(there, list(instants))
-    assert not frozen.events("fire")
+    assert not frozen.events("schedules_fired")
     assert frozen.is_alive
 
 
@@ -114,10 +114,10 @@ async def test_a_leader_that_wakes_up_from_a_long_freeze_stands_by(there: Instal
     first.signal(signal.SIGSTOP)
     await led(second)
     first.signal(signal.SIGCONT)
-    await first.saw("deposed")
+    await first.saw("leadership_lost")
     instants = await schedule_now(there.conn, long, "single", every=0.1, times=10)
     await all_fired(there, list(instants))
-    assert not first.events("fire")
+    assert not first.events("schedules_fired")
     # As soon as the session of the one that was frozen is gone, its successor can be watched, too.
     await eventually(lambda: there.value("select is_watched from shard"))
     await second.kill()
@@ -126,7 +126,7 @@ async def test_a_leader_that_wakes_up_from_a_long_freeze_stands_by(there: Instal
 
 async def led_again(service: Service) -> float:
     began = time.monotonic()
-    await eventually(lambda: len(service.events("lead")) == 2, 60)
+    await eventually(lambda: len(service.events("leadership_acquired")) == 2, 60)
     return time.monotonic() - began
 
 

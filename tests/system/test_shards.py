@@ -73,13 +73,17 @@ async def test_schedulers_that_are_killed_and_frozen_leave_no_shard_without_a_le
     await eventually(lambda: is_shared(there, [alone]), 60)
     told = len(frozen.events())
     frozen.signal(signal.SIGCONT)
-    await frozen.saw("deposed")
+    await frozen.saw("leadership_lost")
     await eventually(lambda: is_shared(there, schedulers), 60)
     for shard in range(SHARDS):
         said = [str(each["event"]) for each in frozen.events()[told:] if each.get("shard") == shard]
-        until_led = [each for each in takewhile(lambda each: each != "lead", said) if each in ("fire", "deposed")]
+        until_led = [
+            each
+            for each in takewhile(lambda each: each != "leadership_acquired", said)
+            if each in ("schedules_fired", "leadership_lost")
+        ]
         # What it had committed when it froze it may still tell of. After that it leads again before it fires again.
-        assert until_led in ([], ["deposed"], ["fire", "deposed"]), (shard, said)
+        assert until_led in ([], ["leadership_lost"], ["schedules_fired", "leadership_lost"]), (shard, said)
     await all_fired_once(there, instants, 12)
 
 
@@ -92,5 +96,5 @@ async def test_a_scheduler_that_stops_hands_all_its_shards_over(there: Installat
     leaving, staying = schedulers
     assert await leaving.terminate() == 0
     await eventually(lambda: is_shared(there, [staying]), 60)
-    assert not leaving.events("not_resigned")
-    await eventually(lambda: {event["shard"] for event in staying.events("lead")} == set(range(SHARDS)))
+    assert not leaving.events("leadership_release_failed")
+    await eventually(lambda: {event["shard"] for event in staying.events("leadership_acquired")} == set(range(SHARDS)))

@@ -82,7 +82,7 @@ async def test_clear_of_a_running_task_never_gives_it_two_bodies(there: Installa
 
 @pytest.mark.requirement("K2")
 async def test_without_wake_ups_the_heartbeat_brings_the_request(there: Installation) -> None:
-    await there.start("runner", runner_id="r1", notify=False)
+    await there.start("runner", runner_id="r1", listen_notify=False)
     run_id = await start_run(there.conn, "holding")
     first = await there.begun("hold")
     await cancel(there.conn, run_id=run_id, actor="test")

@@ -76,7 +76,7 @@ async def test_a_result_waits_out_an_outage_of_the_storage_and_is_read_on_anothe
 
 async def test_a_storage_that_stays_away_fails_the_task_with_the_reason(there: Installation, server: S3Server) -> None:
     server.stop()
-    await runner(there, "left", storage_patience_seconds=0.1)
+    await runner(there, "left", storage_retry_seconds=0.1)
     run_id = await start_run(there.conn, "far_apart")
     assert await there.ended(run_id, 60) == "failed"
     reason = await there.value("select reason from attempts where run_id = %s and idx = 0", run_id)

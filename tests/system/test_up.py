@@ -144,13 +144,13 @@ def test_up_fires_runs_survives_every_death_and_stops_clean(up: Up) -> None:
     sign_in_once(up)
     for number, name in enumerate(("scheduler", "runner", "publisher", "api"), 1):
         os.kill(up.service(name), signal.SIGKILL)
-        up.wait_for(" died ", times=number)
+        up.wait_for(" service_died ", times=number)
         up.wait_for_more_runs()
     os.kill(up.child("postgres"), signal.SIGKILL)
     up.wait_for_more_runs()
     os.kill(up.child("^evertick nursery"), signal.SIGKILL)
     up.wait_for("each on its own")
-    up.wait_for(" died ", times=7)
+    up.wait_for(" service_died ", times=7)
     up.wait_for_more_runs()
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(timeout=60) == 0
@@ -177,14 +177,14 @@ def test_a_runner_that_was_dismissed_is_not_started_again_and_a_killed_one_is_pr
     up.wait_for("Evertick is up")
     up.wait_for_more_runs()
     os.kill(up.service("runner"), signal.SIGKILL)
-    up.wait_for(" bury ")
+    up.wait_for(" runner_declared_dead ")
     up.wait_for_more_runs()
     command = [sys.executable, "-m", "evertick.cli.main", "runners", "drain", "--all", "--stop", "--wait"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("EVERTICK_")}
     drained = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     assert "Nothing runs there any more" in drained.stdout
     up.wait_for("drained and stopped on request")
-    assert up.output.count(" died ") == 1
+    assert up.output.count(" service_died ") == 1
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(timeout=60) == 0
     assert "Traceback" not in up.output

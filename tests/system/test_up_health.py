@@ -28,7 +28,7 @@ async def test_the_health_of_up_is_that_of_its_children_and_shows_their_deaths(
         document = await eventually(is_well, 60)
         await eventually(up.is_ready, 60)
         assert await up.metric("evertick_runner_slots", process="runner") > 0
-        assert await up.metric("evertick_process_open_fds", process="scheduler") > 0
+        assert await up.metric("process_open_fds", process="scheduler") > 0
 
         os.kill(document["runner"]["pid"], signal.SIGKILL)
 

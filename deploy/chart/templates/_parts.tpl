@@ -92,23 +92,23 @@ EVERTICK_HEALTH_HOST: ""
 EVERTICK_HEALTH_PORT: ""
 EVERTICK_API_HOST: ""
 EVERTICK_API_PORT: api.service.port
-EVERTICK_API_PROXIES: api.proxies
+EVERTICK_API_TRUSTED_PROXIES: api.proxies
 EVERTICK_RUNNER_QUEUES: queues of a runner
-EVERTICK_RUNNER_MATCH: match of a runner
+EVERTICK_RUNNER_TASK_PATTERNS: match of a runner
 EVERTICK_RUNNER_SLOTS: slots of a runner
 EVERTICK_EXECUTOR: executor of a runner
 EVERTICK_RESULTS_FOLDER: resultsVolume of a runner
 EVERTICK_POD_TEMPLATE: podTemplate of a runner
 EVERTICK_POD_IMAGE: kubernetes.image
-EVERTICK_POD_OWNER: ""
+EVERTICK_POD_OWNER_LABEL: ""
 EVERTICK_KUBE_NAMESPACE: kubernetes.namespace
 EVERTICK_AGENT_API_URL: kubernetes.apiUrl
 EVERTICK_STORAGE: storage.url
 EVERTICK_STORAGE_ENDPOINT: storage.endpoint
 EVERTICK_STORAGE_REGION: storage.region
 EVERTICK_STORAGE_KEY_ID: storage.secret
-EVERTICK_STORAGE_LOGS: storage.logs
-EVERTICK_STORAGE_LOGS_AFTER_SECONDS: storage.logsAfterSeconds
+EVERTICK_LOG_ARCHIVE: storage.logs
+EVERTICK_LOG_ARCHIVE_AFTER_SECONDS: storage.logsAfterSeconds
 {{- end }}
 
 {{/* A number as it was written: helm reads it as a float, and would write ten million as 1e+07. */}}

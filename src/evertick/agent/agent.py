@@ -56,7 +56,7 @@ class OutcomeFile:
         try:
             await asyncio.to_thread(_write, self._path, raw)
         except OSError as error:
-            self._log.warning("outcome_not_left", path=str(self._path), error=error)
+            self._log.warning("outcome_write_failed", path=str(self._path), error=error)
             return False
         found = parse(raw, key=outcome.key, epoch=outcome.epoch, session=self._session)
         return found is not None and found.kind is outcome.kind
@@ -157,7 +157,7 @@ class AgentSession:
         self._is_lost = False
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> AgentExit:
-        self._log.info("start", session=f"{self._order.session:016x}", attempt=self._order.attempt)
+        self._log.info("attempt_started", session=f"{self._order.session:016x}", attempt=self._order.attempt)
         async with self._executor, asyncio.TaskGroup() as group:
             works = (self._heartbeat.run(), self._lines.run(), self._stop_when_asked(stop, hurry))
             beside = [group.create_task(work) for work in works]
@@ -229,7 +229,7 @@ class AgentSession:
 
     async def _stop_when_asked(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         await stop.wait()
-        self._log.info("stopping")
+        self._log.info("service_stopping")
         if not self._executor.held():
             self._end(OutcomeKind.GIVEN_BACK, _STOPPED)
         await self._executor.stop_within(self._grace_seconds, hurry)
@@ -238,7 +238,9 @@ class AgentSession:
 
     async def _tell(self, outcome: Outcome) -> AgentExit:
         """Write the outcome to disk, then report it to the API."""
-        self._log.info("ended", outcome=outcome.kind.value, **({"reason": outcome.reason} if outcome.reason else {}))
+        self._log.info(
+            "attempt_ended", outcome=outcome.kind.value, **({"reason": outcome.reason} if outcome.reason else {})
+        )
         if self._is_lost:
             return AgentExit.NOT_OURS
         is_file = outcome.result_json is not None and bool(self._sent_apart(outcome.result_json))
@@ -247,16 +249,16 @@ class AgentSession:
             if is_file:
                 outcome = await self._patiently(lambda: self._send_result(outcome), inf)
                 is_safe = await self._outcome_file.write(outcome)
-            patience = self._settings.agent_patience_seconds if is_safe else inf
+            patience = self._settings.agent_report_seconds if is_safe else inf
             await self._patiently(lambda: self._finish(outcome), patience)
         except LeaseLost as error:
             self._log.error("lease_lost", error=error)
             return AgentExit.NOT_OURS
         except EvertickError as error:
-            self._log.error("unreported", error=error, is_left_behind=is_safe)
+            self._log.error("outcome_unreported", error=error, is_left_behind=is_safe)
             return AgentExit.NOT_OURS if self._is_lost else AgentExit.UNREPORTED
         self._executor.settle([(outcome.key, outcome.epoch)])
-        self._log.info("finish", outcome=outcome.kind.value)
+        self._log.info("task_finished", outcome=outcome.kind.value)
         return _EXITS[outcome.kind]
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T:
@@ -335,7 +337,7 @@ class Agent:
         try:
             await keep_asking(start, until=self.stop, seconds=inf, what="start", log=self._log)
         except EvertickError as error:
-            self._log.error("not_started", error=error)
+            self._log.error("agent_start_failed", error=error)
             leave_refusal(self._settings.agent_outcome_file, str(error))
             # Another agent runs the attempt, it was canceled, or it no longer belongs to the task: there is nothing to
             # do here.

@@ -158,7 +158,9 @@ class AgentClient:
     def __init__(self, server: str, start_token: str, *, log: Log) -> None:
         self._address = AgentEndpoint(server)
         if self._address.is_plain:
-            log.warning("plain_http", message="Tokens and secrets are sent unencrypted: use https.", server=server)
+            log.warning(
+                "http_unencrypted", message="Tokens and secrets are sent unencrypted: use https.", server=server
+            )
         self._renewal, self._token, self._log = start_token, "", log
         self._nonce = secrets.token_hex(16)
         # Timeout of one response; shorter when heartbeats are frequent.
@@ -296,10 +298,10 @@ async def keep_asking(
             pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures, 10)) * (
                 0.5 + random.random() / 2
             )
-            log.warning("unanswered", what=what, failures=failures, error=error, again_in=round(pause, 1))
+            log.warning("api_unreachable", what=what, failures=failures, error=error, again_in=round(pause, 1))
             with suppress(TimeoutError):
                 await asyncio.wait_for(until.wait(), min(pause, max(0.0, give_up_at - time.monotonic())))
         else:
             if failures:
-                log.info("answered", what=what, after_failures=failures)
+                log.info("api_recovered", what=what, after_failures=failures)
             return answer

@@ -52,12 +52,12 @@ class AgentHeartbeat:
             except EvertickError as error:
                 # The API may come back. Until then the attempt continues, unless its fork server has a lease deadline.
                 failures += 1
-                self._log.warning("no_heartbeat", failures=failures, error=error)
+                self._log.warning("heartbeat_failed", failures=failures, error=error)
                 pause = min(LONGEST_PAUSE_SECONDS, self._seconds, 0.1 * 2 ** min(failures, 10))
                 await asyncio.sleep(pause * (0.5 + random.random() / 2))
                 continue
             if failures:
-                self._log.info("heard_again", after_failures=failures)
+                self._log.info("heartbeat_recovered", after_failures=failures)
             failures = 0
             if self._obey(word):
                 return

@@ -37,7 +37,7 @@ class AgentLog:
         give_up_at = time.monotonic() + seconds
         while await self._ship():
             if time.monotonic() > give_up_at:
-                self._log.warning("log_left", chunks=len(self._unsent))
+                self._log.warning("logs_left_in_spool", chunks=len(self._unsent))
                 return True
         return not (self._unsent and self._is_unanswered)
 
@@ -54,7 +54,7 @@ class AgentLog:
                     await self._line.ship(batch)
                 except EvertickError as error:
                     self._is_unanswered = isinstance(error, ApiUnreachable)
-                    self._log.warning("log_unsent", chunks=len(self._unsent), error=error)
+                    self._log.warning("log_upload_failed", chunks=len(self._unsent), error=error)
                     return None
                 self._unsent = self._unsent[len(batch) :]
                 sent += len(batch)

@@ -157,7 +157,7 @@ def make_app(desk: ApiContext) -> FastAPI:
     app.mount(AGENT_PREFIX, agent)
     short = FastReads(app.answer, parts={"/api/v1": (native, natives), "/api/v2": (airflow, airflows)})
     packed = _Packing(short, minimum_size=_GZIP_BYTES, compresslevel=_GZIP_LEVEL)
-    app.surroundings = Middleware(packed, rate=desk.settings.api_rate, agents=AgentLimits(desk))
+    app.surroundings = Middleware(packed, rate=desk.settings.api_rate_limit, agents=AgentLimits(desk))
     return app
 
 

@@ -61,7 +61,7 @@ class ApiContext:
     def __post_init__(self) -> None:
         self.readers = Pool(self.url, Purpose.API_READ, READERS)
         self.writers = Pool(self.url, Purpose.API_WRITE, WRITERS)
-        self.remembered = AuthCache(self.url, is_enabled=self.settings.notify)
+        self.remembered = AuthCache(self.url, is_enabled=self.settings.listen_notify)
         self.hub = EventHub(self.url, self.log)
         self.log_seats = StreamLimit(most=MOST_LOG_STREAMS, most_of_user=MOST_LOG_STREAMS_OF_USER)
         self.agents = Pool(self.url, Purpose.API_WRITE, AGENTS)
@@ -93,7 +93,7 @@ class ApiContext:
             self.remembered.forget()
 
     def misconfigured(self, error: InvalidSettings, message: str) -> EvertickError:
-        self.log.error("no_secret_key", error=error)
+        self.log.error("secret_key_missing", error=error)
         return Conflict(message)
 
     @property
@@ -114,7 +114,7 @@ class ApiContext:
             return make(self.settings)
         except InvalidSettings as error:
             # Not what the agent asked for is wrong: it shall come again when somebody has corrected it.
-            self.log.error("agents_unserved", error=error)
+            self.log.error("agent_settings_invalid", error=error)
             raise EvertickError(
                 "Agents cannot be served: the API's log says what is wrong with its settings."
             ) from None

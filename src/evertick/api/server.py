@@ -107,8 +107,8 @@ async def serve(
         # No access log: paths may contain a one-time secret.
         access_log=False,
         server_header=False,
-        proxy_headers=bool(settings.api_proxies),
-        forwarded_allow_ips=list(settings.api_proxies),
+        proxy_headers=bool(settings.api_trusted_proxies),
+        forwarded_allow_ips=list(settings.api_trusted_proxies),
         limit_concurrency=settings.api_connections,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,

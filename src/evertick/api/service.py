@@ -35,7 +35,7 @@ class Api:
         # If the supervisor already holds the port, it started this process because of the first connection.
         inherited = inherited_socket()
         self._socket = inherited or listen(self._settings, self._log)
-        self._log.info("serve" if inherited is None else "awake", url=address_of(self._socket))
+        self._log.info("api_listening" if inherited is None else "api_started", url=address_of(self._socket))
         over = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(self._serve())

@@ -55,13 +55,13 @@ def serve(name: str, settings: Settings, make: Make, *, beside: Sequence[Beside]
     port.start()
     port.leave_note()
     if port.url:
-        log.info("health", url=port.url)
+        log.info("health_listening", url=port.url)
     try:
         was_asked = asyncio.run(_serve(url, make, beside, health, log))
     finally:
         port.stop()
     if not was_asked:
-        log.error("ended_by_itself")
+        log.error("service_ended")
         raise typer.Exit(1)
 
 

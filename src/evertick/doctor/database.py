@@ -79,7 +79,7 @@ async def examine(conn: AsyncConnection, settings: Settings, *more: Check) -> li
                 "not_allowed",
                 f"This login lacks the permission for some checks: {'; '.join(unseen)}.",
                 "Problems in those areas are not found.",
-                "Also run doctor with the owner's login. A service whose log shows not_allowed lacks its role: evertick db roles",
+                "Also run doctor as the owner. A service whose log shows permission_denied lacks its role: evertick db roles",
             )
         )
     return found
@@ -423,11 +423,11 @@ def check_logs(settings: Settings, logs: StoredLogs) -> Iterator[Finding]:
             "They cannot be read from here, and a scheduler without the setting does not delete expired ones.",
             "Set EVERTICK_STORAGE and its keys for every scheduler and API, and where `evertick tasks logs` is used.",
         )
-    late_seconds = settings.storage_logs_after_seconds + LONGEST_WAIT_SECONDS
-    if settings.storage_logs and (logs.waiting_seconds or 0.0) > late_seconds:
+    late_seconds = settings.log_archive_after_seconds + LONGEST_WAIT_SECONDS
+    if settings.log_archive and (logs.waiting_seconds or 0.0) > late_seconds:
         yield warning(
             "log_moves",
             f"Logs of runs that ended {(logs.waiting_seconds or 0.0) / 3600:.0f} hours ago have not been archived to the storage.",
             "Until then they fill the database.",
-            "The leading scheduler logs the reason: storage_unavailable or log_move_refused in its log, log_moving in its health.",
+            "The leading scheduler reports why: storage_unavailable or log_archive_refused in its log, log_moving in its health.",
         )

@@ -136,7 +136,7 @@ def check_storage_settings(settings: Settings) -> Iterator[Finding]:
         yield error(
             "storage",
             str(wrong),
-            "Large results cannot be stored or read: their tasks wait, and fail after EVERTICK_STORAGE_PATIENCE_SECONDS.",
+            "Large results cannot be stored or read: their tasks wait, and fail after EVERTICK_STORAGE_RETRY_SECONDS.",
             "Fix EVERTICK_STORAGE, EVERTICK_STORAGE_ENDPOINT and the keys, or the permissions of that key.",
         )
 

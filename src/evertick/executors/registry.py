@@ -85,11 +85,11 @@ def kubernetes_executor(settings: Settings) -> RemoteExecutor:
             timeout_seconds=settings.kube_timeout_seconds,
         ),
         template=template.read_template(settings.pod_template, image=image),
-        owner=settings.pod_owner,
+        owner=settings.pod_owner_label,
         allowed=settings.pod_options or POD_OPTIONS,
         cleanup=loaded.Cleanup(settings.pod_cleanup),
         keep_seconds=settings.pod_keep_seconds,
-        give_up_seconds=settings.pod_give_up_seconds,
+        give_up_seconds=settings.pod_start_timeout_seconds,
     )
     executor: RemoteExecutor = loaded.KubernetesExecutor(options)
     return executor

@@ -68,7 +68,7 @@ class LogArchiver:
         self, settings: Settings, store: ObjectStore, *, link: ReconnectingConnection, epoch: Epoch, log: Log
     ) -> None:
         self._store, self._link, self._epoch, self._log = store, link, epoch, log
-        self._is_moving, self._after_seconds = settings.storage_logs, settings.storage_logs_after_seconds
+        self._is_moving, self._after_seconds = settings.log_archive, settings.log_archive_after_seconds
         self._aside = ThreadRunner("log_moving", most=AT_ONCE)
         self.pulse = LoopHealth("log_moving", is_essential=False, longest_tick_seconds=STEP_SECONDS)
         self._due: deque[_Archiving] = deque()
@@ -152,7 +152,7 @@ class LogArchiver:
         async with self._database() as conn:
             moved = await move_lines(conn, leading, object_id, list(zip(keys, pieces, strict=True)))
         if moved:
-            metrics.LOGS_MOVED.inc(sum(len(content) for _, content in part))
+            metrics.LOGS_ARCHIVED.inc(sum(len(content.encode()) for _, content in part))
         moving.after, moving.is_over = keys[-1], not moved
 
     def _judge(self, some: list[_Archiving], outcomes: list[BaseException | None]) -> None:
@@ -167,7 +167,7 @@ class LogArchiver:
         for each, error in failed:
             each.is_left = True
             metrics.QUARANTINED.labels(kind="log_move").inc()
-            self._log.error("log_move_refused", run_id=each.run.run_id, error=error)
+            self._log.error("log_archive_refused", run_id=each.run.run_id, error=error)
 
     async def _remove_dead(self, leading: Leading) -> bool:
         """Returns whether there may be more of them."""
@@ -178,7 +178,7 @@ class LogArchiver:
             await asyncio.gather(*(self._aside.do(partial(self._store.remove, name)) for name in names))
             async with self._database() as conn:
                 await forget_objects(conn, leading, [each.object_id for each in dead])
-            self._log.info("prune", log_objects=len(dead))
+            self._log.info("log_archive_pruned", log_objects=len(dead))
         return len(dead) == _OBJECTS
 
     @asynccontextmanager
@@ -196,7 +196,7 @@ class LogArchiver:
         self._failing_since = self._failing_since or now
         self._failures += 1
         seconds = now - self._failing_since
-        metrics.LOG_MOVES_FAILING.set(max(seconds, 1.0))
+        metrics.LOG_ARCHIVE_FAILING.set(max(seconds, 1.0))
         self.pulse.blocked = f"logs have stayed in the database for {seconds / 60:.0f} minutes: {error}"
         self._log.warning("storage_unavailable", doing="move_logs", error=error)
         return pause_seconds(self._failures)
@@ -204,7 +204,7 @@ class LogArchiver:
     def _is_back(self) -> None:
         if self._failing_since is not None:
             self._failing_since, self._failures, self.pulse.blocked = None, 0, None
-            metrics.LOG_MOVES_FAILING.set(0.0)
+            metrics.LOG_ARCHIVE_FAILING.set(0.0)
 
     def _forget(self) -> None:
         """Another scheduler archives now."""

@@ -201,4 +201,4 @@ async def ship_orphaned_logs(conn: AsyncConnection, *, spool: Path, session: int
     for path in shipped:
         discard(path)
     if shipped:
-        log.info("late_logs", files=len(shipped), attempts=sum(shipped.values()))
+        log.info("orphaned_logs_shipped", files=len(shipped), attempts=sum(shipped.values()))

@@ -157,7 +157,7 @@ class Sending:
             body=slack_body(fact) if sink.kind is DestinationKind.SLACK else webhook_body(fact),
             delivery=delivery,
             key=values[ValueKind.SECRET, sink.sign_with] if sink.sign_with else None,
-            allowed=self._settings.webhook_networks,
+            allowed=self._settings.webhook_allowed_networks,
             seconds=SEND_SECONDS,
         )
         return partial(webhook.send, post)

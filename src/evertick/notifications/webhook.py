@@ -51,7 +51,7 @@ def resolve(host: str, port: int, *, allowed: Iterable[str]) -> list[Address]:
     for address in addresses:
         if not is_public(address) and not any(address in each for each in networks):
             raise DeliveryFailed(
-                f"{host} resolves to {address}, which is not a public address; EVERTICK_WEBHOOK_NETWORKS can allow it",
+                f"{host} resolves to {address}, which is not a public address; EVERTICK_WEBHOOK_ALLOWED_NETWORKS can allow it",
                 is_final=True,
             )
     return addresses

@@ -74,7 +74,7 @@ class HealthServer:
             self._thread.start()
             return self._bound.result(timeout=BIND_SECONDS)
         except (OSError, RuntimeError, TimeoutError, ValueError) as error:
-            self._log.warning("no_health_port", host=self._host, port=self._port, error=error)
+            self._log.warning("port_unavailable", host=self._host, port=self._port, error=error)
             return None
 
     def stop(self) -> None:
@@ -110,7 +110,7 @@ class HealthServer:
                 raise
             server = await self._listen(_ANY_PORT)
             got = server.sockets[0].getsockname()[1]
-            self._log.warning("health_port_taken", wanted=self._port, port=got)
+            self._log.warning("port_unavailable", wanted=self._port, port=got)
             return server
 
     async def _listen(self, port: int) -> asyncio.Server:

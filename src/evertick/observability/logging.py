@@ -81,7 +81,7 @@ def _pipe_of(stream: TextIO) -> int | None:
 
 
 _DIM, _RED, _YELLOW, _GREEN, _CYAN, _END = "\x1b[2m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[36m", "\x1b[0m"
-_GOOD = {"success", "ready", "started"}
+_GOOD = {"success", "service_ready", "runner_started"}
 _HIDDEN = {"timestamp", "level", "event", "service", "owner", "message"}
 # Fields on every line of a service, for programs; people see them once, when the service starts.
 _REPEATED = {"runner": {"runner", "name", "session"}}
@@ -100,18 +100,18 @@ def render_line(event: dict[str, object], *, is_colored: bool) -> str:
     """The same event that JSON carries, for a terminal."""
     level, name = str(event.get("level", "info")), str(event.get("event", ""))
     clock = _local_clock(str(event.get("timestamp", "")))
-    hidden = _HIDDEN | (_REPEATED.get(str(event.get("service")), set()) if name != "started" else set())
+    hidden = _HIDDEN | (_REPEATED.get(str(event.get("service")), set()) if name != "runner_started" else set())
     fields = " ".join(
         f"{key}={_short(value, _WIDTHS.get(key, 120))}" for key, value in event.items() if key not in hidden
     )
     text = f"{event['message']} {fields}".strip() if "message" in event else fields
     tone = {"error": _RED, "critical": _RED, "warning": _YELLOW}.get(level, "")
     if not is_colored:
-        return f"{clock} {event.get('service', ''):<10} {name:<10} {text}".rstrip()
+        return f"{clock} {event.get('service', ''):<10} {name:<19} {text}".rstrip()
     if not tone and any(str(value) in _GOOD for value in event.values()):
         tone = _GREEN
     return (
-        f"{_DIM}{clock}{_END} {_CYAN}{event.get('service', ''):<10}{_END} {tone}{name:<10}{_END if tone else ''} {text}"
+        f"{_DIM}{clock}{_END} {_CYAN}{event.get('service', ''):<10}{_END} {tone}{name:<19}{_END if tone else ''} {text}"
     ).rstrip()
 
 

@@ -6,6 +6,8 @@ values are few and known (a queue, a reason), never an id: each value is kept un
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 # The creation time of each series would be a series of its own, which is not used.
@@ -13,7 +15,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry()
 # Memory, processor time, open files: read from the kernel only on a scrape.
-ProcessCollector(namespace="evertick", registry=REGISTRY)
+ProcessCollector(registry=REGISTRY)
 
 # From the time of a fast exchange (1 ms) to a time that needs an operator.
 _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -33,9 +35,14 @@ def _histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...] = 
     return Histogram(f"evertick_{name}_seconds", text, labels, buckets=buckets, registry=REGISTRY)
 
 
+# Joined with other series, to show which release a process runs.
+BUILD_INFO = _gauge("build_info", "Always 1. The label is the release of this process.", "version")
+BUILD_INFO.labels(version("evertick")).set(1)
+
+
 # The loops
 TICK_SECONDS = _histogram("tick_duration", "Duration of one tick of a loop, without waiting.", "service")
-STEP_FAILURES = _counter("step_failures", "Ticks, or jobs of a tick, that failed and were contained.", "step")
+JOB_FAILURES = _counter("job_failures", "Ticks, or jobs of a tick, that failed without affecting others.", "job")
 RECONNECTS = _counter("reconnects", "Database connections reopened after they broke.", "purpose")
 FAILOVERS = _counter(
     "failovers",
@@ -51,7 +58,7 @@ SHARD_LEADER = _gauge("shard_leader", "1 while this scheduler leads that shard, 
 LEADERSHIP_CHANGES = _counter("leadership_changes", "Times that this scheduler acquired or lost leadership.")
 FIRES = _counter("fires", "Runs created by schedules.")
 SHARD_FIRES = _counter("shard_fires", "Runs created by schedules, by shard.", "shard")
-MOVED = _counter("moved", "DAGs and their rows, moved to another shard.")
+SHARD_MOVES = _counter("shard_moves", "DAGs moved to another shard, with their rows.")
 BACKFILL_RUNS = _counter("backfill_runs", "Runs created by backfills.")
 FIRE_LAG = _histogram("fire_lag", "From the due instant of a schedule to its run.", buckets=_LATE)
 SKIPPED_FIRES = _counter("skipped_fires", "Due instants that were skipped, with a recorded reason.", "reason")
@@ -73,9 +80,11 @@ NOTIFICATIONS_WAITING = _gauge("notifications_waiting", "Notifications that are 
 NOTIFICATIONS_OLDEST = _gauge("notifications_oldest_seconds", "Age of the oldest notification that is not sent yet.")
 TIMEOUTS = _counter("timeouts", "Attempts, runs and waits ended by their timeout.", "kind")
 PRUNED = _counter("pruned", "Rows that retention has deleted: runs, audit entries, versions and so on.", "kind")
-LOGS_MOVED = _counter("logs_moved_characters", "Characters of logs that were archived to the object storage.")
-LOG_MOVES_FAILING = _gauge(
-    "log_moves_failing_seconds",
+LOGS_ARCHIVED = _counter(
+    "logs_archived_bytes", "Bytes of logs that were archived to the object storage, before compression."
+)
+LOG_ARCHIVE_FAILING = _gauge(
+    "log_archive_failing_seconds",
     "Seconds for which no log could be archived to the object storage; 0 while archiving works.",
 )
 OLDEST_SNAPSHOT = _gauge(
@@ -87,8 +96,8 @@ SLOTS = _gauge("runner_slots", "Maximum number of concurrent attempts of this ru
 RUNNING = _gauge("attempts_running", "Attempts that are running on this runner.")
 CLAIMS = _counter("claims", "Tasks claimed by this runner.")
 CLAIMS_LOST = _counter("claims_lost", "Claims returned or lost: the reply never arrived, or the lease was taken.")
-HOP_SECONDS = _histogram(
-    "hop_latency", "From a finished task to the start of its successor, or from enqueued to claimed."
+HANDOFF_SECONDS = _histogram(
+    "handoff_latency", "From a finished task to the start of its successor, or from enqueued to claimed."
 )
 ATTEMPTS_FINISHED = _counter("attempts_finished", "Attempts that ended on this runner, by outcome.", "outcome")
 STALE_WRITES_REFUSED = _counter("stale_writes_refused", "Refused reports of an old epoch or session.")

@@ -83,7 +83,7 @@ class Caller:
                 yield conn
             # A notification only shortens a wait: the change is made, whether it arrives or not.
             with suppress(psycopg.Error):
-                for channel in {*wake, *self.also} if self.context.settings.notify else ():
+                for channel in {*wake, *self.also} if self.context.settings.listen_notify else ():
                     await notify(conn, channel)
 
     @property

@@ -62,7 +62,7 @@ class Publisher:
         self._settings, self._environment, self._log = settings, environment, log
         self._folder = settings.dags_folder.resolve()
         self._link = ReconnectingConnection(url, Purpose.PLANNING)
-        self._waker = Notifier(url, is_enabled=settings.notify, log=log, look_seconds=SELDOM_SECONDS)
+        self._waker = Notifier(url, is_enabled=settings.listen_notify, log=log, look_seconds=SELDOM_SECONDS)
         self._seen: dict[str, Fingerprint] = {}
         self._closures: dict[str, tuple[str, ...]] = {}
         self._owners: dict[str, str] = {}
@@ -86,7 +86,7 @@ class Publisher:
     async def tick(self) -> float:
         """Load new and changed files, publish their DAGs, and remove those of missing files."""
         if not self._folder.is_dir():
-            self._log.warning("no_folder", folder=str(self._folder))
+            self._log.warning("dags_folder_missing", folder=str(self._folder))
             self._pulse.blocked = f"{self._folder} is not a folder: there is nothing to publish"
             return RESCAN_SECONDS
         is_changed = self._rules.look()
@@ -148,11 +148,11 @@ class Publisher:
                 # At the next scan the pool may exist or the cycle may be broken, without any change of the file.
                 is_final = not isinstance(error, MissingPool | CyclicDependency)
             except OSError as error:
-                self._log.warning("file_vanished", file=loaded.file, error=error)
+                self._log.warning("dag_file_removed", file=loaded.file, error=error)
                 return False
         if problem is not None:
             if self._told.get(loaded.file) != problem.message:
-                self._log.error("import_error", file=problem.file, line=problem.line, message=problem.message)
+                self._log.error("dag_import_failed", file=problem.file, line=problem.line, message=problem.message)
             self._told[loaded.file] = problem.message if not is_final else ""
             await dags.put_import_error(
                 conn, file=loaded.file, line=problem.line, message=problem.message, detail=problem.traceback
@@ -173,11 +173,11 @@ class Publisher:
             )
             self._owners[dag.name] = loaded.file
             if done.is_new:
-                self._log.info("publish", dag=dag.name, file=loaded.file, tasks=len(dag.spec.tasks))
+                self._log.info("dag_published", dag=dag.name, file=loaded.file, tasks=len(dag.spec.tasks))
                 for each in await not_stored(conn, dag.spec) if self._settings.secrets_backends == ("store",) else ():
-                    self._log.warning("not_set", dag=dag.name, message=each)
+                    self._log.warning("secrets_missing", dag=dag.name, message=each)
             if done.rerouted:
-                self._log.info("route", dag=dag.name, tasks=done.rerouted)
+                self._log.info("task_rerouted", dag=dag.name, tasks=done.rerouted)
         names = {dag.name for dag in loaded.dags}
         for row in await dags.files(conn):
             if row.file == loaded.file and row.name not in names:
@@ -207,7 +207,7 @@ class Publisher:
         with suppress(UserError):
             await delete(conn, dag=dag, actor=_ACTOR)
         self._owners.pop(dag, None)
-        self._log.info("delete", dag=dag, reason=why)
+        self._log.info("dag_deleted", dag=dag, reason=why)
 
     def _fingerprint(self, file: str) -> Fingerprint:
         """The facts that the file's version depends on, without reading it."""

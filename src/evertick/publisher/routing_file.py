@@ -48,7 +48,7 @@ class Rules:
         self.problem = None
         is_changed = self.current is not None and found != self.current
         if is_changed:
-            self._log.info("rules", file=str(self._file), rules=len(found.rules))
+            self._log.info("routing_loaded", file=str(self._file), rules=len(found.rules))
         self.current = found
         return is_changed
 
@@ -63,5 +63,5 @@ class Rules:
             "Nothing is published until it is fixed." if self.current is None else "The previous rules stay in effect."
         )
         if (problem := f"{error} {going_on}") != self.problem:
-            self._log.error("routing_error", message=problem)
+            self._log.error("routing_failed", message=problem)
         self.problem = problem

@@ -44,11 +44,11 @@ class Claims:
     def __init__(self, settings: Settings, *, session: int, log: Log) -> None:
         self._session, self._infra_retries, self._log = session, settings.infra_retries, log
         self._queues = list(settings.runner_queues)
-        self._patterns = [read_pattern(text) for text in settings.runner_match]
+        self._patterns = [read_pattern(text) for text in settings.runner_task_patterns]
         self._matching: PatternClaims | None = None
         if self._patterns:
-            self._matching = PatternClaims(self._patterns, self._queues, aging_seconds=settings.aging_seconds)
-        self._cursor = ClaimCursor(len(self._queues), aging_seconds=settings.aging_seconds)
+            self._matching = PatternClaims(self._patterns, self._queues, aging_seconds=settings.priority_aging_seconds)
+        self._cursor = ClaimCursor(len(self._queues), aging_seconds=settings.priority_aging_seconds)
 
     async def exchange(self, conn: AsyncConnection, reports: list[str], free: int) -> Exchange:
         """Report ended attempts, and claim up to `free` tasks."""
@@ -88,7 +88,7 @@ class Claims:
         published = await runners.published(conn, limit=MOST_PUBLISHED)
         for pattern in self._patterns:
             if problem := self._problem_of(pattern, published):
-                self._log.warning("matches_nothing", pattern=pattern.text, message=problem)
+                self._log.warning("pattern_unmatched", pattern=pattern.text, message=problem)
 
     def _problem_of(self, pattern: Pattern, published: list[runners.RoutedTask]) -> str | None:
         found = {each.queue for each in published if matches(pattern, address_of(each.dag, each.task))}
@@ -156,12 +156,12 @@ def log_finished(finished: list[FinishedAttempt], *, log: Log) -> None:
         if each.outcome.kind is OutcomeKind.TIMED_OUT:
             metrics.TIMEOUTS.labels(kind="execution").inc()
     if len(finished) > MOST_LOG_LINES:
-        log.info("finish", attempts=len(finished))
+        log.info("task_finished", attempts=len(finished))
         return
     for each in finished:
         done = each.outcome
         facts = {"run": done.key.run_id, "epoch": done.epoch, "outcome": done.kind.value}
-        log.info("finish", task=each.label, **facts, seconds=round(each.seconds, 3))
+        log.info("task_finished", task=each.label, **facts, seconds=round(each.seconds, 3))
 
 
 def log_refused(refused: Sequence[tuple[TaskKey, int]], *, log: Log) -> None:

@@ -45,7 +45,7 @@ async def clean_bundles(folder: Path, executor: BundleUser, *, log: Log) -> None
             unused_seconds=cache.UNUSED_SECONDS,
         )
         if gone:
-            log.info("prune", folders=len(gone))
+            log.info("bundles_pruned", folders=len(gone))
         return cache.LOOK_SECONDS
 
     never, pulse = asyncio.Event(), LoopHealth("code_cleaning", is_essential=False)
@@ -72,7 +72,7 @@ async def clean_results(settings: Settings, *, link: ReconnectingConnection, log
             except StorageUnavailable as error:
                 log.warning("storage_unavailable", doing="prune", error=error)
         if count:
-            log.info("prune", results_of_runs=count)
+            log.info("results_pruned", results_of_runs=count)
         return RESULT_CHECK_SECONDS
 
     never, pulse = asyncio.Event(), LoopHealth("result_cleaning", is_essential=False)

@@ -221,7 +221,7 @@ class Launcher:
             for order in orders:
                 self._state.end_early(order.key, order.epoch, OutcomeKind.GIVEN_BACK, str(error))
         if ended_at is not None:
-            metrics.HOP_SECONDS.observe(boot_seconds() - ended_at)
+            metrics.HANDOFF_SECONDS.observe(boot_seconds() - ended_at)
 
     def _start_apart(self, launches: list[Launch], ended_at: float | None) -> None:
         """Start them while the session's loop may be waiting."""

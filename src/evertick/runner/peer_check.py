@@ -78,7 +78,7 @@ class PeerCheck:
         self._settings, self._link, self._put, self._log = settings, link, put, log
         self._place = this_process()
         self._peers: list[LiveRunner] = []
-        self._list_seconds = settings.tick_seconds * (LIST_TICKS if settings.notify else 1)
+        self._list_seconds = settings.tick_seconds * (LIST_TICKS if settings.listen_notify else 1)
         self._listed_at = -inf
 
     def list_soon(self) -> None:
@@ -115,7 +115,9 @@ class PeerCheck:
     async def _declare_dead(self) -> None:
         dead = await _declare_gone(await self._link.get(), self._peers, self._place, self._settings.infra_retries)
         for each in dead:
-            self._log.warning("bury", gone=each.runner.runner_id, pid=each.runner.pid, attempts=each.attempts)
+            self._log.warning(
+                "runner_declared_dead", gone=each.runner.runner_id, pid=each.runner.pid, attempts=each.attempts
+            )
             self._peers.remove(each.runner)
         if dead:
             self._put(PeerDied())

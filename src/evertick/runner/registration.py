@@ -47,7 +47,7 @@ def new_runner(session: int, settings: Settings, *, request: str | None = None) 
         pid=pid,
         pid_started=pid_started(pid),
         queues=list(settings.runner_queues),
-        match=list(settings.runner_match),
+        match=list(settings.runner_task_patterns),
         slots=settings.runner_slots,
         request=request,
         lost_after_seconds=settings.lost_after_seconds,
@@ -73,10 +73,10 @@ class Registration:
             request=request,
         )
         self.hot, self.side = ReconnectingConnection(url, Purpose.HOT), ReconnectingConnection(url, Purpose.PLANNING)
-        self.notifier = Notifier(url, is_enabled=settings.notify, log=self.log, look_seconds=SELDOM_SECONDS)
+        self.notifier = Notifier(url, is_enabled=settings.listen_notify, log=self.log, look_seconds=SELDOM_SECONDS)
         self.over, self.hurry = asyncio.Event(), asyncio.Event()
         self.ending = Ending.STOPPED
-        self._wake, self._notifies = wake, settings.notify
+        self._wake, self._notifies = wake, settings.listen_notify
 
     def stop(self) -> None:
         self.over.set()
@@ -98,9 +98,9 @@ class Registration:
         try:
             await keep_trying(attempt, stop=self.over, name="register", log=self.log)
         except (*UNREACHABLE, NOT_ALLOWED) as error:
-            self.log.warning("left_without_goodbye", error=error)
+            self.log.warning("deregister_failed", error=error)
             return False
-        self.log.info("started", slots=self.me.slots, queues=",".join(self.me.queues), **served, pid=self.me.pid)
+        self.log.info("runner_started", slots=self.me.slots, queues=",".join(self.me.queues), **served, pid=self.me.pid)
         return True
 
     async def _register(self, conn: AsyncConnection) -> None:
@@ -114,29 +114,31 @@ class Registration:
         for other in await runners.namesakes(conn, runner_id=self.me.runner_id, session=self.session):
             if not is_provably_gone(other, place):
                 message = "Another live runner has this id. Their sessions distinguish them."
-                self.log.warning("same_id", message=message, other=session_text(other.session), other_host=other.host)
+                self.log.warning(
+                    "runner_id_duplicated", message=message, other=session_text(other.session), other_host=other.host
+                )
 
     def on_declared_dead(self, attempts: int) -> None:
         """Another process declared this session dead: end it; its attempts no longer belong to it."""
         if self.ending is not Ending.DECLARED_DEAD:
             self.ending = Ending.DECLARED_DEAD
-            self.log.error("buried", attempts=attempts)
+            self.log.error("session_declared_dead", attempts=attempts)
             self.stop()
 
     def on_request(self) -> None:
         """An operator requested a drain, or withdrew that."""
         if self.state.request is None:
-            self.log.info("undrain")
+            self.log.info("drain_canceled")
         else:
-            self.log.info("drain", is_leaving=self.state.request is RunnerRequest.LEAVE)
+            self.log.info("drain_requested", is_leaving=self.state.request is RunnerRequest.LEAVE)
 
     def on_idle(self) -> None:
         """The runner is idle: exit if a drain requested that."""
         if self.state.report_drained():
-            self.log.info("drained")
+            self.log.info("runner_drained")
         if self.state.request is RunnerRequest.LEAVE and not self.over.is_set():
             self.ending = Ending.DRAINED
-            self.log.info("dismissed")
+            self.log.info("runner_exited")
             self.stop()
 
     async def deregister(self, last: Callable[[], Awaitable[None]], **left: Callable[[], int]) -> None:
@@ -147,8 +149,8 @@ class Registration:
                 await last()
                 await runners.leave(await self.side.get(), self.session)
         except (TimeoutError, psycopg.Error, PostgresUnavailable, OSError) as error:
-            self.log.warning("left_without_goodbye", error=error, **{name: count() for name, count in left.items()})
-        self.log.info("stopped", reason=self.ending.value)
+            self.log.warning("deregister_failed", error=error, **{name: count() for name, count in left.items()})
+        self.log.info("service_stopped", reason=self.ending.value)
 
     async def close(self) -> None:
         for link in (self.hot, self.side):

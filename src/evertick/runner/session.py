@@ -142,7 +142,7 @@ class Session:
         works = [self._apply_events_meanwhile(), self._notifier.run(), self._logs.run(), self._logs.run_late()]
         works += [self._peers.run(), clean_bundles(self._settings.bundles_folder, self._executor, log=self._log)]
         works.append(clean_results(self._settings, link=self._side, log=self._log))
-        if self._settings.notify:
+        if self._settings.listen_notify:
             channels = [Channel.READY, Channel.STOP, Channel.JOIN]
             works.append(listen_forever(self._url, channels, self._put_notification, log=self._log))
         return works
@@ -231,8 +231,8 @@ class Session:
                 self._apply_events()
             except Exception as error:
                 # Whatever the error: it must not end everything that runs here.
-                metrics.STEP_FAILURES.labels(step="runner").inc()
-                self._log.error("tick_failed", loop="runner", error=error)
+                metrics.JOB_FAILURES.labels(job="runner").inc()
+                self._log.error("loop_failed", loop="runner", error=error)
                 self._events.has_arrived.set()
 
     def _apply_events(self) -> None:
@@ -320,7 +320,7 @@ class Session:
         """Let attempts finish within the grace period, stop the rest, report all outcomes, and deregister."""
         registration, state = self._registration, self._state
         state.is_stopping = True
-        self._log.info("stopping", attempts=state.active, reason=registration.ending.value)
+        self._log.info("service_stopping", attempts=state.active, reason=registration.ending.value)
         is_over = asyncio.Event()
 
         async def stop_attempts() -> None:

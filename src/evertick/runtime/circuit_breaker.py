@@ -60,8 +60,8 @@ class CircuitBreaker:
         self._failures += 1
         rest = min(SHORTEST_REST_SECONDS * 2 ** min(self._failures, 20), self._longest_rest)
         self.rests_until = boot_seconds() + rest
-        metrics.STEP_FAILURES.labels(step=self.name).inc()
-        self._log.error("step_failed", step=self.name, error=error, rest_seconds=rest)
+        metrics.JOB_FAILURES.labels(job=self.name).inc()
+        self._log.error("job_failed", job=self.name, error=error, rest_seconds=rest)
 
 
 class CircuitBreakers:

@@ -116,7 +116,7 @@ async def listen_forever(url: str, channels: list[Channel], on_wake: Callable[[C
             failures += 1
             pause_seconds = back_off(failures)
             if failures == 1:
-                log.warning("not_listening", error=error)
+                log.warning("listen_failed", error=error)
         finally:
             await link.close()
         await asyncio.sleep(pause_seconds)

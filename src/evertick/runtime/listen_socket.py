@@ -26,7 +26,7 @@ def listen(settings: Settings, log: Log) -> socket.socket:
         return bound(settings.api_host, DEFAULT_PORT)
     except InvalidSettings:
         found = bound(settings.api_host, 0)
-        log.warning("api_port_taken", wanted=DEFAULT_PORT, port=found.getsockname()[1])
+        log.warning("port_unavailable", wanted=DEFAULT_PORT, port=found.getsockname()[1])
         return found
 
 

@@ -59,23 +59,23 @@ async def run_loop(
             try:
                 delay = await tick()
                 if failures:
-                    log.info("recovered", loop=name, after_failures=failures)
+                    log.info("loop_recovered", loop=name, after_failures=failures)
                 failures = 0
                 pulse.succeed(delay)
             except Exception as error:
                 failures += 1
                 delay = back_off(failures, longest_back_off)
-                metrics.STEP_FAILURES.labels(step=name).inc()
+                metrics.JOB_FAILURES.labels(job=name).inc()
                 # A full disk is an OSError, too, and says nothing about the database.
                 is_unreachable = isinstance(error, (*UNREACHABLE, ConnectionError, TimeoutError))
                 pulse.fail(error, is_unreachable=is_unreachable, delay=delay)
                 if isinstance(error, (*UNREACHABLE, OSError)):
-                    log.warning("unreachable", loop=name, error=error, retry_in=delay)
+                    log.warning("database_unreachable", loop=name, error=error, retry_in=delay)
                 elif isinstance(error, NOT_ALLOWED):
-                    log.error("not_allowed", message=_GIVE_RIGHTS, loop=name, error=error, retry_in=delay)
+                    log.error("permission_denied", message=_GIVE_RIGHTS, loop=name, error=error, retry_in=delay)
                 else:
                     took = time.monotonic() - started
-                    log.error("tick_failed", loop=name, error=error, seconds=took, retry_in=delay)
+                    log.error("loop_failed", loop=name, error=error, seconds=took, retry_in=delay)
             seconds_of_ticks.observe(time.monotonic() - started)
             await _wait(wake, stop, delay)
 
@@ -97,9 +97,9 @@ async def keep_trying(work: Callable[[], Awaitable[T]], *, stop: asyncio.Event, 
                 is_unreachable = not isinstance(error, NOT_ALLOWED)
                 pulse.fail(error, is_unreachable=is_unreachable, delay=delay)
                 if is_unreachable:
-                    log.warning("unreachable", loop=name, error=error, retry_in=delay)
+                    log.warning("database_unreachable", loop=name, error=error, retry_in=delay)
                 else:
-                    log.error("not_allowed", message=_GIVE_RIGHTS, loop=name, error=error, retry_in=delay)
+                    log.error("permission_denied", message=_GIVE_RIGHTS, loop=name, error=error, retry_in=delay)
             await _wait(stop, stop, delay)
 
 

@@ -109,25 +109,25 @@ class ServerWatch:
                 )
             case FailoverResult.UNPROVEN:
                 self._log.warning(
-                    "failover",
+                    "failover_detected",
                     **timelines,
                     message="The standby was asynchronous: writes acknowledged in the last seconds before its promotion"
                     " may be lost.",
                 )
             case _:
-                self._log.warning("failover", **timelines, message="No acknowledged write is lost.")
+                self._log.warning("failover_detected", **timelines, message="No acknowledged write is lost.")
 
     def _say_limits(self, conn: TimedConnection) -> None:
         """Log the limits of this connection, once per process."""
         if conn.is_shared:
             self._say_once(
-                "pooled",
+                "pooler_detected",
                 "A transaction pooler is in front of PostgreSQL. Sessions keep no state: no prepared statements, no notifications,"
                 " no instant takeover; leadership rests on its lease alone. Prefer the server's own address for Evertick.",
             )
         if conn.untold is not None:
             self._say_once(
-                "no_failover_guard",
+                "failover_guard_unavailable",
                 f"The server does not report its system identifier and timeline ({conn.untold}): an old primary cannot be"
                 " distinguished from the new one. Grant EXECUTE on pg_control_system(), pg_walfile_name(pg_lsn) and"
                 " pg_current_wal_lsn() to Evertick's role.",

@@ -117,7 +117,7 @@ class Leadership:
         self._watched = conn if done.is_watched else None
         self._could_be_watched = has_own_session(conn)
         self._count(1)
-        self._log.info("lead", shard=self.shard, epoch=self.epoch, is_watched=done.is_watched)
+        self._log.info("leadership_acquired", shard=self.shard, epoch=self.epoch, is_watched=done.is_watched)
         return 0.0
 
     async def poll_work(self, conn: AsyncConnection) -> PendingWork:
@@ -213,7 +213,7 @@ class Leadership:
 
     async def on_lost(self, error: NotLeader) -> None:
         """Another scheduler leads. Close the session, and with it the lock that would make this process look alive."""
-        self._log.warning("deposed", shard=self.shard, epoch=self.epoch, error=error)
+        self._log.warning("leadership_lost", shard=self.shard, epoch=self.epoch, error=error)
         metrics.STALE_WRITES_REFUSED.inc()
         self._step_down()
         await self._link.close()
@@ -228,11 +228,11 @@ class Leadership:
             if led is not None:
                 conn = await self._link.get()
                 is_transferred = await self._transfer(conn, led, successor)
-                if is_transferred and self._settings.notify:
+                if is_transferred and self._settings.listen_notify:
                     await notify(conn, Channel.LEAD)
                 return is_transferred
         except (psycopg.Error, PostgresUnavailable, OSError) as error:
-            self._log.warning("not_resigned", error=error)
+            self._log.warning("leadership_release_failed", error=error)
         finally:
             if led is not None:
                 self._step_down()
@@ -252,7 +252,7 @@ class Leadership:
 
     async def close(self) -> None:
         """The shard is closed: no scheduler leads it, and there is nothing to transfer."""
-        self._log.info("closed", shard=self.shard)
+        self._log.info("shard_closed", shard=self.shard)
         self._step_down()
         await self._link.close()
 
@@ -283,7 +283,7 @@ class LeaderConnection:
             raise NotLeader(f"shard {self._leadership.shard} was led on another server ({self._leadership.server})")
         if conn is not self._bounded:
             if has_own_session(conn):
-                seconds = self._settings.step_seconds
+                seconds = self._settings.maintenance_timeout_seconds
                 await shards.bound_session(
                     conn,
                     statement_seconds=seconds,

@@ -253,7 +253,7 @@ class Maintenance:
             try:
                 await self._run_due(await self._connection.get())
             except NotLeader as error:
-                self._log.warning("refused", error=error)
+                self._log.warning("leadership_lost", error=error)
                 self.begin()
                 self._wake_leader.set()
         if self._leadership.epoch is None:
@@ -306,8 +306,8 @@ class Maintenance:
         if name in self._breakers:
             self._breakers[name].fail(reason)
         else:
-            metrics.STEP_FAILURES.labels(step=name).inc()
-            self._log.error("step_failed", step=name, error=reason)
+            metrics.JOB_FAILURES.labels(job=name).inc()
+            self._log.error("job_failed", job=name, error=reason)
 
     @property
     def _epoch(self) -> int:

@@ -109,7 +109,7 @@ class MaintenanceJobs:
             return Again()  # a heartbeat arrived meanwhile
         metrics.AGENT_LOST.inc(done.reaped)
         self._count_refused("run", done.refused, verb="reap")
-        self._log.error("agent_lost", session=session, attempts=done.reaped)
+        self._log.error("runner_lost", session=session, attempts=done.reaped)
         self._waker.wake(Channel.READY)
         return Again()
 
@@ -121,7 +121,7 @@ class MaintenanceJobs:
             self._count_refused("run", 1, verb="time_out")
             return Again()
         metrics.TIMEOUTS.labels(kind="run").inc()
-        self._log.warning("run_timeout", run=run_id, asked_to_stop=asked)
+        self._log.warning("run_timed_out", run=run_id, asked_to_stop=asked)
         if asked:
             self._waker.wake(Channel.STOP)
         return Again()
@@ -131,7 +131,7 @@ class MaintenanceJobs:
         self._count_refused("run", done.refused, verb="time_out")
         if done.failed:
             metrics.TIMEOUTS.labels(kind="queue_wait").inc(done.failed)
-            self._log.warning("queue_timeout", tasks=done.failed)
+            self._log.warning("task_queue_timed_out", tasks=done.failed)
             self._waker.wake(Channel.READY)
         return Again()
 
@@ -177,8 +177,8 @@ class MaintenanceJobs:
         batches."""
         done = await rebalance_shard(conn, shard=self._shard, epoch=epoch, batch=MOVES_AT_ONCE)
         if done.moved:
-            metrics.MOVED.inc(done.moved)
-            self._log.info("move_out", shard=self._shard, moved=done.moved)
+            metrics.SHARD_MOVES.inc(done.moved)
+            self._log.info("shard_rebalanced", shard=self._shard, moved=done.moved)
             self._waker.wake(Channel.PLAN)
             return Again(in_seconds=SOON_SECONDS)
         if done.is_over:
@@ -195,13 +195,13 @@ class MaintenanceJobs:
             if each.task is not None:
                 fields["task"] = each.task
             if each.has_ended:
-                self._log.info("alert_over", kind=each.kind, **fields)
+                self._log.info("alert_resolved", kind=each.kind, **fields)
             else:
                 metrics.ALERTS.labels(kind=each.kind).inc()
-                self._log.error("alert", kind=each.kind, **fields)
+                self._log.error("alert_raised", kind=each.kind, **fields)
         return Again(in_seconds=ALERT_SECONDS)
 
     def _count_refused(self, kind: str, count: int, *, verb: str) -> None:
         if count:
             metrics.QUARANTINED.labels(kind=kind).inc(count)
-            self._log.error("quarantine", kind=kind, count=count, verb=verb)
+            self._log.error("row_quarantined", kind=kind, count=count, verb=verb)

@@ -102,7 +102,7 @@ class NotificationSender:
         try:
             return await self._send_due(epoch)
         except NotLeader as error:
-            self._log.warning("refused", error=error)
+            self._log.warning("leadership_lost", error=error)
             return self._settings.tick_seconds
 
     async def close(self) -> None:
@@ -138,7 +138,7 @@ class NotificationSender:
             await self._fail(taken, error)
         except (*UNREACHABLE, NotLeader) as error:
             # An internal error, not the destination's: the delivery is claimed again when its claim expires.
-            self._log.warning("not_sent", delivery=taken.delivery_id, error=error)
+            self._log.warning("delivery_failed", delivery=taken.delivery_id, error=error)
         except Exception as error:
             await self._fail(taken, DeliveryFailed(f"{type(error).__name__} while it was prepared", is_final=True))
         finally:
@@ -163,13 +163,15 @@ class NotificationSender:
                 break
             except (psycopg.Error, PostgresUnavailable, NotLeader, OSError) as error:
                 if pause is None:
-                    self._log.error("not_recorded", delivery=taken.delivery_id, state=state, error=error)
+                    self._log.error("delivery_unrecorded", delivery=taken.delivery_id, state=state, error=error)
                     return
                 await asyncio.sleep(pause)
         outcome = {"sent": "sent", "failed": "given_up", "waiting": "failed"}[state]
         metrics.NOTIFICATIONS.labels(outcome=outcome).inc()
-        tell = self._log.info if state == "sent" else self._log.warning
-        tell("notify", delivery=taken.delivery_id, outcome=outcome, attempt=taken.attempts, answer=answer)
+        tell_result = self._log.info if state == "sent" else self._log.warning
+        tell_result(
+            "delivery_attempted", delivery=taken.delivery_id, outcome=outcome, attempt=taken.attempts, answer=answer
+        )
         if state == "sent" and taken.sink.startswith("call:"):
             self._waker.wake(Channel.READY)
 
@@ -177,7 +179,7 @@ class NotificationSender:
         settings = self._settings
         wish = DeliveryResult(
             defaults=self._defaults(),
-            give_up_seconds=settings.notify_give_up_hours * 3600 or FOR_EVER_SECONDS,
+            give_up_seconds=settings.notify_expire_hours * 3600 or FOR_EVER_SECONDS,
             batch=GIVE_UP_BATCH,
             most=MOST_COUNTED,
         )
@@ -201,7 +203,7 @@ class NotificationSender:
     def _defaults(self) -> list[dict[str, object]]:
         told = {Event.FAILURE: self._settings.notify_on_failure, Event.DEADLINE: self._settings.notify_on_deadline}
         return [
-            {"event": event, "sink": sink, "every_time": self._settings.notify_every_time}
+            {"event": event, "sink": sink, "every_time": self._settings.notify_repeat}
             for event, sinks in told.items()
             for sink in sorted({parse_destination(each).text for each in sinks})
         ]

@@ -80,29 +80,29 @@ class Reconciliation:
                 raise
             self._after = await skip_one(conn, shard=self._shard, epoch=epoch, after=self._after)
             metrics.QUARANTINED.labels(kind="run").inc()
-            self._log.error("quarantine", kind="run", run=self._after[1], verb="reconcile")
+            self._log.error("row_quarantined", kind="run", run=self._after[1], verb="reconcile")
             return self._after == BEGINNING
         self._batch = min(self._batch * 2, self._settings.reconcile_batch)
         self._after = done.last
         if done.refused:
             metrics.QUARANTINED.labels(kind="run").inc(done.refused)
-            self._log.error("quarantine", kind="run", count=done.refused, verb="reconcile")
+            self._log.error("row_quarantined", kind="run", count=done.refused, verb="reconcile")
         if done.repaired:
             for kind in done.repaired:
                 metrics.DRIFT_REPAIRED.labels(kind=kind).inc()
-            self._log.warning("reconcile", repaired=sorted(set(done.repaired)), count=len(done.repaired))
+            self._log.warning("drift_repaired", repaired=sorted(set(done.repaired)), count=len(done.repaired))
             self._waker.wake(Channel.READY)
         self._rounds += done.last == BEGINNING
         return done.last == BEGINNING
 
     async def count_gates(self, conn: AsyncConnection, epoch: int) -> Again:
         """Check all gates, slice by slice; before that, release the admissions of tasks that no runner can claim."""
-        grace = self._settings.unadmit_after_seconds
+        grace = self._settings.release_after_seconds
         released = await release_admissions(
             conn, shard=self._shard, epoch=epoch, grace=grace, batch=self._settings.promote_batch
         )
         if released:
-            self._log.warning("unadmit", tasks=released, reason="no live runner serves their queue")
+            self._log.warning("admissions_released", tasks=released, reason="no live runner serves their queue")
         after: int | None = 0
         admitted = 0
         while after is not None:
@@ -110,7 +110,7 @@ class Reconciliation:
             after, admitted = done.last_gate_id, admitted + done.admitted
             if done.drifted:
                 metrics.GATE_DRIFT.inc(done.drifted)
-                self._log.error("gate_drift", gates=done.drifted)
+                self._log.error("gate_drift_repaired", gates=done.drifted)
         if admitted or released:
             self._waker.wake(Channel.READY)
         return Again()
@@ -129,7 +129,7 @@ class Reconciliation:
                 metrics.ORPHAN_REAP_ERROR.inc()
                 if conn.closed or conn.broken:
                     raise
-                self._log.error("orphan_refused", run=run_id, error=error)
+                self._log.error("orphan_check_failed", run=run_id, error=error)
             except NotLeader:
                 raise
             except Exception:
@@ -144,8 +144,8 @@ class Reconciliation:
         )
         if done == "reaped":
             metrics.ORPHAN_REAPED.inc()
-            self._log.error("orphaned", run=run_id, after_seconds=settings.orphan_after_seconds)
+            self._log.error("run_orphaned", run=run_id, after_seconds=settings.orphan_after_seconds)
         elif done == "refused":
             metrics.ORPHAN_REAP_ERROR.inc()
             metrics.QUARANTINED.labels(kind="run").inc()
-            self._log.error("quarantine", kind="run", run=run_id, verb="reap")
+            self._log.error("row_quarantined", kind="run", run=run_id, verb="reap")

@@ -201,10 +201,10 @@ class Retention:
 
     def _tell(self, done: PruneRound) -> None:
         if counts := {kind.value: count for kind, count in done.counts.items() if count}:
-            self._log.info("prune", **counts)
+            self._log.info("history_pruned", **counts)
         if done.refused:
             metrics.QUARANTINED.labels(kind="prune").inc(len(done.refused))
-            self._log.error("prune_refused", ids=done.refused[:10], count=len(done.refused))
+            self._log.error("prune_failed", ids=done.refused[:10], count=len(done.refused))
 
 
 async def old_run_ids(conn: AsyncConnection, *, before: datetime) -> range:

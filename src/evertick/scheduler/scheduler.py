@@ -32,7 +32,9 @@ class Scheduler:
     def __init__(self, settings: Settings, *, url: str, owner: str, log: Log) -> None:
         self._settings, self._url, self._owner, self._log = settings, url, owner, log
         leadership = Leadership(settings, url=url, owner=owner, log=log, shard=FIRST)
-        self._waker = Notifier(url, is_enabled=settings.notify, log=log, has_marked=lambda: leadership.has_marked)
+        self._waker = Notifier(
+            url, is_enabled=settings.listen_notify, log=log, has_marked=lambda: leadership.has_marked
+        )
         self._beside = ReconnectingConnection(url, Purpose.PLANNING)
         self._peers = PeerCheck(settings, link=self._beside, put=self._on_peer_died, log=log)
         self._assignment = ShardAssignment(settings, url=url, owner=owner, leader_of=self._leader_of, log=log)
@@ -50,7 +52,7 @@ class Scheduler:
             self._group = leaders
             beside = (self._waker, self._peers, self._upkeep, self._notifying, self._assignment)
             background = [group.create_task(each.run()) for each in beside]
-            if self._settings.notify:
+            if self._settings.listen_notify:
                 channels = [Channel.PLAN, Channel.JOIN, Channel.LEAD]
                 background.append(group.create_task(listen_forever(self._url, channels, self._on_wake, log=self._log)))
             await self.first.run(self.stop)

@@ -92,7 +92,7 @@ class ShardAssignment:
         try:
             await self._leave()
         except (psycopg.Error, PostgresUnavailable, OSError) as error:
-            self._log.warning("not_left", error=error)
+            self._log.warning("deregister_failed", error=error)
         await self._link.close()
 
     async def _leave(self) -> None:

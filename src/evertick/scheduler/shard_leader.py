@@ -148,7 +148,7 @@ class ShardLeader:
         if self._maintenance.is_shard_closed:
             await self.leadership.close()
         else:
-            self._log.info("hand_over", shard=self.shard, heir=successor)
+            self._log.info("leadership_transferred", shard=self.shard, successor=successor)
             await self.leadership.release(successor)
         return self._settings.tick_seconds
 
@@ -221,7 +221,7 @@ class ShardLeader:
     def _report(self, done: Fired) -> None:
         for schedule_id in done.quarantined:
             metrics.QUARANTINED.labels(kind="schedule").inc()
-            self._log.error("quarantine", schedule_id=schedule_id)
+            self._log.error("row_quarantined", schedule_id=schedule_id)
         for reason, count in done.skips.items():
             metrics.SKIPPED_FIRES.labels(reason=reason).inc(count)
         if done.settled:
@@ -229,7 +229,7 @@ class ShardLeader:
             metrics.SHARD_FIRES.labels(shard=str(self.shard)).inc(done.runs)
             metrics.FIRE_LAG.observe(done.lag_seconds)
             where = {"shard": self.shard} if self.leadership.of_shards > 1 else {}
-            self._log.info("fire", **where, schedules=done.settled, lag_ms=round(done.lag_seconds * 1000, 1))
+            self._log.info("schedules_fired", **where, schedules=done.settled, lag_ms=round(done.lag_seconds * 1000, 1))
 
     def _next_fire(self, work: PendingWork) -> float:
         """By the database's clock: a wrong clock on this machine has no effect."""
@@ -293,7 +293,7 @@ class BurstWorker:
                 conn, shard=self._leadership.shard, epoch=epoch, batch=self._settings.fire_batch, half=ScheduleHalf.ODD
             )
         except NotLeader as error:
-            self._log.warning("refused", error=error)
+            self._log.warning("leadership_lost", error=error)
             return self._settings.tick_seconds
         finally:
             self._began_at = None

@@ -157,7 +157,7 @@ class Tracing:
         found = {run.run_id: run for run in await changes.runs(conn, run_ids)}
         attempts = await changes.attempts(conn, list(found), limit=MOST_ATTEMPTS)
         if len(attempts) == MOST_ATTEMPTS:
-            self._log.warning("trace_cut", runs=len(found), attempts=MOST_ATTEMPTS)
+            self._log.warning("trace_truncated", runs=len(found), attempts=MOST_ATTEMPTS)
         of_run = {run_id: list(each) for run_id, each in groupby(attempts, key=lambda attempt: attempt.run_id)}
         for run_id, run in found.items():
             spans.add(run, of_run.get(run_id, []))
@@ -182,7 +182,7 @@ def make_spans(endpoint: str, log: Log) -> Callable[[str], Spans] | None:
     try:
         otel = import_module("evertick.observability.otel")
     except ModuleNotFoundError as error:
-        log.warning("no_traces", missing=error.name, message="Traces need: pip install 'evertick[otel]'")
+        log.warning("tracing_disabled", missing=error.name, message="Traces need: pip install 'evertick[otel]'")
         return None
 
     def make(installation: str) -> Spans:

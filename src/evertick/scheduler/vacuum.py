@@ -119,7 +119,7 @@ class SnapshotMonitor:
         for holder, age in old.items():
             if _key(holder) not in self._told:
                 self._log.warning(
-                    "old_snapshot",
+                    "snapshot_too_old",
                     kind=holder.kind,
                     name=holder.name,
                     pid=holder.pid,

@@ -43,7 +43,7 @@ class ResultTransfers:
 
     def __init__(self, settings: Settings, *, log: Log) -> None:
         self._store, self._folder = open_store(settings), settings.result_place.absolute()
-        self._retry_seconds, self._log = settings.storage_patience_seconds, log
+        self._retry_seconds, self._log = settings.storage_retry_seconds, log
         # A transfer that hangs does not delay the exit of the process.
         self._threads = ThreadRunner("storage", most=MOST_TRANSFERS)
 

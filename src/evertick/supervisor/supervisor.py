@@ -45,7 +45,7 @@ from evertick.supervisor.postgres import EmbeddedPostgres
 from evertick.supervisor.up_health import ChildHealth, UpHealth
 
 SERVICES = ("scheduler", "runner", "publisher", "api")
-READY_EVENTS = {"scheduler": "lead", "runner": "started"}
+READY_EVENTS = {"scheduler": "leadership_acquired", "runner": "runner_started"}
 Print = Callable[[str], None]
 
 
@@ -90,12 +90,12 @@ class Supervisor:
         become_subreaper()
         if self._postgres is not None:
             self.url = await self._postgres.start()
-            self._event("postgres", "ready", seconds=time.monotonic() - started)
+            self._event("postgres", "service_ready", seconds=time.monotonic() - started)
         self.port.leave_note()
         try:
             async with await connect(self.url, purpose=Purpose.PLANNING) as conn:
                 for name in await migrate(conn, tell=self._tell_wait):
-                    self._event("postgres", "migrate", migration=name)
+                    self._event("postgres", "migration_applied", migration=name)
                 await self._open_door(conn)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._keep(child)) for child in self.children]
@@ -114,10 +114,10 @@ class Supervisor:
                 self._api_port.close()
             if self._postgres is not None:
                 await self._postgres.stop()
-                self._event("postgres", "stopped")
+                self._event("postgres", "service_stopped")
 
     def _tell_wait(self, why: str) -> None:
-        self._event("postgres", "migrate_waits", why=why)
+        self._event("postgres", "migration_blocked", why=why)
 
     async def _open_door(self, conn: AsyncConnection) -> None:
         """Create the first user, before the API can receive a request."""
@@ -125,7 +125,7 @@ class Supervisor:
         await refuse_open_door(conn, host=settings.api_host, has_password=settings.admin_password is not None)
         self._api_port = listen(settings, self._log)
         address = address_of(self._api_port)
-        self._event("api", "serve", url=address)
+        self._event("api", "api_listening", url=address)
         if (await accounts_queries.count_accounts(conn)).with_password:
             return
         # Imported by name: this process runs for long, and only its first start needs the hashing library.
@@ -135,7 +135,7 @@ class Supervisor:
             self._say(first_login(address, secret))
         elif secret is not None:
             message = "Sign in as admin, once and within an hour:"
-            self._event("api", "first_login", message=message, url=f"{address}/auth/link/{secret}")
+            self._event("api", "first_sign_in_created", message=message, url=f"{address}/auth/link/{secret}")
 
     async def _keep(self, child: Child) -> None:
         """Keep one child running; a crash loop backs off and is reported."""
@@ -149,14 +149,16 @@ class Supervisor:
             if child.is_dismissed and code == 0:
                 health.has_left("drained and stopped on request")
                 self._event(
-                    child.name, "left", message="It was drained and stopped on request; the next `up` starts one."
+                    child.name,
+                    "service_exited",
+                    message="It was drained and stopped on request; the next `up` starts one.",
                 )
                 return
             health.has_died(_how_it_ended(code))
             delay = 0.0 if health.quick_deaths == 0 else back_off(health.quick_deaths)
             self._event(
                 child.name,
-                "died",
+                "service_died",
                 exit_code=code,
                 restarts=health.restarts,
                 restart_in=delay,
@@ -203,10 +205,10 @@ class Supervisor:
             return
         if event.get("event") == READY_EVENTS.get(child.name):
             child.is_ready.set()
-        if event.get("event") == "dismissed":
+        if event.get("event") == "runner_exited":
             # It was drained with a request to exit: that is not a crash, and it is not restarted.
             child.is_dismissed = True
-        if event.get("event") == "health":
+        if event.get("event") == "health_listening":
             # The address of the whole is enough for people: the banner shows it.
             child.health.url = event.get("url")
             if self._settings.log == "text":
@@ -215,7 +217,7 @@ class Supervisor:
 
     def _lost_nursery(self) -> None:
         how = "All services are restarted, each on its own. They need more memory until the next `up`."
-        self._event("nursery", "died", message=how, level="error")
+        self._event("fork_server", "service_died", message=how, level="error")
 
     async def _tick(self) -> None:
         """Report to the health port that this loop is running."""
@@ -231,7 +233,10 @@ class Supervisor:
                 await child.is_ready.wait()
         self.health.phase = Phase.RUNNING
         self._event(
-            "evertick", "ready", seconds=time.monotonic() - started, message="Evertick is up; press Ctrl-C to stop."
+            "evertick",
+            "service_ready",
+            seconds=time.monotonic() - started,
+            message="Evertick is up; press Ctrl-C to stop.",
         )
 
     async def _declare_dead_runners(self) -> None:
@@ -243,7 +248,7 @@ class Supervisor:
             conn = await link.get()
             for dead in await declare_dead_peers(conn, infra_retries=self._settings.infra_retries):
                 gone = dead.runner.runner_id
-                self._event("runner", "bury", gone=gone, attempts=dead.attempts, level="warning")
+                self._event("runner", "runner_declared_dead", gone=gone, attempts=dead.attempts, level="warning")
             await notify(conn, Channel.READY)
         await link.close()
 
@@ -252,7 +257,7 @@ class Supervisor:
         return {pid} if pid is not None else set()
 
     async def _stop_children(self) -> None:
-        self._event("evertick", "stopping")
+        self._event("evertick", "service_stopping")
         alive = [child.process for child in self.children if child.process and child.process.returncode is None]
         for process in alive:
             with suppress(ProcessLookupError):

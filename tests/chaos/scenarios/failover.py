@@ -127,8 +127,8 @@ def _said(stage: Stage, event: str) -> int:
 async def synchronous(stage: Stage) -> None:
     """Nothing that was acknowledged is lost."""
     await fail_over(stage, is_synchronous=True)
-    stage.note(f"failover told {_said(stage, 'failover')} times")
-    stage.expect(_said(stage, "failover"), "no service told of the failover")
+    stage.note(f"failover told {_said(stage, 'failover_detected')} times")
+    stage.expect(_said(stage, "failover_detected"), "no service told of the failover")
     stage.expect(not _said(stage, "writes_lost"), "a service told of lost writes, and there were none")
 
 

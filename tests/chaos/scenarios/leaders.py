@@ -166,7 +166,7 @@ async def all_lead(stage: Stage) -> None:
         for statement in EVERYBODY_LEADS:
             await watch.must(statement)
         await elapse(stage.scaled(600, 10, 5))
-        fired = {m.name: len(m.events("fire")) for m in stage.cluster.of_kind("scheduler")}
+        fired = {m.name: len(m.events("schedules_fired")) for m in stage.cluster.of_kind("scheduler")}
         for (definition,) in elected:
             await watch.must(definition.replace("%", "%%"))
         await watch.must(NOBODY_LEADS)

@@ -210,7 +210,7 @@ async def upgrade(stage: Stage) -> None:
     await load.cut_short()
     await going.both_worked(migrated_ns)
     for member in stage.cluster.members.values():
-        for event in member.events("tick_failed")[:1]:
+        for event in member.events("loop_failed")[:1]:
             stage.expect(False, f"{member.name} met what it did not expect: {event}")
 
 

@@ -276,7 +276,7 @@ async def test_a_pod_that_can_never_start_is_given_up_with_its_reason(
     server: ApiServer, make_executor: MakeExecutor
 ) -> None:
     waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
-    async with make_executor(pod_give_up_seconds=0.05) as executor:
+    async with make_executor(pod_start_timeout_seconds=0.05) as executor:
         for run_id in (1, 2):
             await executor.submit(order(run_id))
         status(server, order(1).name, containerStatuses=container(waiting=waiting))
@@ -316,7 +316,7 @@ async def test_after_a_restart_everything_is_found_again(server: ApiServer, make
         await before.submit(order(1))
         await before.submit(order(2))
     status(server, order(2).name, phase="Running", containerStatuses=container(running={}))
-    async with make_executor() as after, make_executor(pod_owner="another") as stranger:
+    async with make_executor() as after, make_executor(pod_owner_label="another") as stranger:
         assert {name: found.phase for name, found in (await after.observe()).items()} == {
             order(1).name: Phase.WAITING,
             order(2).name: Phase.RUNNING,

@@ -157,7 +157,7 @@ async def world(
     place.mkdir()
     variables = {"PLACE": str(place), "REGION": "eu"}
     template = write_template(tmp_path / "pod.yaml", variables)
-    write_template(place / "impatient.yaml", {**variables, "EVERTICK_AGENT_PATIENCE_SECONDS": "0.5"})
+    write_template(place / "impatient.yaml", {**variables, "EVERTICK_AGENT_REPORT_SECONDS": "0.5"})
     settings = quick(
         database,
         tmp_path / "home",
@@ -183,7 +183,7 @@ async def world(
     async with AsyncExitStack() as stack:
         api = Api(settings, url=database, log=said.log, application="evertick.ui.app")
         await stack.enter_async_context(hosted(api))  # type: ignore[arg-type]
-        url = (await said.saw("serve"))["url"]
+        url = (await said.saw("api_listening"))["url"]
         scheduler = Scheduler(settings, url=database, owner="s", log=Said().log)
         await stack.enter_async_context(hosted(scheduler))
         yield World(conn, replace(settings, agent_api_url=url), place, node, api)
@@ -220,7 +220,7 @@ async def test_a_killed_runner_s_pods_go_on_and_the_next_one_adopts_them(world: 
         run_id = await world.run("holding")
         await world.begun()
     async with world.runner(dispatch_lost_seconds=2):
-        await world.said.saw("adopt", within_seconds=START_SECONDS)
+        await world.said.saw("dispatch_adopted", within_seconds=START_SECONDS)
         world.go()
         assert await world.ended(run_id) == "success"
         await world.nothing_is_left()
@@ -244,7 +244,7 @@ async def test_a_pod_that_was_killed_for_its_memory_says_so_and_runs_again(world
 
 
 async def test_a_pod_without_an_image_is_given_up_with_the_cluster_s_words(world: World) -> None:
-    async with world.runner(pod_give_up_seconds=0.2, infra_retries=0):
+    async with world.runner(pod_start_timeout_seconds=0.2, infra_retries=0):
         run_id = await world.run("nowhere")
         assert await world.ended(run_id) == "failed"
         await world.nothing_is_left()

@@ -168,7 +168,7 @@ async def test_a_submission_that_fails_is_made_again_and_makes_nothing_twice(
         await all_cleaned_up(there, place)
     assert set(place.begun.values()) == {1}
     assert await value(there, "select max(epoch) from task") == 1, "no attempt was given up for it"
-    assert said.events("tick_failed" if mood == "broken" else "dispatch_failed")
+    assert said.events("loop_failed" if mood == "broken" else "dispatch_failed")
 
 
 @pytest.mark.requirement("V11")
@@ -423,7 +423,7 @@ async def test_an_agent_that_runs_and_does_not_reach_the_api_is_told_where_it_wa
         place.end(name, Observed(phase=Phase.RUNNING))
         told = await eventually(sentence)
         assert told.startswith("executor far accepted it ") and "the API at http://elsewhere.example" in told
-    assert len(said.events("not_begun")) == 1, "it is told once"
+    assert len(said.events("attempt_not_started")) == 1, "it is told once"
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ async def test_what_cannot_be_taken_away_now_is_told_by_its_name_and_taken_away_
         (told, *_) = await eventually(
             lambda: [e for e in said.events("executor_unavailable") if e.get("doing") in ends]
         )
-        assert told["attempt"] in place.things and not said.events("tick_failed")
+        assert told["attempt"] in place.things and not said.events("loop_failed")
         place.is_down = False
         await all_cleaned_up(there, place)
 
@@ -495,7 +495,7 @@ async def test_a_runner_that_died_with_a_full_queue_loses_nothing(
     place.mood = lambda name, tries: "fine"
     said = Said()
     async with hosted(dispatcher(database, tmp_path, place, said)):
-        await said.saw("adopt")
+        await said.saw("dispatch_adopted")
         await eventually(lambda: sum(place.begun.values()) == 6)
         place.let_go.set()
         await ended(there, run_id)
@@ -544,7 +544,7 @@ async def test_a_session_that_was_buried_begins_anew_and_adopts_its_own(
     async with hosted(dispatcher(database, tmp_path, place, said)):
         await eventually(lambda: sum(place.begun.values()) == 2)
         await there.execute("update runner set gone_at = clock(), gone_reason = 'x' where queues <> '{}'")
-        await said.saw("adopt", attempts=2)
+        await said.saw("dispatch_adopted", attempts=2)
         place.let_go.set()
         await ended(there, run_id)
     assert set(place.begun.values()) == {1}
@@ -559,7 +559,7 @@ async def test_a_stray_that_nobody_has_on_a_list_is_taken_away(
     async with hosted(dispatcher(database, tmp_path, place, said)):
         (name,) = await eventually(lambda: list(place.things))
         await there.execute("delete from dispatch")
-        await said.saw("stray", attempt=name)
+        await said.saw("orphan_removed", attempt=name)
         await eventually(lambda: name not in place.things)
         await there.execute("select reconcile(0::smallint, %s, 0, 0, 10)", [await lead(there)])
 
@@ -591,7 +591,7 @@ async def test_an_executor_whose_hints_break_is_looked_at_all_the_same(
     run_id = await trigger(there)
     said = Said()
     async with hosted(dispatcher(database, tmp_path, place, said)):
-        await said.saw("not_listening")
+        await said.saw("listen_failed")
         await ended(there, run_id)
         await all_cleaned_up(there, place)
 

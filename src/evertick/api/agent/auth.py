@@ -65,7 +65,7 @@ class Agent:
     async def wake(self, conn: AsyncConnection, channels: set[Channel]) -> None:
         """Send wake-ups. They only shorten waits, so an error here does not fail the request."""
         with suppress(psycopg.Error):
-            for channel in channels if self.desk.settings.notify else ():
+            for channel in channels if self.desk.settings.listen_notify else ():
                 await notify(conn, channel)
 
 

@@ -123,7 +123,7 @@ def runner(
 
     settings = read_settings(
         runner_queues=None if queues is None else tuple(part.strip() for part in queues.split(",") if part.strip()),
-        runner_match=None if match is None else tuple(match),
+        runner_task_patterns=None if match is None else tuple(match),
         runner_slots=slots,
         executor=executor,
         runner_id=readable_id,

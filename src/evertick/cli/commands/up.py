@@ -78,7 +78,7 @@ def up(
         if settings.log == "text":
             _say(banner(settings, copied, supervisor.port.url))
         elif supervisor.port.url:
-            log.info("health", url=supervisor.port.url)
+            log.info("health_listening", url=supervisor.port.url)
     try:
         asyncio.run(_supervise(supervisor, settings))
     finally:

@@ -196,12 +196,12 @@ class Endings:
         held = await mark_runner_dead(conn, session=row.session, reason=reason, infra_retries=infra_retries)
         if held:
             metrics.AGENT_LOST.inc(held)
-            self._context.log.warning("bury", attempt=name_of(row), reason=reason)
+            self._context.log.warning("runner_declared_dead", attempt=name_of(row), reason=reason)
             self._context.notify()
 
     async def _finish(self, row: DispatchRow, outcome: Outcome) -> None:
         context, infra_retries = self._context, self._context.settings.infra_retries
-        context.log.info("outcome_found", attempt=name_of(row), outcome=outcome.kind.value)
+        context.log.info("outcome_recovered", attempt=name_of(row), outcome=outcome.kind.value)
         await record_outcome(
             context.link, context.versions, outcome, session=row.session, infra_retries=infra_retries, log=context.log
         )

@@ -81,7 +81,7 @@ class Observer:
                     self._wake.set()
             except Exception as error:
                 # Whatever the error: nothing depends on signals.
-                self._context.log.warning("not_listening", error=error)
+                self._context.log.warning("listen_failed", error=error)
             failures += 1
             await asyncio.sleep(back_off(failures))
 
@@ -104,7 +104,7 @@ class Observer:
 
     async def _delete(self, name: str, phase: Phase) -> bool:
         """Returns whether the executor deleted it."""
-        self._context.log.warning("stray", attempt=name, phase=phase.value)
+        self._context.log.warning("orphan_removed", attempt=name, phase=phase.value)
         try:
             await in_time(self._context.executor.cancel(name, self._context.settings.stop_grace_seconds))
         except (ExecutorBusy, ExecutorUnavailable) as error:

@@ -41,7 +41,7 @@ async def record_outcome(
         log.warning("lease_lost", **facts)
     elif row is not None:
         metrics.ATTEMPTS_FINISHED.labels(outcome=outcome.kind.value).inc()
-        log.info("finish", **facts, outcome=outcome.kind.value)
+        log.info("task_finished", **facts, outcome=outcome.kind.value)
     return done
 
 

@@ -143,7 +143,7 @@ class RemoteSession:
     def _background(self) -> list[Coroutine[None, None, None]]:
         works = [self._notifier.run(), self._submissions.run(), self._actions.run(), self._observer.run()]
         works += [self._peers.run(), clean_results(self._settings, link=self._side, log=self._log)]
-        if self._settings.notify:
+        if self._settings.listen_notify:
             channels = [Channel.READY, Channel.STOP, Channel.JOIN]
             works.append(listen_forever(self._url, channels, self._put_notification, log=self._log))
         return works
@@ -154,7 +154,7 @@ class RemoteSession:
         conn = await self._hot.get()
         silent_seconds = self._settings.lost_after_seconds / 3
         if adopted := await runners.adopt(conn, session=self.session, silent_seconds=silent_seconds, most=MOST_ADOPTED):
-            self._log.warning("adopt", attempts=adopted)
+            self._log.warning("dispatch_adopted", attempts=adopted)
         self._listed = await runners.list_of(conn, owner=self.session)
         self._forget_unlisted()
         for row in self._listed:
@@ -239,7 +239,7 @@ class RemoteSession:
         noted = {"session": row.session, "trouble": trouble, "seconds": None}
 
         async def note() -> None:
-            self._log.warning("not_begun", attempt=name_of(row), error=trouble)
+            self._log.warning("attempt_not_started", attempt=name_of(row), error=trouble)
             await runners.note_troubles(await self._side.get(), owner=self.session, troubles=[noted])
 
         self._actions.enqueue(row.session, note)
@@ -255,7 +255,7 @@ class RemoteSession:
         """Finish submissions in progress, return attempts that were never tried, and leave the rest to the next
         session."""
         self._state.is_stopping = True
-        self._log.info("stopping", attempts=len(self._listed), reason=self._registration.ending.value)
+        self._log.info("service_stopping", attempts=len(self._listed), reason=self._registration.ending.value)
         self._submissions.forget_waiting()
         if self._registration.ending is not Ending.DECLARED_DEAD:
             await self._finish_submissions()

@@ -136,7 +136,7 @@ class Submitter:
             self._backoff.note_success()
             self._failures.pop(row.session, None)
             metrics.DISPATCH_LATENCY.observe(row.queued_seconds + time.monotonic() - began)
-            context.log.info("dispatch", attempt=name_of(row), queue=row.queue, tries=row.tries + 1)
+            context.log.info("task_submitted", attempt=name_of(row), queue=row.queue, tries=row.tries + 1)
             await runners.note_submitted(conn, owner=context.owner, sessions=[row.session])
 
     async def _order(self, row: DispatchRow) -> RemoteOrder:

@@ -78,12 +78,12 @@ class WorkerPool:
             try:
                 await work()
             except (*UNREACHABLE, OSError) as error:
-                self._log.warning("unreachable", loop=self._name, error=error)
+                self._log.warning("database_unreachable", loop=self._name, error=error)
             except Exception as error:
                 # Whatever the error, it concerns this attempt alone, and the next read of the work list retries it
                 # (V11).
-                metrics.STEP_FAILURES.labels(step=self._name).inc()
-                self._log.error("tick_failed", loop=self._name, error=error)
+                metrics.JOB_FAILURES.labels(job=self._name).inc()
+                self._log.error("loop_failed", loop=self._name, error=error)
             finally:
                 self._end(session)
 
