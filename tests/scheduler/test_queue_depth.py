@@ -83,7 +83,7 @@ async def test_there_may_be_more_queues_than_anybody_wants_to_see(
 
 async def test_counting_reads_the_index_alone(conn: AsyncConnection) -> None:
     await put_in_line(conn, "default", 5000)
-    await conn.execute("vacuum analyze ready")
+    await conn.execute("vacuum analyze ready_task")
     cursor = await conn.execute(f"explain {sql('runners', 'depths')}", {"cap": 1000, "most": 100})
     plan = "\n".join(str(row[0]) for row in await cursor.fetchall())
     assert "Seq Scan" not in plan, plan

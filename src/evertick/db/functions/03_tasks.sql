@@ -491,8 +491,8 @@ begin
 end $$;
 
 -- Attempts that are not their task's last: they become history, and tasks that have to wait get their timer. Apart
--- from finish_attempts, because a statement pays for every table it names, and most attempts are the last. p_session null: each
--- names its own.
+-- from finish_attempts, because a statement pays for every table it names, and most attempts are the last. p_session
+-- null: each names its own.
 create function record_attempts(p_session bigint, p_retried jsonb) returns void language plpgsql as $$
 begin
     insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, admitted_at,

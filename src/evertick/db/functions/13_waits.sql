@@ -176,9 +176,9 @@ begin
     end case;
 end $$;
 
--- Polls that found nothing yet, as finish_attempts moved them: counted, and due again after their interval, or done at the
--- instant that they name. Of what they said the last ten stay. p_polls: [{run_id, idx, map_index, version_id, epoch,
--- started_at, result: {until}}].
+-- Polls that found nothing yet, as finish_attempts moved them: counted, and due again after their interval, or done
+-- at the instant that they name. Of what they said the last ten stay. p_polls: [{run_id, idx, map_index, version_id,
+-- epoch, started_at, result: {until}}].
 create function record_polls(p_polls jsonb) returns void language plpgsql as $$
 declare
     t timestamptz := clock();

@@ -47,8 +47,8 @@ begin
     entry := record_pruned(p_entry, p_actor, p_before, 'runs', pruned);
 end $$;
 
--- Deletes these runs; the rows that depend on them are left to delete_pending_cleanup. The caller has locked them and knows that they
--- have ended.
+-- Deletes these runs; the rows that depend on them are left to delete_pending_cleanup. The caller has locked them and
+-- knows that they have ended.
 create function delete_runs(p_shard smallint, p_doomed bigint[]) returns void language plpgsql as $$
 declare
     awaited int[];

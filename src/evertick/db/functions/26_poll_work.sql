@@ -109,9 +109,10 @@ $$;
 -- Everything that the leader must know, in one round trip: the lease is renewed, silence is added up, and the answer
 -- says what is due now and when something is due next. p_seconds and p_elapsed are null for a call that only reads.
 -- Each part fails on its own and reports it in `troubles`; none waits for a lock: a locked row is read again in a
--- moment. A mark that the leader remembers (table cluster) is advanced as well: one transaction less per second. If the
--- stored mark is older, it stays as it is, for the process that reports the loss. What exists once for all shards
--- (silence, the ready queue, gates, arrivals, the outbox, marks) is reported only to the leader of shard 0.
+-- moment. A mark that the leader remembers (table server_timeline) is advanced as well: one transaction less per
+-- second. If the stored mark is older, it stays as it is, for the process that reports the loss. What exists once for
+-- all shards (silence, the ready queue, gates, arrivals, the outbox, marks) is reported only to the leader of shard
+-- 0.
 create function poll_work(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean,
                           p_is_watched boolean, p_elapsed double precision, p_lost_after double precision,
                           p_system_id bigint, p_timeline bigint, p_lsn bigint, out read_at timestamptz,

@@ -85,8 +85,8 @@ select t.*, e.key
     select n.key from jsonb_object_keys(case when v.value->>'$evertick' = 'outputs' then v.value->'named' else '{}' end)
         n(key)) e;
 
--- The audit log, each entry with the DAG, run and task that it is about. `dag_id` asks the run only where the entry does
--- not say.
+-- The audit log, each entry with the DAG, run and task that it is about. `dag_id` asks the run only where the entry
+-- does not say.
 create view listed_event as
 select j.entry_id, j.occurred_at, j.action as verb, j.actor, d.name as dag,
        case when r.run_id is not null then run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id)
