@@ -92,7 +92,7 @@ async def _end(conn: AsyncConnection, claims: list[ExchangeRow]) -> None:
 
 async def _seconds_late(conn: AsyncConnection, ids: dict[int, int]) -> float:
     """Keep only tasks of priority 9 queued, and wait until a task of priority 0 is claimed."""
-    await conn.execute("delete from ready where rank > 0")
+    await conn.execute("delete from ready_task where rank > 0")
     lowest = await runs.trigger(conn, dag_id=ids[0], params={}, key=None, actor="bench")
     assert lowest is not None
     began, cursor = time.perf_counter(), ClaimCursor(1, aging_seconds=_AGING_SECONDS)

@@ -40,7 +40,7 @@ _FILL = """
         insert into result (run_id, idx, map_index, epoch, value)
         select run_id, i, -1, 1, '[1784000000.123456, 1784000000.123654]' from made, generate_series(0, %(last)s) i
     )
-    insert into log_chunk (run_id, idx, map_index, epoch, seq, until, content)
+    insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, content)
     select run_id, i, -1, 1, 0, 46, '1784000000123456 INFO fib(10) = 55' from made, generate_series(0, %(last)s) i"""
 
 
@@ -116,7 +116,7 @@ async def retention_10m(bench: Bench) -> list[Figure]:
 async def _is_empty(house: House) -> bool:
     """Whether no run and no dependent row is left. Looks up one key, because counting ten million rows would be a load itself."""
     cursor = await house.conn.execute(
-        "select (select run_id from run order by run_id limit 1) is null and not exists (select 1 from remains)"
+        "select (select run_id from run order by run_id limit 1) is null and not exists (select 1 from pending_cleanup)"
     )
     row = await cursor.fetchone()
     return bool(row and row[0])
@@ -133,7 +133,7 @@ async def _rows(house: House) -> int:
 
 async def _deleted(house: House) -> int:
     cursor = await house.conn.execute(
-        "select coalesce(sum((detail->>'runs')::bigint), 0) from journal where verb = 'prune'"
+        "select coalesce(sum((detail->>'runs')::bigint), 0) from audit_log where action = 'prune'"
     )
     row = await cursor.fetchone()
     return int(row[0]) if row else 0

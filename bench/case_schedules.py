@@ -142,7 +142,7 @@ async def _seconds_until_fired(house: House, ids: list[int], due: datetime) -> f
 
     async def none_is_due() -> bool:
         cursor = await house.conn.execute(
-            """select 1 from schedule_state where shard = 0 and next_due <= %s and next_due is not null and not paused
+            """select 1 from schedule_state where shard = 0 and next_due <= %s and next_due is not null and not is_paused
                   and error is null and schedule_id between %s and %s limit 1""",
             [last, ids[0], ids[-1]],
         )

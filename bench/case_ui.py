@@ -47,10 +47,10 @@ _COPY_DAGS = """
           from made m, dag_version v where v.version_id = %(version)s
         returning version_id, dag_id
     ), tasks as (
-        insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
-                               starts_at_once, max_attempts, rerun_on_loss)
-        select n.version_id, s.idx, s.name, s.queue, s.priority, s.rule, s.upstream_total, s.setup_total, s.is_setup, s.is_leaf,
-               s.starts_at_once, s.max_attempts, s.rerun_on_loss
+        insert into task_spec (version_id, idx, name, queue, priority, trigger_rule, upstream_total, setup_total, is_setup, is_leaf,
+                               is_root, max_attempts, rerun_on_loss)
+        select n.version_id, s.idx, s.name, s.queue, s.priority, s.trigger_rule, s.upstream_total, s.setup_total, s.is_setup,
+               s.is_leaf, s.is_root, s.max_attempts, s.rerun_on_loss
           from versions n, task_spec s where s.version_id = %(version)s
     ), times as (
         insert into schedule (dag_id, name, version, spec, params, misfire, window_seconds, changed_by, changed_at)
@@ -85,7 +85,7 @@ _FILL = """
            created_at + (i + 1) * interval '8 seconds'
       from made, generate_series(0, %(last)s) i"""
 _LOG = """
-    insert into log_chunk (run_id, idx, map_index, epoch, seq, until, content)
+    insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, content)
     select %(run_id)s, 0, -1, 1, n * %(size)s, (n + 1) * %(size)s,
            repeat('1784000000123456 INFO row 4711 of the orders was read and is as it should be, all of it.' || chr(10),
                   %(size)s / 88)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg.rows import dict_row
 
-HOT_TABLES = ("task", "run_status", "ready", "lease", "timer", "runner", "schedule_state")
+HOT_TABLES = ("task", "run_status", "ready_task", "lease", "task_timer", "runner", "schedule_state")
 Row = Mapping[str, float]
 
 

@@ -259,7 +259,7 @@ class House:
         return await cursor.fetchone() is not None
 
     async def _has_runners(self) -> bool:
-        cursor = await self.conn.execute("select count(*) from runner where gone_at is null")
+        cursor = await self.conn.execute("select count(*) from runner where ended_at is null")
         row = await cursor.fetchone()
         return row is not None and row[0] >= self.runners
 

@@ -74,7 +74,7 @@ async def submit(house: House, dag: str, count: int, *, spread: Mapping[str, int
                 "update run set params = jsonb_build_object(%s::text, run_id %% %s) where run_id = any(%s)",
                 [name, keys, found[0]],
             )
-        await house.conn.execute("select open_runs(%s), pass_gates()", [found[0]])
+        await house.conn.execute("select open_runs(%s), apply_effects()", [found[0]])
     await notify(house.conn, Channel.READY)
     return list(found[0])
 

@@ -102,10 +102,52 @@ FOREIGN_KEYS = {
 # Every run and task writes to these, or retention deletes from them in small batches. A key would probe and lock the parent at
 # each insert (one row of `dag` at thousands of runs per second), add to the lock order, and turn a bounded deletion into a cascade.
 WITHOUT_FOREIGN_KEYS = {
-    *("run", "run_status", "run_group", "task", "ready", "lease", "timer", "attempt", "result", "log_chunk", "outbox"),
-    *("gate", "gate_hold", "gate_order", "gate_pass", "gate_line", "gate_wait", "retry_line", "retry_slot", "dispatch"),
-    *("task_spec", "edge", "task_input", "task_gate", "task_mapping", "task_list", "task_child", "task_wait", "notice"),
-    *("retry_group", "map_item", "child_run", "deferral", "approval", "poll", "deadline", "task_deadline", "note"),
+    *(
+        "run",
+        "run_status",
+        "run_group",
+        "task",
+        "ready_task",
+        "lease",
+        "task_timer",
+        "attempt",
+        "result",
+        "log_chunk",
+        "outbox",
+    ),
+    *(
+        "gate",
+        "gate_holder",
+        "gate_order",
+        "rate_slot",
+        "gate_queue",
+        "gate_waiter",
+        "retry_queue",
+        "retry_slot",
+        "dispatch",
+    ),
+    *(
+        "task_spec",
+        "edge",
+        "task_input",
+        "task_gate",
+        "task_mapping",
+        "mapping_input",
+        "trigger_dag_task",
+        "wait_spec",
+        "notification_rule",
+    ),
+    *(
+        "retry_group",
+        "map_item",
+        "child_run",
+        "deferral",
+        "approval",
+        "sensor_poll",
+        "deadline",
+        "task_deadline",
+        "note",
+    ),
 }
 
 
@@ -121,7 +163,9 @@ async def test_foreign_keys_are_between_cold_tables_only(rollback_conn: AsyncCon
     assert not WITHOUT_FOREIGN_KEYS & {table for key in FOREIGN_KEYS for table in key}
 
 
-@pytest.mark.parametrize("table", ["task", "ready", "lease", "timer", "run", "run_status", "schedule_state", "runner"])
+@pytest.mark.parametrize(
+    "table", ["task", "ready_task", "lease", "task_timer", "run", "run_status", "schedule_state", "runner"]
+)
 async def test_a_hot_table_has_at_most_three_indexes(rollback_conn: AsyncConnection, table: str) -> None:
     query = "select count(*) from pg_indexes where schemaname = 'evertick' and tablename = %s"
     (count,) = await (await rollback_conn.execute(query, [table])).fetchone() or (0,)
@@ -169,8 +213,8 @@ async def test_nothing_updates_the_fact_of_a_run(functions: dict[str, str]) -> N
     texts |= {migration.label: migration.script for migration in migrations()}
     found = {name for name, text in texts.items() if changes_a_run_fact(text)}
     # Retention, or an operator, deletes the whole fact, and even that changes nothing of it.
-    assert found == {"forget_runs"}
-    assert not re.search(r"\bupdate\s+run\b(?!_)", functions["forget_runs"])
+    assert found == {"delete_runs"}
+    assert not re.search(r"\bupdate\s+run\b(?!_)", functions["delete_runs"])
 
 
 # Claims -----------------------------------------------------------------------------------------------------
@@ -191,10 +235,10 @@ def what_a_claim_does(text: str) -> list[str]:
 @pytest.mark.requirement("V2")
 async def test_whichever_way_rows_are_picked_a_claim_is_guarded_alike(functions: dict[str, str]) -> None:
     """Twice on purpose: a function that both call would cost the hot one a second plan and a materialised set."""
-    by_line, by_place = what_a_claim_does(functions["claim"]), what_a_claim_does(functions["claim_rows"])
+    by_line, by_place = what_a_claim_does(functions["claim_tasks"]), what_a_claim_does(functions["claim_selected"])
     assert by_line == by_place
     assert not any(part.startswith("lacks") for part in by_line)
-    weaker = functions["claim_rows"].replace("and k.state = 'available'", "")
+    weaker = functions["claim_selected"].replace("and k.state = 'available'", "")
     assert what_a_claim_does(weaker) != by_line, "a guard that one of them lacks is seen"
 
 
@@ -203,16 +247,23 @@ async def test_whichever_way_rows_are_picked_a_claim_is_guarded_alike(functions:
 # claim, claim_rows and queue_rows take no run lock: they skip locked rows of the line and wait for nothing but the task that they
 # were handed.
 # let_in moves only tasks whose row of gate_wait it has taken, or whose run is locked: nobody else can want them.
-WITHOUT_RUN_LOCK = {"claim", "claim_rows", "queue_rows", "let_in"}
-PRUNING = {"prune_runs", "prune_journal", "prune_versions", "prune_kind", "sweep"}
-GATES = {"tend_gates", "unadmit", "reconcile_gates"}
-LOGS = {"watch_logs", "list_log_object", "move_logs", "unwatch_logs", "dead_log_objects", "forget_log_objects"}
+WITHOUT_RUN_LOCK = {"claim_tasks", "claim_selected", "queue_selected", "admit_tasks"}
+PRUNING = {"prune_runs", "prune_audit_log", "prune_versions", "prune_kind", "delete_pending_cleanup"}
+GATES = {"admit_gated_tasks", "release_admissions", "reconcile_gates"}
+LOGS = {
+    "queue_log_archiving",
+    "create_archive_object",
+    "archive_logs",
+    "finish_log_archiving",
+    "orphaned_archive_objects",
+    "delete_archive_objects",
+}
 PLANNING = {
-    "fire",
-    "promote",
-    "step_backfill",
+    "fire_schedules",
+    "promote_due_tasks",
+    "advance_backfill",
     "fail_backfill",
-    "reconcile",
+    "reconcile_runs",
     *PRUNING,
     *GATES,
     *LOGS,

@@ -40,7 +40,7 @@ begin
     end if;
     -- where this is a comment
     with x as (
-        update thing t set state = case when t.paused then 'a' else 'b' end
+        update thing t set state = case when t.is_paused then 'a' else 'b' end
         from other o where t.thing_id = o.thing_id and t.run_id = o.run_id and t.state = 'a' and t.epoch = p_epoch
           and 1 = case when t.x > 1 and t.y then 1 else 2 end and t.z not between 1 and 2 and t.last
         returning t.name
@@ -70,7 +70,7 @@ def test_every_guard_of_a_function_and_a_table_is_found(tmp_path: Path) -> None:
         "move: for no key update skip locked": "lock",
         "move: skip locked": "lock",
         "move: not found": "found",
-        "move: t.paused": "paused",
+        "move: t.is_paused": "is_paused",
         "move: t.thing_id = o.thing_id": "condition",
         "move: t.state = 'a'": "state",
         "move: t.epoch = p_epoch": "epoch",
@@ -115,7 +115,18 @@ def test_the_store_is_full_of_guards_and_each_has_a_name_of_its_own() -> None:
     assert len(guards) > 200
     assert len({guard.name for guard in guards}) == len(guards)
     kinds = {guard.kind for guard in guards}
-    assert kinds >= {"state", "epoch", "session", "request", "unique", "check", "lock", "paused", "version", "next_due"}
+    assert kinds >= {
+        "state",
+        "epoch",
+        "session",
+        "request",
+        "unique",
+        "check",
+        "lock",
+        "is_paused",
+        "version",
+        "next_due",
+    }
 
 
 def test_every_explained_survivor_is_a_guard_that_there_is() -> None:
@@ -135,14 +146,14 @@ def hunt(cluster: Cluster, tmp_path: Path, only: str, tests: str) -> tuple[int, 
 
 
 def test_a_finish_without_its_epoch_is_killed_and_the_program_as_it_is_passes(cluster: Cluster, tmp_path: Path) -> None:
-    code, fates, said = hunt(cluster, tmp_path, "finish: k.epoch = d.epoch", "tests/engine/test_flow.py")
+    code, fates, said = hunt(cluster, tmp_path, "finish_attempts: k.epoch = d.epoch", "tests/engine/test_flow.py")
     assert [str(fate["killed_by"]).partition("::")[0] for fate in fates] == ["tests/engine/test_flow.py"]
     assert "left out" not in said, "a test is red without any mutation"
     assert code == 0
 
 
 def test_a_mutant_that_no_test_sees_survives_and_is_told(cluster: Cluster, tmp_path: Path) -> None:
-    code, fates, said = hunt(cluster, tmp_path, "finish: k.epoch = d.epoch", "tests/engine/test_rules.py")
+    code, fates, said = hunt(cluster, tmp_path, "finish_attempts: k.epoch = d.epoch", "tests/engine/test_rules.py")
     assert [fate["killed_by"] for fate in fates] == [None]
     assert "1 without" in said
     assert code == 1

@@ -30,10 +30,21 @@ KEYS = {
 }
 KEYS |= {"name", "file", "hash", "bundle_hash", "key", "ctid", "gate_id", "line_id"}
 # Words that name a guard, most specific first.
-TELLING = ["state", "epoch", "session", "request", "paused", "gone_at", "lease_until", "next_due", "version", "error"]
-TELLING += ["not_before", "due_at", "deleted_at", "cancel_requested", "open_tasks", "finished_at", "beat"]
+TELLING = [
+    "state",
+    "epoch",
+    "session",
+    "request",
+    "is_paused",
+    "ended_at",
+    "lease_until",
+    "next_due",
+    "version",
+    "error",
+]
+TELLING += ["not_before", "due_at", "deleted_at", "cancel_requested", "open_tasks", "finished_at", "heartbeat_seq"]
 # Pure decisions, covered by table-driven tests.
-NO_GUARDS = frozenset({"decide", "state_after", "clock"})
+NO_GUARDS = frozenset({"evaluate_trigger_rule", "state_for_decision", "clock"})
 # Statements that only read, but whose result causes changes.
 DECIDING = frozenset(
     {"schedules.due", "schedules.next_due", "schedules.of_dag", "runs.orphans", "function_sets.superseded"}
@@ -214,7 +225,7 @@ def _of_case(code: Code, position: int) -> Iterator[Guard]:
     """A WHEN branch on a state, a request or a pause: without it, the next branch applies."""
     end = _then(code, position).start
     part = [token for token in code.tokens[position + 1 :] if token.end <= end]
-    if _kind(part) in ("state", "request", "paused", "cancel_requested"):
+    if _kind(part) in ("state", "request", "is_paused", "cancel_requested"):
         yield code.guard(_kind(part), part[0].start, part[-1].end, "false")
 
 

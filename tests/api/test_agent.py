@@ -72,8 +72,8 @@ async def test_refusals_of_agents_are_on_record_once_a_minute(one: Dispatched, c
     await one.begin()
     for _ in range(3):
         await one.begin("b" * 32, status=409)
-    assert await value(conn, "select count(*) from journal where verb = 'refuse'") == 1
-    assert await value(conn, "select detail->>'why' from journal where verb = 'refuse'") == "conflict"
+    assert await value(conn, "select count(*) from audit_log where action = 'refuse'") == 1
+    assert await value(conn, "select detail->>'why' from audit_log where action = 'refuse'") == "conflict"
 
 
 async def test_what_a_task_is_granted_goes_to_its_own_agent_alone(

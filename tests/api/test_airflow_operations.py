@@ -291,9 +291,9 @@ async def op_delete_dag_run(world: World) -> None:
     await drain(world, name)
     await world.client("delete_dag_run", name, "d1")
     assert await runs.find(world.conn, run_id) is None
-    assert await value(world.conn, "select count(*) from remains where kind = 'run' and id = %s", run_id) == 1
+    assert await value(world.conn, "select count(*) from pending_cleanup where kind = 'run' and id = %s", run_id) == 1
     assert (
-        await value(world.conn, "select actor from journal where verb = 'delete_run' and run_id = %s", run_id)
+        await value(world.conn, "select actor from audit_log where action = 'delete_run' and run_id = %s", run_id)
         == "user:root"
     )
     assert await world.client.status_of("delete_dag_run", name, "d1") == 404
@@ -1001,8 +1001,8 @@ async def op_create_asset_event(world: World) -> None:
 async def fire_only(world: World, dag: str) -> None:
     """What has arrived is heard of, and this DAG fires. Others, and who leads, are as before."""
     others = (
-        "update schedule_state s set paused = %s from schedule c join dag d using (dag_id)"
-        " where c.schedule_id = s.schedule_id and not d.paused and d.name <> %s"
+        "update schedule_state s set is_paused = %s from schedule c join dag d using (dag_id)"
+        " where c.schedule_id = s.schedule_id and not d.is_paused and d.name <> %s"
     )
     await world.conn.execute(others, [True, dag])
     epoch = await lead(world.conn)
@@ -1022,8 +1022,8 @@ def wrong_event(fields: dict[str, Any]) -> Any:
 async def hear(world: World) -> None:
     """The schedule of `taker` has heard of one of the two that it waits for."""
     await world.conn.execute(
-        "insert into heard (schedule_id, kind, name, run_id, occurred_at)"
-        " select schedule_id, kind, name, 1, clock() from awaited where name = 'orders' on conflict do nothing"
+        "insert into dependency_state (schedule_id, kind, name, run_id, occurred_at)"
+        " select schedule_id, kind, name, 1, clock() from schedule_dependency where name = 'orders' on conflict do nothing"
     )
 
 
@@ -1049,7 +1049,7 @@ async def op_get_dag_asset_queued_event(world: World) -> None:
 
 
 async def heard(world: World) -> object:
-    return await value(world.conn, "select count(*) from heard")
+    return await value(world.conn, "select count(*) from dependency_state")
 
 
 async def op_delete_asset_queued_events(world: World) -> None:
@@ -1058,7 +1058,7 @@ async def op_delete_asset_queued_events(world: World) -> None:
     assert await world.client.status_of("delete_asset_queued_events", await orders(world), **early) == 404
     await world.client("delete_asset_queued_events", await orders(world))
     assert await heard(world) == 0
-    assert await value(world.conn, "select max(actor) from journal where verb = 'unhear'") == "user:root"
+    assert await value(world.conn, "select max(actor) from audit_log where action = 'unhear'") == "user:root"
 
 
 async def op_delete_dag_asset_queued_events(world: World) -> None:

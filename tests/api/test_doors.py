@@ -253,5 +253,5 @@ async def test_every_refusal_is_on_record_and_strangers_cannot_fill_it(
     for _ in range(3):
         await nobody.refused("GET", "/metrics", 401)
     line = "actor || ' ' || (detail->>'needs') || ' ' || origin"
-    query = f"select string_agg({line}, ',' order by entry_id) from journal where verb = 'refuse'"
+    query = f"select string_agg({line}, ',' order by entry_id) from audit_log where action = 'refuse'"
     assert await value(conn, query) == "user:eve metrics.read 10.0.0.1,anonymous metrics.read 10.0.0.1"

@@ -137,7 +137,7 @@ async def test_the_framework_is_asked_only_where_something_is_to_be_said(
 
 
 async def test_a_refusal_on_the_short_way_is_told_and_noted_once(nobody: Client, signed: Signed, conn: Any) -> None:
-    noted = "select count(*) from journal where verb = 'refuse'"
+    noted = "select count(*) from audit_log where action = 'refuse'"
     before = await value(conn, noted)
     await nobody.refused("GET", "/api/v1/runs", 401)
     assert await value(conn, noted) == before + 1

@@ -373,4 +373,4 @@ async def test_every_change_is_on_record_with_who_when_and_from_where(
     only = await everything(admin, f"{V1}/audit", verb="trigger", actor="user:root", dag="etl")
     assert [each["run_id"] for each in only] == [made["run_id"]]
     assert await everything(admin, f"{V1}/audit", dag="other") == []
-    assert await value(conn, "select count(*) from journal where origin is null and actor = 'user:root'") == 0
+    assert await value(conn, "select count(*) from audit_log where origin is null and actor = 'user:root'") == 0

@@ -21,7 +21,7 @@ async def test_what_failed_is_listed_and_tried_again_by_who_may(
     run_ids = [await start(conn, "d") for _ in range(3)]
     await (await Runner.join(conn)).drain()
     await conn.execute(
-        "update outbox set state = 'failed', ended_at = clock(), answer = '503' where run_id <> %s", [run_ids[0]]
+        "update outbox set state = 'failed', ended_at = clock(), response = '503' where run_id <> %s", [run_ids[0]]
     )
     first = await admin.ok("GET", f"{V1}/notifications?limit=2")
     rest = await admin.ok("GET", f"{V1}/notifications?limit=2&cursor={first['next_cursor']}")

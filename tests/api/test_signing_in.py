@@ -74,35 +74,35 @@ async def test_wrong_passwords_make_the_next_try_wait_even_the_right_one(
     tries = [nobody.post("/auth/token", json=wrong) for _ in range(accounts.FREE_FAILURES + 4)]
     statuses = sorted([answer.status_code for answer in await asyncio.gather(*tries)])
     assert statuses.count(401) <= accounts.FREE_FAILURES + 1 and statuses[-1] == 429
-    await conn.execute("update login_try set failures = 20, tried_at = clock()")
+    await conn.execute("update login_attempt set failures = 20, tried_at = clock()")
     answer = await nobody.post("/auth/token", json=LOGIN)
     assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
-    await conn.execute("update login_try set tried_at = tried_at - interval '1 hour'")
+    await conn.execute("update login_attempt set tried_at = tried_at - interval '1 hour'")
     assert (await nobody.post("/auth/token", json=LOGIN)).status_code == 201
-    assert await value(conn, "select sum(failures) from login_try") == 0
+    assert await value(conn, "select sum(failures) from login_attempt") == 0
 
 
 async def test_a_login_does_not_wash_an_address_clean_of_what_it_tried_with_others(
     nobody: Client, conn: AsyncConnection, ann: None
 ) -> None:
     tried = accounts.FREE_FAILURES_OF_ADDRESS - 1
-    await conn.execute("insert into login_try values ('from 10.0.0.1', %s, clock())", [tried])
+    await conn.execute("insert into login_attempt values ('from 10.0.0.1', %s, clock())", [tried])
     for _ in range(3):
         assert (await nobody.post("/auth/token", json=LOGIN)).status_code == 201
     # A failure a minute is forgotten; nobody waits here for half an hour.
-    assert await value(conn, "select failures from login_try") > tried - 30
+    assert await value(conn, "select failures from login_attempt") > tried - 30
 
 
 async def test_whoever_got_hold_of_a_session_cannot_guess_its_password(browser: Client, conn: AsyncConnection) -> None:
     csrf = {"X-CSRF-Token": browser.csrf}  # type: ignore[attr-defined]
     wrong = {"password": "another horse", "current_password": "a guess"}
     await browser.refused("PUT", "/auth/password", 401, json=wrong, headers=csrf)
-    noted = "select detail from journal where verb = 'refuse' and actor = 'user:ann'"
+    noted = "select detail from audit_log where action = 'refuse' and actor = 'user:ann'"
     assert await value(conn, noted) == {"login": "wrong name or password"}
-    await conn.execute("update login_try set failures = 20, tried_at = clock() where subject = 'user ann'")
+    await conn.execute("update login_attempt set failures = 20, tried_at = clock() where subject = 'user ann'")
     right = {**wrong, "current_password": PASSWORD}
     await browser.refused("PUT", "/auth/password", 429, json=right, headers=csrf)
-    await conn.execute("update login_try set tried_at = tried_at - interval '1 hour'")
+    await conn.execute("update login_attempt set tried_at = tried_at - interval '1 hour'")
     await browser.ok("PUT", "/auth/password", status=204, json=right, headers=csrf)
 
 
@@ -263,6 +263,6 @@ async def test_two_admins_cannot_take_each_others_last_one_away(conn: AsyncConne
 
 async def test_no_secret_is_in_the_database(conn: AsyncConnection, nobody: Client, ann: None) -> None:
     token = (await nobody.ok("POST", "/auth/token", status=201, json=LOGIN))["access_token"]
-    for table in ("account", "credential", "journal", "login_try"):
+    for table in ("account", "credential", "audit_log", "login_attempt"):
         text = str(await value(conn, f"select string_agg(t::text, ' ') from {table} t"))
         assert token not in text and PASSWORD not in text

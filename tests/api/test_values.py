@@ -39,7 +39,7 @@ async def test_a_variable_is_made_read_changed_and_deleted(admin: Client, conn: 
     await admin.ok("DELETE", path, status=204)
     await admin.refused("DELETE", path, 404)
     await admin.refused("PUT", path, 404, json={"value": "x"}, headers={"If-Match": etag})
-    assert "north" not in str(await value(conn, "select string_agg(j::text, ' ') from journal j"))
+    assert "north" not in str(await value(conn, "select string_agg(j::text, ' ') from audit_log j"))
 
 
 async def test_what_is_secret_is_in_no_answer(admin: Client) -> None:

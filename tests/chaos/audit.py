@@ -51,8 +51,8 @@ end
 # name: the body around it, and the arguments that the body names
 _WRAPPED: dict[LiteralString, tuple[LiteralString, tuple[str, ...]]] = {
     "fence": (_FENCE, ("p_shard", "p_epoch")),
-    "finish": (_FINISH, ("p_session", "p_reports")),
-    "extend": (_EXTEND, ("p_session",)),
+    "finish_attempts": (_FINISH, ("p_session", "p_reports")),
+    "extend_leases": (_EXTEND, ("p_session",)),
 }
 
 

@@ -24,7 +24,7 @@ create table chaos_audit.task_move (
     entry bigint primary key default nextval('chaos_audit.entries'),
     tx xid8 not null default pg_current_xact_id(), at_ns bigint not null,
     run_id bigint not null, idx int not null, map_index int not null, old_state text, new_state text,
-    old_epoch bigint, new_epoch bigint, old_session bigint, new_session bigint, attempt int, losses int, reason text);
+    old_epoch bigint, new_epoch bigint, old_session bigint, new_session bigint, attempt int, lost_attempts int, reason text);
 create table chaos_audit.run_move (
     entry bigint primary key default nextval('chaos_audit.entries'), tx xid8 not null default pg_current_xact_id(),
     at timestamptz not null default clock_timestamp(), at_ns bigint not null, run_id bigint not null,
@@ -92,10 +92,10 @@ begin
         return null;
     end if;
     insert into chaos_audit.task_move (at_ns, run_id, idx, map_index, old_state, new_state, old_epoch, new_epoch, old_session,
-                                       new_session, attempt, losses, reason)
+                                       new_session, attempt, lost_attempts, reason)
     values (chaos_audit.boot_ns(), coalesce(new.run_id, old.run_id), coalesce(new.idx, old.idx),
             coalesce(new.map_index, old.map_index), old.state, new.state, old.epoch, new.epoch, old.session, new.session,
-            new.attempt, new.losses, new.reason);
+            new.attempt, new.lost_attempts, new.reason);
     return null;
 end $$;
 create trigger chaos_inserted after insert on evertick.task for each row
@@ -147,7 +147,7 @@ create trigger chaos_moved after insert or update or delete on evertick.lease
 create function chaos_audit.note_shard() returns trigger language plpgsql as $$
 begin
     insert into chaos_audit.shard_move (backend, at_ns, shard, old_epoch, new_epoch, owner, state)
-    values (chaos_audit.me(), chaos_audit.boot_ns(), coalesce(new.shard, old.shard), old.epoch, new.epoch, new.owner, new.state);
+    values (chaos_audit.me(), chaos_audit.boot_ns(), coalesce(new.shard, old.shard), old.epoch, new.epoch, new.leader, new.state);
     return null;
 end $$;
 create trigger chaos_moved after insert or update or delete on evertick.shard
@@ -157,13 +157,13 @@ create function chaos_audit.note_schedule() returns trigger language plpgsql as 
 begin
     insert into chaos_audit.schedule_move (at_ns, schedule_id, version, old_due, new_due, is_paused, error, is_same_version)
     values (chaos_audit.boot_ns(), coalesce(new.schedule_id, old.schedule_id), new.version, old.next_due, new.next_due,
-            new.paused, new.error, old.version = new.version);
+            new.is_paused, new.error, old.version = new.version);
     return null;
 end $$;
 create trigger chaos_inserted after insert or delete on evertick.schedule_state for each row
     execute function chaos_audit.note_schedule();
 create trigger chaos_updated after update on evertick.schedule_state for each row
-    when ((old.version, old.next_due, old.paused, old.error) is distinct from (new.version, new.next_due, new.paused, new.error))
+    when ((old.version, old.next_due, old.is_paused, old.error) is distinct from (new.version, new.next_due, new.is_paused, new.error))
     execute function chaos_audit.note_schedule();
 
 create function chaos_audit.note_version() returns trigger language plpgsql as $$
@@ -179,16 +179,16 @@ create trigger chaos_changed after insert or update on evertick.schedule for eac
 create function chaos_audit.note_runner() returns trigger language plpgsql as $$
 begin
     insert into chaos_audit.runner_move (backend, at_ns, session, what, reason)
-    values (chaos_audit.me(), chaos_audit.boot_ns(), new.session, tg_argv[0], new.gone_reason);
+    values (chaos_audit.me(), chaos_audit.boot_ns(), new.session, tg_argv[0], new.end_reason);
     return null;
 end $$;
 create trigger chaos_inserted after insert on evertick.runner for each row execute function chaos_audit.note_runner('started');
 create trigger chaos_beat after update on evertick.runner for each row
-    when (old.beat <> new.beat) execute function chaos_audit.note_runner('beat');
+    when (old.heartbeat_seq <> new.heartbeat_seq) execute function chaos_audit.note_runner('beat');
 create trigger chaos_silence after update on evertick.runner for each row
     when (old.silent_seconds <> new.silent_seconds) execute function chaos_audit.note_runner('silence');
 create trigger chaos_gone after update on evertick.runner for each row
-    when (old.gone_at is null and new.gone_at is not null) execute function chaos_audit.note_runner('gone');
+    when (old.ended_at is null and new.ended_at is not null) execute function chaos_audit.note_runner('gone');
 
 create function chaos_audit.commit_planning() returns trigger language plpgsql as $$
 begin
@@ -225,12 +225,12 @@ begin
     insert into chaos_audit.limit_broken (at_ns, what)
     select chaos_audit.boot_ns(), format('%s %s: %s of %s held, %s counted', g.kind, g.name, h.weight, g.capacity, g.used)
     from evertick.gate g cross join lateral (
-        select coalesce(sum(n.weight), 0) as weight from evertick.gate_hold x
+        select coalesce(sum(n.weight), 0) as weight from evertick.gate_holder x
         cross join lateral unnest(x.gate_ids, x.weights) as n(gate_id, weight) where n.gate_id = g.gate_id) h
     where g.gate_id = any(new.gate_ids) and (h.weight > g.capacity or h.weight <> g.used);
     return null;
 end $$;
-create constraint trigger chaos_limits after insert on evertick.gate_hold deferrable initially deferred for each row
+create constraint trigger chaos_limits after insert on evertick.gate_holder deferrable initially deferred for each row
     execute function chaos_audit.note_limits();
 
 -- How large pools are: what a checker holds against the moves of the tasks.

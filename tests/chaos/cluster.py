@@ -214,7 +214,7 @@ class Cluster:
         await eventually(self._is_up, START_SECONDS, pause_seconds=0.05)
 
     async def _is_up(self) -> bool:
-        known = await self.watch.value("select count(distinct runner_id) from runner where gone_at is null")
+        known = await self.watch.value("select count(distinct runner_id) from runner where ended_at is null")
         return await self.watch.is_led() and (known or 0) >= len(self.of_kind("runner"))
 
     def of_kind(self, kind: str) -> list[Member]:
@@ -279,10 +279,10 @@ class Cluster:
         """What a person would look at first."""
         lines = [f"work left: {await self.watch.open_work()}", f"leaders: {await self.watch.leaders()}"]
         for query in (
-            "select run_id, dag, task, state::text, epoch, attempt, session, request, not_before from tasks"
+            "select run_id, dag, task, state::text, epoch, attempt, session, request, not_before from all_tasks"
             " where finished_at is null limit 20",
             "select * from shard",
-            "select runner_id, session, pid, beat, silent_seconds, gone_at, gone_reason from runner"
+            "select runner_id, session, pid, heartbeat_seq, silent_seconds, ended_at, end_reason from runner"
             " order by started_at desc limit 10",
         ):
             lines += [str(row) for row in await self.watch.rows(query) or []]

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 _TASK_MOVES: LiteralString = """
 select entry, tx::text::bigint, at_ns, run_id, idx, map_index, old_state, new_state, old_epoch, new_epoch, old_session,
-       new_session, attempt, losses, reason from chaos_audit.task_move order by entry
+       new_session, attempt, lost_attempts, reason from chaos_audit.task_move order by entry
 """
 _RUN_MOVES: LiteralString = """
 select entry, tx::text::bigint, at, at_ns, run_id, old_state, new_state, reason from chaos_audit.run_move order by entry
@@ -99,39 +99,39 @@ left join lateral (select x from jsonb_array_elements(v.spec->'tasks') x where x
 _CHANGED_FACTS: LiteralString = "select format('run %s: %s', run_id, what) from chaos_audit.fact_change order by entry"
 _LEFTOVERS: LiteralString = """
 select 'run', format('run %s of %s is %s', r.run_id, d.name, r.state), r.run_id
-from evertick.run_status r join evertick.dag d on d.dag_id = r.dag_id where r.state in ('queued', 'running') and not d.paused
+from evertick.run_status r join evertick.dag d on d.dag_id = r.dag_id where r.state in ('queued', 'running') and not d.is_paused
 union all
 select 'task', format('task %s of run %s is %s (epoch %s, session %s)', k.idx, k.run_id, k.state, k.epoch, k.session), k.run_id
 from evertick.task k join evertick.run_status r on r.run_id = k.run_id join evertick.dag d on d.dag_id = r.dag_id
-where k.state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed') and not d.paused
+where k.state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed') and not d.is_paused
 union all
 select 'lease', format('session %s holds task %s of run %s', session, idx, run_id), run_id from evertick.lease
 union all
-select 'ready', format('task %s of run %s is in line', q.idx, q.run_id), q.run_id from evertick.ready q
+select 'ready', format('task %s of run %s is in line', q.idx, q.run_id), q.run_id from evertick.ready_task q
 union all
 select 'dispatch', format('task %s of run %s (epoch %s) is on the list of an executor', x.idx, x.run_id, x.epoch), x.run_id
 from evertick.dispatch x
 union all
-select 'timer', format('task %s of run %s waits for %s', t.idx, t.run_id, t.due_at), t.run_id from evertick.timer t
+select 'timer', format('task %s of run %s waits for %s', t.idx, t.run_id, t.due_at), t.run_id from evertick.task_timer t
 where t.due_at < evertick.clock()
 union all
-select 'hold', format('task %s of run %s still holds gates', h.idx, h.run_id), h.run_id from evertick.gate_hold h
+select 'hold', format('task %s of run %s still holds gates', h.idx, h.run_id), h.run_id from evertick.gate_holder h
 union all
 select 'hold', format('task %s of run %s still is on an ordered key', o.idx, o.run_id), o.run_id from evertick.gate_order o
 union all
 select 'hold', format('%s %s counts %s used and nobody holds it', g.kind, g.name, g.used), null from evertick.gate g
-where g.used <> 0 and g.kind <> 'rate' and not exists (select 1 from evertick.gate_hold h where g.gate_id = any(h.gate_ids))
+where g.used <> 0 and g.kind <> 'rate' and not exists (select 1 from evertick.gate_holder h where g.gate_id = any(h.gate_ids))
 union all
 select 'schedule', format('schedule %s is due since %s', s.schedule_id, s.next_due), null
-from evertick.schedule_state s where s.next_due < evertick.clock() - interval '10 seconds' and not s.paused and s.error is null
+from evertick.schedule_state s where s.next_due < evertick.clock() - interval '10 seconds' and not s.is_paused and s.error is null
 limit 1000
 """
 _POOL_MOVES: LiteralString = "select entry, name, capacity from chaos_audit.pool_move order by entry"
 _LIMITS_BROKEN: LiteralString = """
 select what from chaos_audit.limit_broken
 union all
-select format('gates had to be put right: %s', detail) from evertick.journal
-where verb = 'reconcile' and detail->'repairs' ? 'gate_drift'
+select format('gates had to be put right: %s', detail) from evertick.audit_log
+where action = 'reconcile' and detail->'repairs' ? 'gate_drift'
 limit 1000
 """
 # Who asked is the request's own name where a verb has no key: see the client log.
@@ -140,7 +140,7 @@ select 'trigger', key from evertick.run where key is not null
 union all
 select 'put_schedule', request from chaos_audit.schedule_version where request is not null and not is_deleted
 union all
-select verb, actor from evertick.journal where verb <> 'put_schedule'
+select action, actor from evertick.audit_log where action <> 'put_schedule'
 """
 _CLOCK: LiteralString = """
 select at_ns, at from chaos_audit.shard_move union all select at_ns, at from chaos_audit.run_move

@@ -190,7 +190,7 @@ class Nemesis:
 
         async def is_so() -> bool:
             rows = await self.cluster.watch.rows(
-                "select session, beat from runner where runner_id = %s and gone_at is null", runner.name
+                "select session, heartbeat_seq from runner where runner_id = %s and ended_at is null", runner.name
             )
             heard = {session for session, beat in rows or [] if beat > before.setdefault(session, beat)}
             return bool(heard)
@@ -245,7 +245,7 @@ class Nemesis:
         """What the runner's live sessions hold now: run, task, map index, epoch."""
         rows = await self.cluster.watch.rows(
             "select l.run_id, l.idx, l.map_index, l.epoch from lease l join runner r using (session)"
-            " where r.runner_id = %s and r.gone_at is null",
+            " where r.runner_id = %s and r.ended_at is null",
             runner.name,
         )
         return [(row[0], row[1], row[2], row[3]) for row in rows or []]

@@ -35,12 +35,12 @@ _INDEX = "create index concurrently task_by_note on task (note) where note <> 'n
 
 # A verb with one more argument.
 _STEP = """
-create function step(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int, p_low bigint[],
-                     p_aging double precision, p_release text)
-returns setof step_row language plpgsql as $$
+create function finish_and_claim(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int,
+                                 p_low bigint[], p_aging double precision, p_release text)
+returns setof exchange_row language plpgsql as $$
 begin
     insert into claimed_by (session, release) values (p_session, p_release) on conflict do nothing;
-    return query select * from step(p_session, p_reports, p_infra_retries, p_queues, p_free, p_low, p_aging);
+    return query select * from finish_and_claim(p_session, p_reports, p_infra_retries, p_queues, p_free, p_low, p_aging);
 end $$;
 """
 # What `claim` does more: it counts.
@@ -95,7 +95,7 @@ def make_next_release(folder: Path) -> NextRelease:
 
 def _claim_that_counts(text: str) -> str:
     """The function as it is, with one more statement at its end."""
-    found = re.findall(r"^create function claim\(.*?^end \$\$;", text, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^create function claim_tasks\(.*?^end \$\$;", text, re.MULTILINE | re.DOTALL)
     assert len(found) == 1, f"there are {len(found)} functions claim"
     return text.replace(found[0], found[0].removesuffix("end $$;") + _COUNTED)
 

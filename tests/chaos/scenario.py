@@ -232,7 +232,7 @@ async def _illness(cluster: Cluster) -> list[str]:
     found = [f"{name} is down" for name, member in cluster.members.items() if member.is_kept and member.pid is None]
     if not await cluster.watch.is_led():
         found.append("nobody leads")
-    runners = await cluster.watch.rows("select runner_id, silent_seconds from runner where gone_at is null")
+    runners = await cluster.watch.rows("select runner_id, silent_seconds from runner where ended_at is null")
     heard = {name for name, silent in runners or [] if silent < cluster.settings["heartbeat_seconds"] * 3}
     found += [
         f"{m.name} is not heard ({m.condition()})"

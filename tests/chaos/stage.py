@@ -139,7 +139,7 @@ class Stage:
 
     async def runner_is_up(self, runner: Member) -> None:
         """It has joined: the process that is there now, not one before it."""
-        known = "select 1 from runner where runner_id = %s and pid = %s and gone_at is null"
+        known = "select 1 from runner where runner_id = %s and pid = %s and ended_at is null"
         await eventually(
             lambda: self.cluster.watch.value(known, runner.name, runner.own_pid or runner.pid), 60, pause_seconds=0.05
         )

@@ -19,11 +19,11 @@ Led = dict[int, int]
 # Everything that must be at rest when nothing is left to do.
 _OPEN = """
 select (select count(*) from run_status where state in ('queued', 'running')) as runs,
-       (select count(*) from lease) as leases, (select count(*) from ready) as ready,
+       (select count(*) from lease) as leases, (select count(*) from ready_task) as ready,
        (select count(*) from dispatch) as elsewhere,
-       (select count(*) from timer) + (select count(*) from retry_line) as timers,
+       (select count(*) from task_timer) + (select count(*) from retry_queue) as timers,
        (select count(*) from schedule_state
-         where next_due < clock() - interval '1 second' and not paused and error is null) as due
+         where next_due < clock() - interval '1 second' and not is_paused and error is null) as due
 """
 _OPEN_KINDS = ("runs", "leases", "ready", "elsewhere", "timers", "due")
 
@@ -71,7 +71,7 @@ class Watcher:
     async def leaders(self) -> list[Leader]:
         """Of every shard that has one."""
         found = await self.rows(
-            "select shard, owner, epoch, coalesce(lease_until > clock(), false) from shard where owner is not null order by 1"
+            "select shard, leader, epoch, coalesce(lease_until > clock(), false) from shard where leader is not null order by 1"
         )
         return [
             Leader(shard=shard, owner=owner, epoch=epoch, is_live=is_live)

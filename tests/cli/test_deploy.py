@@ -60,7 +60,7 @@ async def test_a_folder_is_deployed_compared_and_rolled_back(cli: Cli, conn: Asy
     versions = [(await runs.find(conn, run_id)).version for run_id in (first, second, third)]  # type: ignore[union-attr]
     assert versions == [1, 2, 1]
     assert "0 6 * * *" in str(await value(conn, "select spec::text from schedule"))
-    journal = await value(conn, "select count(*) from journal where verb = 'publish'")
+    journal = await value(conn, "select count(*) from audit_log where action = 'publish'")
     assert journal == 3, "a rollback is on record, too"
     assert "current" in (await cli("dags", "versions", "shop")).out
 

@@ -83,7 +83,7 @@ async def test_an_unserved_queue_a_broken_file_and_what_was_set_aside(
     await conn.execute(
         "insert into import_error (file, message, occurred_at) values ('bad.py', 'no such module', clock())"
     )
-    await conn.execute("select set_aside('run', %s, 'promote', 'it fails', true)", [run])
+    await conn.execute("select quarantine_row('run', %s, 'promote', 'it fails', true)", [run])
     assert await codes() == {"unserved_queue", "import_errors", "quarantine"}
 
 
@@ -95,14 +95,14 @@ async def test_work_elsewhere_that_nobody_looks_after_or_that_cannot_begin_is_fo
     there = await Runner.join(conn, executor="far", queues=["gpu"], slots=5)
     assert len(await claim_for_dispatch(conn, session=there.session, queues=["gpu"], free=2)) == 2
     assert await codes() == set()
-    await conn.execute("update dispatch set trouble = 'Unschedulable', queued_at = clock() - interval '9 minutes'")
+    await conn.execute("update dispatch set last_error = 'Unschedulable', queued_at = clock() - interval '9 minutes'")
     assert await codes() == set()
     await conn.execute("update dispatch set queued_at = clock() - interval '11 minutes'")
     assert await codes() == {"not_begun"}
     await conn.execute("update dispatch set started_at = clock()")
     assert await codes() == set()
     await conn.execute(
-        "update runner set gone_at = clock(), gone_reason = 'stopped' where session = %s", [there.session]
+        "update runner set ended_at = clock(), end_reason = 'stopped' where session = %s", [there.session]
     )
     assert await codes() == {"unserved_executor"}
 
@@ -322,5 +322,5 @@ def test_logs_that_nobody_can_reach_or_that_wait_for_long_are_found() -> None:
 async def test_logs_in_a_storage_that_is_not_named_here_are_found(
     well: None, conn: AsyncConnection, codes: Codes
 ) -> None:
-    await conn.execute("insert into log_object (run_id, bytes) values (1, 1)")
+    await conn.execute("insert into log_archive_object (run_id, bytes) values (1, 1)")
     assert await codes() == {"storage"}

@@ -40,7 +40,7 @@ async def test_it_deletes_what_is_old_and_says_so(history: AsyncConnection, cli:
     assert (done["runs"], done["journal"], done["versions"], done["is_dry_run"]) == (20, 0, 0, False)
     assert await value(history, "select count(*) from run") == 11
     assert await value(history, "select count(*) from task") == 11
-    assert str(await value(history, "select actor from journal where verb = 'prune'")).startswith("cli:")
+    assert str(await value(history, "select actor from audit_log where action = 'prune'")).startswith("cli:")
     ran = await cli("db", "prune", "--older-than", "30d", "--yes")
     assert ran.out.startswith("Nothing is older than 30 d")
 
@@ -73,7 +73,7 @@ async def test_everything_that_is_over_may_go(history: AsyncConnection, cli: Cli
 
 async def test_whatever_is_deleted_has_a_name(history: AsyncConnection, cli: Cli) -> None:
     await history.execute(
-        "insert into outbox (shard, sink, event, fact, created_at, waiting_since, due_at, state, ended_at)"
+        "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at, state, ended_at)"
         " select 0, 'email:a@example.com', 'failure', '{}', t, t, t, 'sent', t from (select clock() - interval '40 days' as t) x"
     )
     await history.execute(

@@ -25,7 +25,7 @@ async def test_queues_are_listed_with_what_waits_and_who_serves_them(cli: Cli, c
     await put(conn, make_dag("rare", {"x": []}, task_queue="rare"))
     await start(conn, "etl")
     await start(conn, "ml")
-    await conn.execute("update ready set offered_at = offered_at - interval '90 h' where queue = 'gpu'")
+    await conn.execute("update ready_task set enqueued_at = enqueued_at - interval '90 h' where queue = 'gpu'")
     await (await Runner.join(conn)).claim(2)
     place = {"host": "h", "boot_id": "b", "pid_namespace": "p", "pid": 1, "pid_started": 0.0}
     special = NewRunner(session=7, runner_id="s", queues=["default", "spare"], match=["ml::*"], slots=4, **place)  # type: ignore[arg-type]

@@ -445,7 +445,7 @@ async def test_alerts_notifications_and_what_was_set_aside_are_seen_from_afar(
     assert len((await both.same("quarantine"))["quarantine"]) == 3
     assert (await both.same("quarantine", "--limit", 2))["quarantine"][0]["dag"] == "etl"
     await conn.execute(
-        "insert into outbox (shard, sink, event, run_id, fact, created_at, waiting_since, due_at, state, ended_at, answer)"
+        "insert into outbox (shard, sink, event, run_id, payload, created_at, waiting_since, due_at, state, ended_at, response)"
         ' select 0, \'email:a@example.com\', \'failure\', %s, \'{"dag": "etl", "event": "failure"}\', clock(), clock(), clock(),'
         " s, clock(), 'no' from unnest(array['failed', 'sent', 'failed']) s",
         [failed],

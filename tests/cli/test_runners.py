@@ -66,7 +66,7 @@ async def test_a_drain_shows_in_the_list_until_it_is_taken_back(cli: Cli, conn: 
     assert "takes work again" in (await cli("runners", "undrain", "r1")).out
     assert await state() == "idle"
     assert "None of them was drained" in (await cli("runners", "undrain", "--all")).out
-    assert await value(conn, "select count(*) from journal where actor like 'cli:%%' and verb like '%%drain'") == 2
+    assert await value(conn, "select count(*) from audit_log where actor like 'cli:%%' and action like '%%drain'") == 2
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ async def test_the_number_of_shards_is_set_and_seen(cli: Cli, conn: AsyncConnect
     assert (first["dags"], second["dags"], third["dags"]) == (12, 0, 0)
     assert 0 < first["misplaced"] < 12 and second["misplaced"] == 0
     assert "No scheduler leads shards 1, 2" in (await cli("shards", "list")).out
-    assert await value(conn, "select count(*) from journal where verb = 'set_shards'") == 1
+    assert await value(conn, "select count(*) from audit_log where action = 'set_shards'") == 1
 
 
 async def test_a_number_that_makes_no_sense_is_refused(cli: Cli, conn: AsyncConnection) -> None:

@@ -113,7 +113,7 @@ async def test_a_change_without_a_key_whose_answer_is_lost_is_not_made_again(cli
     with armed("runs.cancel:drop_reply:1"):
         said = await cli.refused("runs", "cancel", "1", status=4)
     assert "was lost" in said and "Check before you repeat it" in said
-    assert await value(conn, "select count(*) from journal where verb = 'cancel'") == 1
+    assert await value(conn, "select count(*) from audit_log where action = 'cancel'") == 1
     with armed("runs.cancel:error:1"):
         assert "Check before you repeat it" in await cli.refused("runs", "cancel", "1", status=4)
 

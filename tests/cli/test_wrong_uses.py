@@ -144,6 +144,6 @@ async def everything(conn: AsyncConnection) -> object:
     return await value(
         conn,
         "select array[(select count(*) from run), (select count(*) from dag_version), (select count(*) from event),"
-        " (select count(*) from stored_value), (select count(*) from gate), (select count(*) from journal),"
+        " (select count(*) from stored_value), (select count(*) from gate), (select count(*) from audit_log),"
         " (select count(*) from approval where decided_at is not null)]",
     )

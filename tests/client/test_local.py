@@ -40,5 +40,5 @@ async def test_a_change_carries_the_user_and_the_host(settings: None, conn: Asyn
             return client.call(show_run, run_id=run).state
 
     assert await asyncio.to_thread(cancel) == "canceled"
-    actor, origin = await value(conn, "select array[actor, origin] from journal where verb = 'cancel'")
+    actor, origin = await value(conn, "select array[actor, origin] from audit_log where action = 'cancel'")
     assert actor == f"cli:{user_name()}" and origin

@@ -36,19 +36,29 @@ async def fill(conn: AsyncConnection, filling: Filling) -> int:
     await _history(conn, filling.ended)
     await _line(conn, filling.ready + filling.timed + filling.leased)
     await conn.execute(
-        "insert into timer (shard, due_at, run_id, idx, map_index)"
-        " select 0, clock() + run_id * interval '1 hour', run_id, idx, map_index from ready order by seq desc limit %s",
+        "insert into task_timer (shard, due_at, run_id, idx, map_index)"
+        " select 0, clock() + run_id * interval '1 hour', run_id, idx, map_index from ready_task order by seq desc limit %s",
         [filling.timed],
     )
     await conn.execute(
-        "update task k set state = 'pending', not_before = w.due_at from timer w"
+        "update task k set state = 'pending', not_before = w.due_at from task_timer w"
         " where k.run_id = w.run_id and k.idx = w.idx"
     )
-    await conn.execute("delete from ready q using timer w where q.run_id = w.run_id")
+    await conn.execute("delete from ready_task q using task_timer w where q.run_id = w.run_id")
     other = await Runner.join(conn)
     await other.claim(filling.leased)
     await _schedules(conn, filling.schedules)
-    for table in ("task", "run", "run_status", "ready", "lease", "timer", "schedule", "schedule_state", "log_chunk"):
+    for table in (
+        "task",
+        "run",
+        "run_status",
+        "ready_task",
+        "lease",
+        "task_timer",
+        "schedule",
+        "schedule_state",
+        "log_chunk",
+    ):
         await conn.execute(f"analyze {table}")
     return await lead(conn)
 
@@ -84,8 +94,8 @@ async def _line(conn: AsyncConnection, count: int) -> None:
         " select run_id, dag_id, version_id, 'running', 2, clock() from made)"
         ", begun as (insert into task (run_id, idx, version_id, state)"
         " select run_id, 0, version_id, 'available' from made)"
-        " insert into ready (queue, rank, run_id, idx, map_index)"
-        " select q.queue, q.rank, m.run_id, 0, -1 from made m, ready q where q.run_id = %(run)s order by m.run_id",
+        " insert into ready_task (queue, rank, run_id, idx, map_index)"
+        " select q.queue, q.rank, m.run_id, 0, -1 from made m, ready_task q where q.run_id = %(run)s order by m.run_id",
         {"run": first, "count": count},
     )
 

@@ -134,16 +134,16 @@ async def pooled(database: str) -> AsyncIterator[TimedConnection]:
 
 async def test_behind_a_pooler_each_statement_finds_the_functions_of_this_release(pooled: TimedConnection) -> None:
     show = "select current_setting('search_path')"
-    found = await pooled.execute("select open_shards(), current_setting('search_path')")
+    found = await pooled.execute("select open_shard_count(), current_setting('search_path')")
     assert await found.fetchone() == (1, own_set().search_path)
     assert pooled.pgconn.transaction_status == TransactionStatus.IDLE
     async with pooled.cursor() as cursor:
-        await cursor.execute("select count(*) from tasks where run_id = %(run)s", {"run": 1})
+        await cursor.execute("select count(*) from all_tasks where run_id = %(run)s", {"run": 1})
         assert await cursor.fetchone() == (0,)
     async with pooled.transaction():
-        assert await (await pooled.execute("select open_shards()")).fetchone() == (1,)
+        assert await (await pooled.execute("select open_shard_count()")).fetchone() == (1,)
         async with pooled.transaction():
-            assert await (await pooled.execute("select open_shards()")).fetchone() == (1,)
+            assert await (await pooled.execute("select open_shard_count()")).fetchone() == (1,)
     assert await (await pooled.execute(show, prepare=False)).fetchone() == ("evertick",), "nothing stays in the session"
 
 
@@ -151,11 +151,11 @@ async def test_behind_a_pooler_a_statement_that_fails_leaves_no_transaction_open
     with pytest.raises(psycopg.errors.DivisionByZero):
         await pooled.execute("select 1 / 0")
     assert pooled.pgconn.transaction_status == TransactionStatus.IDLE
-    assert await (await pooled.execute("select open_shards()")).fetchone() == (1,)
+    assert await (await pooled.execute("select open_shard_count()")).fetchone() == (1,)
 
 
 async def test_behind_a_pooler_tables_are_vacuumed_outside_of_a_transaction(pooled: TimedConnection) -> None:
-    await vacuum(pooled, ["ready", "lease"])
+    await vacuum(pooled, ["ready_task", "lease"])
     assert pooled.pgconn.transaction_status == TransactionStatus.IDLE
 
 

@@ -17,8 +17,8 @@ from tests.databases import Cluster
 from tests.engine.world import value
 from tests.waiting import eventually
 
-STALE = "update cluster set marked_at = marked_at - interval '1 minute'"
-JOURNAL = "select count(*) from journal where verb = %s"
+STALE = "update server_timeline set marked_at = marked_at - interval '1 minute'"
+JOURNAL = "select count(*) from audit_log where action = %s"
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ async def test_marks_move_with_the_log_and_at_most_once_a_second(conn: AsyncConn
 @pytest.mark.requirement("N21")
 async def test_a_clock_that_was_put_back_stops_no_marks(conn: AsyncConnection, server: Server) -> None:
     first = await failover.mark(conn, server, actor="test")
-    await conn.execute("update cluster set marked_at = marked_at + interval '1 hour'")
+    await conn.execute("update server_timeline set marked_at = marked_at + interval '1 hour'")
     later = await failover.mark(conn, server, actor="test")
     assert first is not None and later is not None and later.lsn > first.lsn
 
@@ -105,7 +105,7 @@ async def test_the_first_timeline_is_no_news_and_each_later_one_is_told_once(
     for _ in range(2):
         await failover.mark(conn, promoted, actor="test")
     assert await value(conn, JOURNAL, "failover") == 1
-    assert await value(conn, "select detail->>'timeline' from journal") == str(promoted.timeline)
+    assert await value(conn, "select detail->>'timeline' from audit_log") == str(promoted.timeline)
     assert [each.timeline for each in await failover.history(conn)] == [promoted.timeline, server.timeline]
 
 
@@ -118,7 +118,7 @@ async def test_a_mark_is_of_its_own_system_and_timeline(conn: AsyncConnection, s
     moved = await failover.mark(conn, server, actor="test")
     assert moved is not None and marks[0] is not None and moved.lsn > marks[0].lsn
     assert [await failover.marked(conn, each) for each in others] == [mark.lsn for mark in marks[1:] if mark]
-    assert await value(conn, "select count(*) from cluster") == 3
+    assert await value(conn, "select count(*) from server_timeline") == 3
 
 
 async def test_a_loss_is_told_once_and_again_only_if_it_is_larger(conn: AsyncConnection, server: Server) -> None:
@@ -139,5 +139,5 @@ async def test_a_loss_on_a_timeline_that_the_database_has_never_heard_of_is_told
 ) -> None:
     unknown = replace(server, timeline=server.timeline + 5)
     await failover.report_loss(conn, unknown, lost_until=1000, actor="test")
-    assert await value(conn, "select detail->>'until' from journal where verb = 'writes_lost'") == "0/3E8"
+    assert await value(conn, "select detail->>'until' from audit_log where action = 'writes_lost'") == "0/3E8"
     assert await failover.marked(conn, unknown) == 0

@@ -30,7 +30,7 @@ from tests.databases import Cluster, run
 from tests.db.filling import BUSY, FRESH, Filling, fill
 from tests.engine.world import Runner, key_of, later, make_dag, put, set_clock, start
 
-HOT_TABLES = ["task", "ready", "lease", "timer", "run", "run_status", "schedule_state"]
+HOT_TABLES = ["task", "ready_task", "lease", "task_timer", "run", "run_status", "schedule_state"]
 LEADER = 1
 
 Verb = Callable[[AsyncConnection], Awaitable[object]]
@@ -85,8 +85,8 @@ PLANNED: dict[tuple[str, str], tuple[dict[str, object], str]] = {
     ),
     ("logs", "append"): ({"session": 1, "chunks": CHUNK}, "lease_pkey"),
     ("retention", "walk_runs"): ({"after": 100, "batch": 50}, "run_pkey"),
-    ("retention", "walk_journal"): ({"after": 0, "batch": 50}, "journal_pkey"),
-    ("runners", "look_in_line"): ({"queues": ["default"], "begin": [0] * 10, "window": 10}, "ready_pkey"),
+    ("retention", "walk_journal"): ({"after": 0, "batch": 50}, "audit_log_pkey"),
+    ("runners", "look_in_line"): ({"queues": ["default"], "begin": [0] * 10, "window": 10}, "ready_task_pkey"),
     ("server", "is_behind"): ({"line": 1000}, "schedule_due"),
 }
 READ: dict[tuple[str, str], tuple[dict[str, object], str]] = {
@@ -206,7 +206,7 @@ async def times_out(conn: AsyncConnection) -> None:
     run = await start(conn, "past")
     await conn.execute("update dag_version set run_timeout = 1")
     await conn.execute("update dag set has_run_timeout = true")
-    await conn.execute("update ready set expires_at = clock() where queue = 'default' and run_id <> %s", [run])
+    await conn.execute("update ready_task set expires_at = clock() where queue = 'default' and run_id <> %s", [run])
     await set_clock(conn, later(5))
     assert await time_out_run(conn, shard=0, epoch=LEADER, run_id=run) == 0
     assert (await time_out_waits(conn, shard=0, epoch=LEADER, batch=10)).failed == 10

@@ -23,9 +23,9 @@ NOT_THE_RUNNERS = {
     "read the hashes of tokens": "select * from credential",
     "make itself an account": "insert into account (name, role) values ('mallory', 'admin')",
     "list stored values": "select * from stored_value",
-    "lock stored values": "select reseal_value('secret', 'x', 'a', 'b', 'c')",
+    "lock stored values": "select reencrypt_value('secret', 'x', 'a', 'b', 'c')",
     "store a value": "select put_value('secret', 'x', 'y', 'k', null, 'mallory', false)",
-    "change a DAG": "update dag set paused = true",
+    "change a DAG": "update dag set is_paused = true",
     "publish a DAG": "select publish_dag('{}', '{}', '{}', 'mallory')",
     "change code": "update bundle set archive = ''",
     "put code": "insert into bundle (hash, file, archive, created_at) values ('x', 'x', '', now())",
@@ -36,10 +36,10 @@ NOT_THE_RUNNERS = {
     "delete attempts": "delete from attempt",
     "delete logs": "delete from log_chunk",
     "change logs": "update log_chunk set content = ''",
-    "delete the journal": "delete from journal",
-    "change the journal": "update journal set actor = 'nobody'",
-    "read the journal": "select * from journal",
-    "lead": "select stand_by(0::smallint, 'mallory', 5, false)",
+    "delete the journal": "delete from audit_log",
+    "change the journal": "update audit_log set actor = 'nobody'",
+    "read the journal": "select * from audit_log",
+    "lead": "select try_acquire_shard(0::smallint, 'mallory', 5, false)",
     "make a table": "create table evertick.loot (x int)",
     "make a function": "create function evertick.loot() returns int language sql as 'select 1'",
     "make a function where Evertick has its own": "create function loot() returns int language sql as 'select 1'",
@@ -164,8 +164,8 @@ async def test_a_migration_takes_no_right_away_that_the_release_before_needs(
     folder = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS_DIRECTORY, folder)
     (folder / f"{len(migrations()) + 1:04}_later.sql").write_text("create table later ();")
-    await shared.execute(f"grant select on journal to {RUNNER}")
-    query = f"select has_table_privilege('{RUNNER}', 'evertick.journal', 'select')"
+    await shared.execute(f"grant select on audit_log to {RUNNER}")
+    query = f"select has_table_privilege('{RUNNER}', 'evertick.audit_log', 'select')"
     await migrate(shared, folder)
     assert await (await shared.execute(query)).fetchone() == (True,)
     await roles.apply(shared)

@@ -39,7 +39,7 @@ KEYS: dict[str, Callable[[ListedRun], Any]] = {
     "run_id": lambda run: run.run_id,
 }
 INDEXES = {
-    "text_id": "run_of_text",
+    "text_id": "run_of_display_id",
     "due_at": "run_fire",
     "fire_at": "run_filled",
     "finished_at": "run_ended",
@@ -93,11 +93,11 @@ async def reader(cluster: Cluster, template: str) -> AsyncIterator[AsyncConnecti
         await conn.execute(FILL, [200, ["etl", "load"]])
         await conn.execute(FILL, [3, ["few"]])
         await conn.execute(
-            "insert into journal (occurred_at, verb, actor, detail)"
+            "insert into audit_log (occurred_at, action, actor, detail)"
             " select clock() - make_interval(mins => i * 7 % 41), 'v' || i % 5, 'test', '{}' from generate_series(1, 40) i"
         )
         await conn.execute(TASKS)
-        for table in ("run", "run_status", "task", "journal"):
+        for table in ("run", "run_status", "task", "audit_log"):
             await conn.execute(f"analyze {table}")
     async with await connect(cluster.database_url(name), purpose=Purpose.API_READ) as conn:
         yield conn

@@ -102,7 +102,7 @@ def marks(state: TaskState) -> Verb:
 
 
 async def claims_by_place(subject: Subject) -> None:
-    cursor = await subject.conn.execute("select rank, seq from ready")
+    cursor = await subject.conn.execute("select rank, seq from ready_task")
     rows = await cursor.fetchall()
     session = subject.runner.session
     places, seqs = [rank for rank, _ in rows], [seq for _, seq in rows]
@@ -128,14 +128,14 @@ async def clears(subject: Subject) -> None:
 
 
 async def unpauses(subject: Subject) -> None:
-    await subject.conn.execute("update dag set paused = true")
+    await subject.conn.execute("update dag set is_paused = true")
     await unpause(subject.conn, dag="chain", actor="me")
 
 
 async def promotes(subject: Subject) -> None:
-    await subject.conn.execute("insert into timer select 0, clock(), %s, %s, -1", [subject.run_id, SUBJECT])
+    await subject.conn.execute("insert into task_timer select 0, clock(), %s, %s, -1", [subject.run_id, SUBJECT])
     await subject.conn.execute(
-        "update task k set not_before = w.due_at from timer w where k.idx = w.idx and state = 'pending'"
+        "update task k set not_before = w.due_at from task_timer w where k.idx = w.idx and state = 'pending'"
     )
     await promote(subject.conn, shard=0, epoch=subject.leader, batch=10)
 

@@ -53,7 +53,7 @@ async def test_the_same_name_of_another_kind_is_another_value(db: AsyncConnectio
 
 async def test_what_is_not_there_is_not_deleted_and_not_journalled(db: AsyncConnection) -> None:
     assert not await secrets.delete(db, kind="secret", name="other", actor="test")
-    assert await value(db, "select count(*) from journal where verb = 'delete_value'") == 0
+    assert await value(db, "select count(*) from audit_log where action = 'delete_value'") == 0
 
 
 async def test_a_value_that_was_changed_meanwhile_is_not_resealed(db: AsyncConnection) -> None:

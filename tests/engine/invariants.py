@@ -31,18 +31,18 @@ create or replace function violations() returns setof text language sql as $$
     union all
     -- an available task is in line exactly once, a pending one with a time has its timer
     select format('available %s times in line: %s', count(q.seq), (k.run_id, k.idx))
-    from task k left join ready q on q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index
+    from task k left join ready_task q on q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index
     where k.state = 'available' group by k.run_id, k.idx, k.map_index having count(q.seq) <> 1
     union all
     select format('in line but %s: %s', k.state, (k.run_id, k.idx))
-    from ready q join task k on q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index
+    from ready_task q join task k on q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index
     where k.state <> 'available'
     union all
     select format('pending until a time without a timer: %s', (k.run_id, k.idx)) from task k
     where k.state = 'pending' and k.not_before is not null and not exists (
-        select 1 from timer w where w.due_at = k.not_before and w.run_id = k.run_id and w.idx = k.idx
+        select 1 from task_timer w where w.due_at = k.not_before and w.run_id = k.run_id and w.idx = k.idx
           and w.map_index = k.map_index)
-      and not exists (select 1 from retry_line l where l.due_at = k.not_before and l.run_id = k.run_id and l.idx = k.idx
+      and not exists (select 1 from retry_queue l where l.due_at = k.not_before and l.run_id = k.run_id and l.idx = k.idx
           and l.map_index = k.map_index)
       and not exists (select 1 from quarantine q where q.kind = 'run' and q.subject_id = k.run_id)
     union all
@@ -71,7 +71,7 @@ create or replace function violations() returns setof text language sql as $$
     union all
     -- what a group with retries has counted is what its tasks say, and one that is over has been heard or was begun again
     select format('group %s of run %s counts otherwise than its tasks', g.grp, r.run_id)
-    from run_status r cross join lateral groups_that_drifted(r.run_id) g where r.state in ('queued', 'running')
+    from run_status r cross join lateral drifted_groups(r.run_id) g where r.state in ('queued', 'running')
     union all
     -- a waiting row counts exactly the upstream that has ended, and is decided whenever it can be
     select format('upstream counters drifted: %s', (w.run_id, w.idx))
@@ -80,21 +80,21 @@ create or replace function violations() returns setof text language sql as $$
         select count(*) filter (where u.state = 'success') as s, count(*) filter (where u.state in ('failed', 'canceled')) as f,
                count(*) filter (where u.state = 'upstream_failed') as uf, count(*) filter (where u.state = 'skipped') as sk,
                coalesce(max(more), 0) as more
-        from (select case when g.out_of is null or not exists (   -- a group with retries is heard of when all of it has ended
+        from (select case when g.leaves_group is null or not exists (   -- a group with retries is heard of when all of it has ended
                   select 1 from task_spec m left join task o on o.run_id = w.run_id and o.idx = m.idx
-                  where m.version_id = g.version_id and m.grp = g.out_of
+                  where m.version_id = g.version_id and m.group_id = g.leaves_group
                     and coalesce(o.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
                   then u.state end as state,
                   count(*) over () - dense_rank() over (order by u.idx) - dense_rank() over (order by u.idx desc) + 1 as more
               from edge g join task u on u.run_id = w.run_id and u.idx = g.src
               where g.version_id = w.version_id and g.dst = w.idx) u) c
     where w.state = 'waiting' and (coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0),
-          coalesce(w.n_skipped, 0), coalesce(w.n_more, 0)) is distinct from (c.s::int, c.f::int, c.uf::int, c.sk::int, c.more::int)
+          coalesce(w.n_skipped, 0), coalesce(w.n_extra, 0)) is distinct from (c.s::int, c.f::int, c.uf::int, c.sk::int, c.more::int)
     union all
     select format('a task that may start is still waiting: %s', (w.run_id, w.idx))
     from task w join run_status r on r.run_id = w.run_id and r.state = 'running'
     join task_spec s on s.version_id = w.version_id and s.idx = w.idx
-    where w.state = 'waiting' and decide(s.rule, s.upstream_total + coalesce(w.n_more, 0),
+    where w.state = 'waiting' and evaluate_trigger_rule(s.trigger_rule, s.upstream_total + coalesce(w.n_extra, 0),
           coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
           coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0), s.setup_total, coalesce(w.n_setup_success, 0),
           coalesce(w.n_setup_skipped, 0)) <> 'wait'
@@ -105,7 +105,7 @@ create or replace function violations() returns setof text language sql as $$
     union all
     select format('run %s is running without its first tasks', r.run_id) from run_status r
     where r.state = 'running' and exists (
-        select 1 from task_spec s where s.version_id = r.version_id and s.starts_at_once and not exists (
+        select 1 from task_spec s where s.version_id = r.version_id and s.is_root and not exists (
             select 1 from task k where k.run_id = r.run_id and k.idx = s.idx))
     union all
     -- limits hold: never more runs at once than the DAG allows (those it admitted under an older, larger limit aside)
@@ -123,11 +123,11 @@ create or replace function violations() returns setof text language sql as $$
     cross join lateral (select count(*) as n from backfill_run r where r.backfill_id = b.backfill_id and r.is_open) o
     where o.n > b.parallel or o.n > b.open_runs
     union all
-    select format('backfill %s is %s: %s made, %s open, %s counted, %s left alone of %s', b.backfill_id, b.state, b.made,
-                  b.open_runs, b.succeeded + b.failed + b.canceled, b.left_alone, b.total)
+    select format('backfill %s is %s: %s made, %s open, %s counted, %s left alone of %s', b.backfill_id, b.state, b.created,
+                  b.open_runs, b.succeeded + b.failed + b.canceled, b.skipped, b.total)
     from backfill b
-    where b.made < b.open_runs + b.succeeded + b.failed + b.canceled or b.made + b.left_alone > b.total
-       or (b.state = 'done' and b.made + b.left_alone <> b.total)
+    where b.created < b.open_runs + b.succeeded + b.failed + b.canceled or b.created + b.skipped > b.total
+       or (b.state = 'done' and b.created + b.skipped <> b.total)
     union all
     {GATES}
 $$;
@@ -137,16 +137,16 @@ GATE_VIOLATIONS = """
     -- V6: what is used is what active tasks hold. That nobody is let in where there is no room: refuse_overfull
     select format('V6 gate %s %s: %s of %s used, its holders have %s', g.kind, g.name, g.used, g.capacity, coalesce(h.weight, 0))
     from gate g left join (
-        select n.gate_id, sum(n.weight) as weight from gate_hold x
+        select n.gate_id, sum(n.weight) as weight from gate_holder x
         cross join lateral unnest(x.gate_ids, x.weights) as n(gate_id, weight) group by n.gate_id) h on h.gate_id = g.gate_id
     where g.used <> coalesce(h.weight, 0) and g.kind <> 'rate'
     union all
     select format('V6 rate %s: %s used, %s taken', g.name, g.used, p.n) from gate g
-    cross join lateral (select count(*) as n from gate_pass p where p.gate_id = g.gate_id) p where g.kind = 'rate' and g.used <> p.n
+    cross join lateral (select count(*) as n from rate_slot p where p.gate_id = g.gate_id) p where g.kind = 'rate' and g.used <> p.n
     union all
     -- D5: nobody was let in while a smaller version was open, and who is open is on the key
     select format('D5 version %s of %s was let in after %s had come: %s', o.version, o.gate_id, s.version, (o.run_id, o.idx))
-    from gate_order o join gate_hold h on h.run_id = o.run_id and h.idx = o.idx and h.map_index = o.map_index
+    from gate_order o join gate_holder h on h.run_id = o.run_id and h.idx = o.idx and h.map_index = o.map_index
     join gate_order s on s.gate_id = o.gate_id and s.version < o.version and s.since < h.since
     union all
     select format('D5 on a key but %s: %s', k.state, (o.run_id, o.idx))
@@ -154,40 +154,40 @@ GATE_VIOLATIONS = """
     where k.state is null or k.state not in ('pending', 'available', 'queued', 'running', 'deferred')
     union all
     select format('D5 %s without its place: %s', k.state, (k.run_id, k.idx))
-    from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx and s.is_ordered
+    from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx and s.has_order_key
     where k.state in ('pending', 'available', 'queued', 'running', 'deferred') and not exists (
         select 1 from gate_order o where o.run_id = k.run_id and o.idx = k.idx and o.map_index = k.map_index)
     union all
     select format('V6 a task holds gates and is %s: %s', k.state, (h.run_id, h.idx))
-    from gate_hold h left join task k on k.run_id = h.run_id and k.idx = h.idx and k.map_index = h.map_index
+    from gate_holder h left join task k on k.run_id = h.run_id and k.idx = h.idx and k.map_index = h.map_index
     where k.state is null or k.state not in ('available', 'queued', 'running')
     union all
     select format('V6 %s without holding its gates: %s', k.state, (k.run_id, k.idx))
     from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx and s.is_gated
     where k.state in ('available', 'queued', 'running') and not exists (
-        select 1 from gate_hold h where h.run_id = k.run_id and h.idx = k.idx and h.map_index = k.map_index)
+        select 1 from gate_holder h where h.run_id = k.run_id and h.idx = k.idx and h.map_index = k.map_index)
     union all
-    select format('V6 two exclusive holders of %s', g.name) from gate_hold h
+    select format('V6 two exclusive holders of %s', g.name) from gate_holder h
     cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight) join gate g on g.gate_id = n.gate_id
     where g.kind = 'mutex' and n.weight = g.capacity group by g.name having count(*) > 1
     union all
     select format('in a line but %s: %s', k.state, (w.run_id, w.idx))
-    from gate_wait w left join task k on k.run_id = w.run_id and k.idx = w.idx and k.map_index = w.map_index
+    from gate_waiter w left join task k on k.run_id = w.run_id and k.idx = w.idx and k.map_index = w.map_index
     where k.state is distinct from 'pending' or k.not_before is not null
     union all
-    select format('in a line that is not there: %s', (w.run_id, w.idx)) from gate_wait w
-    where not exists (select 1 from gate_line l where l.line_id = w.line_id)
+    select format('in a line that is not there: %s', (w.run_id, w.idx)) from gate_waiter w
+    where not exists (select 1 from gate_queue l where l.line_id = w.line_id)
     union all
     select format('pending for nothing: %s', (k.run_id, k.idx))
     from task k join run_status r on r.run_id = k.run_id join dag d on d.dag_id = r.dag_id
-    where k.state = 'pending' and k.not_before is null and not d.paused and not exists (
-        select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
+    where k.state = 'pending' and k.not_before is null and not d.is_paused and not exists (
+        select 1 from gate_waiter w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
     union all
     select format('line %s could be let in: %s of %s %s is free', l.line_id, g.capacity - g.used, g.kind, g.name)
-    from gate_line l join gate g on g.gate_id = l.blocked_on
-    where room_at(g.gate_id) >= l.need and not g.is_behind and reserved_for(g.gate_id) is null
-      and coalesce(g.opens_at > clock(), true)
-      and exists (select 1 from gate_wait w where w.line_id = l.line_id)
+    from gate_queue l join gate g on g.gate_id = l.blocked_on
+    where free_slots(g.gate_id) >= l.need and not g.needs_admission and reserved_for(g.gate_id) is null
+      and coalesce(g.next_opening > clock(), true)
+      and exists (select 1 from gate_waiter w where w.line_id = l.line_id)
 """
 
 _GUARD = """
@@ -225,7 +225,7 @@ create or replace function record_cursor() returns trigger language plpgsql as $
 begin
     if (old.next_due, old.version) is distinct from (new.next_due, new.version) then
         insert into cursor_move (schedule_id, was_version, version, was_due, next_due, was_paused, spec, moved_at)
-        select new.schedule_id, old.version, new.version, old.next_due, new.next_due, old.paused, c.spec, clock()
+        select new.schedule_id, old.version, new.version, old.next_due, new.next_due, old.is_paused, c.spec, clock()
         from schedule c where c.schedule_id = new.schedule_id;
     end if;
     return new;

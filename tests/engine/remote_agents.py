@@ -15,8 +15,8 @@ with begun as (
     where session = %(session)s and epoch = %(epoch)s and state = 'queued' and request is null
     returning run_id, idx, map_index, epoch, session
 ), registered as (
-    insert into runner (session, runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots, beat_at,
-                        lost_after_seconds, started_at, executor)
+    insert into runner (session, runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots,
+                        heartbeat_at, lost_after_seconds, started_at, executor)
     select session, 'agent', '', 'far', '', '', 0, 0, 0, '{}', 1, clock(), 90, clock(), 'far' from begun
 ), leased as (
     insert into lease (session, run_id, idx, map_index, epoch) select session, run_id, idx, map_index, epoch from begun

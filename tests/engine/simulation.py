@@ -512,9 +512,9 @@ class World:
             "run_status",
             "lease",
             "dispatch",
-            "ready",
-            "timer",
-            "retry_line",
+            "ready_task",
+            "task_timer",
+            "retry_queue",
             "retry_slot",
             "result",
             "attempt",
@@ -526,11 +526,11 @@ class World:
             "dag",
             "log_chunk",
             "gate",
-            "gate_hold",
-            "gate_wait",
-            "gate_line",
+            "gate_holder",
+            "gate_waiter",
+            "gate_queue",
             "gate_order",
-            "gate_pass",
+            "rate_slot",
         )
         query = " union all ".join(
             f"select '{t}', md5(coalesce(string_agg(x::text, ',' order by x::text), '')) from {t} x" for t in tables

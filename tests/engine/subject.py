@@ -81,7 +81,7 @@ async def _put_into(conn: AsyncConnection, claim: ExchangeRow, state: TaskState)
         [claim.run_id, claim.idx],
     )
     await conn.execute(
-        "insert into ready (queue, rank, run_id, idx, map_index) select queue, 9 - priority, %s, idx, -1"
+        "insert into ready_task (queue, rank, run_id, idx, map_index) select queue, 9 - priority, %s, idx, -1"
         " from task_spec where version_id = %s and idx = %s",
         [claim.run_id, claim.version_id, claim.idx],
     )

@@ -64,7 +64,7 @@ class Leaders:
             [(await rebalance_shard(self.conn, shard=s, epoch=e, batch=5)).moved for s, e in enumerate(self.epochs)]
         ):
             pass
-        assert await value(self.conn, "select sum(misplaced(shard, 1000)) from shard") == 0
+        assert await value(self.conn, "select sum(misplaced_count(shard, 1000)) from shard") == 0
 
     async def fire(self, shard: int) -> int:
         settled = (await fire_schedules(self.conn, shard=shard, epoch=self.epochs[shard], batch=100)).settled
@@ -164,7 +164,7 @@ async def test_what_arrives_while_everything_moves_is_heard_once(leaders: Leader
         assert await leaders.fire(0) + await leaders.fire(1) == 1
         await runner.drain()
         assert await runs_of(conn, "w") == count
-    assert await value(conn, "select count(*) from arrival") == 0
+    assert await value(conn, "select count(*) from dependency_event") == 0
 
 
 # runs that start runs ------------------------------------------------------------------------------------------------------

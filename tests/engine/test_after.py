@@ -82,7 +82,7 @@ async def test_all_of_them_since_the_last_run(conn: AsyncConnection) -> None:
     assert await scene.tend(3) == 1
     await scene.run("a")
     assert await scene.tend(4) == 2
-    assert await value(conn, "select count(*) from arrival") == 0
+    assert await value(conn, "select count(*) from dependency_event") == 0
 
 
 async def test_any_of_them(conn: AsyncConnection) -> None:
@@ -118,7 +118,7 @@ async def test_an_asset_is_updated_by_the_task_not_by_the_run(conn: AsyncConnect
     await scene.runner.finish(claim)
     assert await scene.tend(1) == 1
     assert await scene.causes() == [("asset", "first", 1)]
-    assert await value(conn, "select count(*) from arrival") == 0
+    assert await value(conn, "select count(*) from dependency_event") == 0
 
 
 async def test_only_what_somebody_waits_for_is_noted_and_whoever_ends_it_tells_so(conn: AsyncConnection) -> None:
@@ -136,8 +136,8 @@ async def test_only_what_somebody_waits_for_is_noted_and_whoever_ends_it_tells_s
         )
         told.append(done.has_arrivals)
     assert told == [False, True]
-    assert await value(conn, "select array_agg(kind || ':' || name) from arrival") == ["end:a"]
-    assert await value(conn, "select array_agg(name) from dag where is_awaited") == ["a"]
+    assert await value(conn, "select array_agg(kind || ':' || name) from dependency_event") == ["end:a"]
+    assert await value(conn, "select array_agg(name) from dag where has_dependents") == ["a"]
 
 
 async def test_a_name_is_heard_of_as_what_it_was(conn: AsyncConnection) -> None:
@@ -145,9 +145,9 @@ async def test_a_name_is_heard_of_as_what_it_was(conn: AsyncConnection) -> None:
     await put(conn, waiting("v", after("a")))
     await scene.run("a")
     assert await scene.tend(1) == 0
-    assert await value(conn, "select count(*) from heard") == 0, "a DAG of the name of an asset"
+    assert await value(conn, "select count(*) from dependency_state") == 0, "a DAG of the name of an asset"
     await update_asset(conn, asset="b", extra={}, actor="ann")
-    assert await value(conn, "select count(*) from arrival") == 0, "an asset of the name of a DAG"
+    assert await value(conn, "select count(*) from dependency_event") == 0, "an asset of the name of a DAG"
 
 
 async def test_updates_that_count_no_more_are_those_that_were_named(conn: AsyncConnection, database: str) -> None:
@@ -163,7 +163,7 @@ async def test_updates_that_count_no_more_are_those_that_were_named(conn: AsyncC
     async def left(**given: object) -> list[str]:
         every = {"dag_ids": None, "asset": None, "before": None, "actor": "ann", **given}
         await assets.discard_asset_events(conn, **every)  # type: ignore[arg-type]
-        found = "select array_agg(d.name || ':' || h.name order by d.name, h.name) from heard h"
+        found = "select array_agg(d.name || ':' || h.name order by d.name, h.name) from dependency_state h"
         return await value(conn, found + " join schedule using (schedule_id) join dag d using (dag_id)") or []  # type: ignore[return-value]
 
     assert await left(before=later(1)) == ["v:x", "w:a", "w:x", "w:y"]
@@ -182,10 +182,13 @@ async def test_arrivals_are_heard_of_in_batches_and_those_in_somebodys_hands_lat
 ) -> None:
     scene = await Scene.of(conn, after("a", "b"))
     await scene.run("a", "a", "a", "b")
-    left = "select array_agg(arrival_id - first order by arrival_id) from arrival, (select min(arrival_id) first from arrival) x"
+    left = (
+        "select array_agg(arrival_id - first order by arrival_id)"
+        " from dependency_event, (select min(arrival_id) first from dependency_event) x"
+    )
     async with await connect(database, purpose=Purpose.PLANNING) as other:
         async with other.transaction():
-            await other.execute("select from arrival order by arrival_id limit 1 for update")
+            await other.execute("select from dependency_event order by arrival_id limit 1 for update")
             await conn.execute("set lock_timeout = '100ms'")
             assert (await deliver_dependencies(conn, shard=0, epoch=scene.epoch, batch=2)).has_more
             assert await value(conn, left) == [0, 3]
@@ -309,7 +312,7 @@ async def test_an_update_that_somebody_tells_of_is_heard_of_like_a_tasks(conn: A
     scene = await Scene.of(conn, after(Asset("data-a"), Asset("data-b")))
     await update_asset(conn, asset="data-a", extra={"rows": 7}, actor="ann")
     await update_asset(conn, asset="other", extra={}, actor="ann")
-    assert await value(conn, "select array_agg(name) from arrival") == ["data-a"], "nobody waits for the other"
+    assert await value(conn, "select array_agg(name) from dependency_event") == ["data-a"], "nobody waits for the other"
     assert await value(conn, "select array_agg(asset order by update_id) from asset_update") == ["data-a", "other"]
     assert await scene.tend(1) == 0
     await update_asset(conn, asset="data-b", extra={}, actor="bob")
@@ -325,7 +328,7 @@ async def test_an_update_that_somebody_tells_of_is_heard_of_like_a_tasks(conn: A
     await update_asset(conn, asset="data-b", extra={}, actor="bob")
     assert await scene.tend(5) == 2
     assert await scene.causes() == [("asset", "data-a", run_a), ("asset", "data-b", "bob")]
-    journal = "select count(*) from journal where verb = 'update_asset' and actor = 'ann'"
+    journal = "select count(*) from audit_log where action = 'update_asset' and actor = 'ann'"
     assert await value(conn, journal) == 3
 
 

@@ -175,7 +175,7 @@ async def test_an_end_is_recorded_once_and_the_agent_is_gone_with_it(conn: Async
     for _ in range(2):
         done = await end(conn, bearer)
         assert not done.refused
-    gone = "select gone_reason from runner where session = %s"
+    gone = "select end_reason from runner where session = %s"
     assert (await value(conn, gone, bearer.session), await value(conn, gone, other.session)) == ("finished", None)
     await end(conn, other)
     assert await run_state(conn, bearer.key.run_id) == "success"
@@ -192,7 +192,7 @@ async def test_an_end_of_another_attempt_is_refused_and_ends_no_agent(conn: Asyn
     other = replace(bearer, session=bearer.session + 1)
     assert (await end(conn, other)).refused == [(bearer.key, bearer.epoch)]
     assert await states(conn, bearer.key.run_id) == {"t": "running"}
-    assert await value(conn, "select gone_at from runner where session = %s", bearer.session) is None
+    assert await value(conn, "select ended_at from runner where session = %s", bearer.session) is None
 
 
 async def test_a_lost_agent_is_replaced_and_its_end_comes_too_late(conn: AsyncConnection) -> None:
@@ -204,7 +204,7 @@ async def test_a_lost_agent_is_replaced_and_its_end_comes_too_late(conn: AsyncCo
     assert reply.is_gone
     assert (await end(conn, bearer)).refused
     assert await states(conn, bearer.key.run_id) == {"t": "available"}
-    reason = await value(conn, "select gone_reason from runner where session = %s", bearer.session)
+    reason = await value(conn, "select end_reason from runner where session = %s", bearer.session)
     assert reason == "agent_lost: OOMKilled", "what is known of its end stays"
 
 

@@ -213,7 +213,7 @@ async def test_an_instant_whose_jitter_is_still_running_is_left_to_the_schedule(
     assert (await backfills.find_backfill(conn, made)).left_alone == 1
 
 
-@pytest.mark.parametrize("held", ["paused = true", "error = 'cannot be planned'"])
+@pytest.mark.parametrize("held", ["is_paused = true", "error = 'cannot be planned'"])
 async def test_a_schedule_that_fires_nothing_keeps_nobody_waiting(scene: Scene, held: str) -> None:
     await scene.conn.execute("update schedule_state set next_due = %s", [ALL[2]])
     await scene.conn.execute(f"update schedule_state set {held}")  # type: ignore[arg-type]
@@ -248,15 +248,15 @@ async def test_its_tasks_stand_behind_those_of_everybody_else(conn: AsyncConnect
     assert urgent is not None
     claims = await scene.runner.claim(2)
     assert claims[0].run_id == urgent.run_id
-    assert await value(conn, "select array_agg(distinct rank) from ready") == [9]
+    assert await value(conn, "select array_agg(distinct rank) from ready_task") == [9]
     # Pausing takes them out of that line, unpausing puts them back, canceling ends them.
     await pause(conn, dag="d", actor="test")
-    assert await value(conn, "select count(*) from ready") == 0
+    assert await value(conn, "select count(*) from ready_task") == 0
     await unpause(conn, dag="d", actor="test")
-    assert await value(conn, "select array_agg(rank) from ready") == [9, 9]
-    for run_id in (row[0] for row in await (await conn.execute("select run_id from ready")).fetchall()):
+    assert await value(conn, "select array_agg(rank) from ready_task") == [9, 9]
+    for run_id in (row[0] for row in await (await conn.execute("select run_id from ready_task")).fetchall()):
         await cancel_run(conn, run_id=run_id, actor="test")
-    assert await value(conn, "select count(*) from ready") == 0
+    assert await value(conn, "select count(*) from ready_task") == 0
     assert await invariants.violations(conn) == []
 
 
@@ -300,7 +300,9 @@ async def test_it_is_paused_resumed_and_canceled(scene: Scene) -> None:
         await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
     with pytest.raises(NotFound, match="no backfill 99"):
         await backfills.cancel(scene.conn, backfill_id=99, leaves_runs=False, actor="me")
-    verbs = await value(scene.conn, "select array_agg(verb order by entry_id) from journal where dag_id is not null")
+    verbs = await value(
+        scene.conn, "select array_agg(action order by entry_id) from audit_log where dag_id is not null"
+    )
     assert [verb for verb in verbs if verb in ("backfill", "pause", "resume", "cancel")] == [  # type: ignore[attr-defined]
         "backfill",
         "pause",
@@ -395,7 +397,7 @@ async def test_what_is_done_to_one_is_done_to_no_other(scene: Scene, verb: str) 
             await delete(scene.conn, dag="d", actor="me")
             await scene.step(made)
     assert [await scene.row(each) for each in others] == before
-    told = "select count(*) from journal where verb in ('pause', 'resume', 'cancel') and detail ? 'backfill'"
+    told = "select count(*) from audit_log where action in ('pause', 'resume', 'cancel') and detail ? 'backfill'"
     assert await value(scene.conn, told) == {"pause": 2, "cancel": 1}.get(verb, 0)
     assert await value(scene.conn, "select count(*) from run_status where state = 'running' and dag_id = 2") == 4
     await scene.finish_all()
@@ -405,7 +407,7 @@ async def test_what_is_done_to_one_is_done_to_no_other(scene: Scene, verb: str) 
         assert row.succeeded == row.made, "each counts its own"
     (mine,) = await (
         await scene.conn.execute(
-            "select made, left_alone, succeeded, state from backfill where backfill_id = %s", [made]
+            "select created, skipped, succeeded, state from backfill where backfill_id = %s", [made]
         )
     ).fetchall()
     assert mine[:3] == (2, 0, 0)
@@ -475,7 +477,7 @@ async def test_a_step_waits_for_whoever_changes_the_dag(scene: Scene, database: 
     made = await scene.make(parallel=3)
     async with await connect(database, purpose=Purpose.PLANNING) as person:
         async with person.transaction():
-            await person.execute("update dag set paused = true")
+            await person.execute("update dag set is_paused = true")
             stepping = asyncio.ensure_future(scene.step(made))
             is_waiting = "select count(*) > 0 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
             await eventually(lambda: value(person, is_waiting))
@@ -566,7 +568,7 @@ async def test_one_that_is_over_is_pruned_and_no_other(scene: Scene) -> None:
     assert (await prune_kind(conn, mandate, Kind.BACKFILLS, pace=Pace())).pruned == 1
     assert (
         await value(
-            conn, "select detail->>'backfills' from journal where verb = 'prune' order by entry_id desc limit 1"
+            conn, "select detail->>'backfills' from audit_log where action = 'prune' order by entry_id desc limit 1"
         )
         == "1"
     )

@@ -243,7 +243,7 @@ async def test_an_end_that_nobody_told_of_is_found_later(conn: AsyncConnection) 
     await set_clock(conn, later(0))
     run, runner, epoch = await world(conn, parent())
     await woken(conn, epoch)
-    await conn.execute("update dag set is_awaited = false")
+    await conn.execute("update dag set has_dependents = false")
     await runner.drain()
     assert (await woken(conn, epoch)).looked_at == 0
     await set_clock(conn, later(601))

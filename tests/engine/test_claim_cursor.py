@@ -107,7 +107,7 @@ async def _entries_read(conn: AsyncConnection, runner: Runner, low: list[int] | 
 async def _read_so_far(conn: AsyncConnection) -> int:
     await conn.execute("select pg_stat_force_next_flush()")
     await conn.execute("select pg_stat_clear_snapshot()")
-    cursor = await conn.execute("select idx_tup_read from pg_stat_user_indexes where indexrelname = 'ready_pkey'")
+    cursor = await conn.execute("select idx_tup_read from pg_stat_user_indexes where indexrelname = 'ready_task_pkey'")
     row = await cursor.fetchone()
     assert row is not None
     return int(row[0])

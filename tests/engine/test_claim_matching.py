@@ -66,7 +66,7 @@ async def test_several_patterns_are_one_or_the_other_and_queues_still_count(conn
     assert sorted(await special.claim()) == ["g.predict", "train"]
     both = Special(await Runner.join(conn), "load", queues=("default", "elsewhere"))
     assert await both.claim() == ["load"]
-    assert await value(conn, "select count(*) from ready") == 1, "extract is nobody's"
+    assert await value(conn, "select count(*) from ready_task") == 1, "extract is nobody's"
 
 
 async def test_what_ended_is_reported_and_its_successor_is_for_whoever_matches_it(conn: AsyncConnection) -> None:
@@ -125,7 +125,7 @@ async def test_it_finds_its_own_behind_a_long_line_of_others_and_does_not_look_a
     while (await special.step()).is_walking:
         pass
     begin = special.matching.begin(0.0)
-    seen = await value(conn, "select count(*) from ready where queue = 'default' and seq >= %s", begin[4])
+    seen = await value(conn, "select count(*) from ready_task where queue = 'default' and seq >= %s", begin[4])
     assert seen == 0, "the others are behind it"
     # What appeared there late, or was let go of, is found by the next look at everything.
     assert special.matching.begin(FULL_SCAN_SECONDS * 1e6)[4] == 0
@@ -160,7 +160,7 @@ async def test_of_two_that_want_the_same_row_one_gets_it_and_a_runner_out_of_ser
 ) -> None:
     await put_two(conn)
     await start(conn, "ml")
-    cursor = await conn.execute("select rank, seq from ready order by seq")
+    cursor = await conn.execute("select rank, seq from ready_task order by seq")
     places, seqs = map(list, zip(*await cursor.fetchall(), strict=True))
     first, second, third = [await Runner.join(conn) for _ in range(3)]
     wanted = {"queues": ["default"], "places": places, "seqs": seqs}
@@ -179,7 +179,7 @@ async def test_a_row_of_a_task_that_is_no_longer_available_is_not_claimed(conn: 
     await put_two(conn)
     run_id = await start(conn, "ml")
     await conn.execute("update task set state = 'pending' where run_id = %s and idx = 0", [run_id])
-    cursor = await conn.execute("select rank, seq from ready order by seq")
+    cursor = await conn.execute("select rank, seq from ready_task order by seq")
     places, seqs = map(list, zip(*await cursor.fetchall(), strict=True))
     runner = await Runner.join(conn)
     claims = await tasks.claim_rows(conn, session=runner.session, queues=["default"], places=places, seqs=seqs)
@@ -189,11 +189,11 @@ async def test_a_row_of_a_task_that_is_no_longer_available_is_not_claimed(conn: 
 async def test_a_row_that_somebody_just_takes_is_not_waited_for(conn: AsyncConnection, database: str) -> None:
     await put_two(conn)
     await start(conn, "ml")
-    cursor = await conn.execute("select rank, seq from ready order by seq")
+    cursor = await conn.execute("select rank, seq from ready_task order by seq")
     places, seqs = map(list, zip(*await cursor.fetchall(), strict=True))
     runner = await Runner.join(conn)
     async with await AsyncConnection.connect(database, autocommit=True) as other, other.transaction():
-        await other.execute("select 1 from evertick.ready where seq = %s for update", [seqs[0]])
+        await other.execute("select 1 from evertick.ready_task where seq = %s for update", [seqs[0]])
         claims = await tasks.claim_rows(conn, session=runner.session, queues=["default"], places=places, seqs=seqs)
     assert [claim.seq for claim in claims] == [seqs[1]]
 

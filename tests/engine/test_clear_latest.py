@@ -59,7 +59,7 @@ async def test_what_is_cleared_runs_with_the_newest_version_and_the_rest_stays(c
     row = await runs.find(conn, run)
     assert row is not None and (row.state, row.version, row.version_id) == ("success", 2, version)
     assert await value(conn, "select version_id from run where run_id = %s", run) != version
-    assert await value(conn, "select (detail->>'version_id')::int from journal where verb = 'clear'") == version
+    assert await value(conn, "select (detail->>'version_id')::int from audit_log where action = 'clear'") == version
     assert (await newest_version(conn, run)).version_id is None
 
 

@@ -36,7 +36,7 @@ APPROVAL = (
 def wait(column: str, nonsense: str) -> str:
     """A wait that makes no sense in this."""
     given = {"version_id": "-1", "idx": "0", "kind": "'time'", column: nonsense}
-    return f"insert into task_wait ({', '.join(given)}) values ({', '.join(given.values())})"
+    return f"insert into wait_spec ({', '.join(given)}) values ({', '.join(given.values())})"
 
 
 class Scene:
@@ -109,8 +109,11 @@ async def other(database: str) -> AsyncIterator[AsyncConnection]:
 @pytest.mark.parametrize(
     ("error", "statement"),
     [
-        (CheckViolation, "insert into task_child values (-1, 0, 'd', '{}', null, true, 0)"),
-        (UniqueViolation, "insert into task_child select -1, 0, 'd', '{}', null, true from generate_series(1, 2)"),
+        (CheckViolation, "insert into trigger_dag_task values (-1, 0, 'd', '{}', null, true, 0)"),
+        (
+            UniqueViolation,
+            "insert into trigger_dag_task select -1, 0, 'd', '{}', null, true from generate_series(1, 2)",
+        ),
         (CheckViolation, "insert into child_run values (-1, 1, 0, -1, 0)"),
         (UniqueViolation, "insert into child_run select -1, 1, 0, -1, 1 from generate_series(1, 2)"),
         (
@@ -119,12 +122,12 @@ async def other(database: str) -> AsyncIterator[AsyncConnection]:
         ),
         (
             UniqueViolation,
-            "insert into task_wait (version_id, idx, kind) select -1, 0, 'time' from generate_series(1, 2)",
+            "insert into wait_spec (version_id, idx, kind) select -1, 0, 'time' from generate_series(1, 2)",
         ),
         *((CheckViolation, wait(column, nonsense)) for column, nonsense in NO_WAITS),
         *((CheckViolation, APPROVAL + half) for half in ("clock(), null, true", "clock(), 'me', null")),
         (UniqueViolation, APPROVAL + "null, null, null::bool from generate_series(1, 2)"),
-        (UniqueViolation, "insert into poll select -1, 0, -1, clock(), null, 0 from generate_series(1, 2)"),
+        (UniqueViolation, "insert into sensor_poll select -1, 0, -1, clock(), null, 0 from generate_series(1, 2)"),
         (
             UniqueViolation,
             "insert into event (name, key, payload, sent_at, sent_by)"
@@ -140,7 +143,7 @@ async def test_the_tables_refuse(rollback_conn: AsyncConnection, error: type[Exc
 async def test_only_what_is_pending_and_waits_for_no_time_is_deferred(rollback_conn: AsyncConnection) -> None:
     await put(rollback_conn, make_dag("a", {"t": []}, task_retry=RetryPolicy(retries=1)))
     run, runner = await start(rollback_conn, "a"), await Runner.join(rollback_conn)
-    defer = "select defer(array[row(run_id, 0, -1, version_id, 'pending')::ended]) from run where run_id = %s"
+    defer = "select defer_tasks(array[row(run_id, 0, -1, version_id, 'pending')::task_ref]) from run where run_id = %s"
     await rollback_conn.execute(defer, [run])
     assert (await states(rollback_conn, run))["t"] == "available"
     (claim,) = await runner.claim()
@@ -166,7 +169,7 @@ async def test_a_row_that_was_left_behind_makes_way_and_that_of_the_same_wait_st
     assert await value(scene.conn, ROW) == "(2,)"
     await scene.wake()
     before = await value(scene.conn, ROW)
-    again = "select begin_waits(array[row(run_id, 0, -1, version_id, 'deferred')::ended]) from run where run_id = %s"
+    again = "select begin_waits(array[row(run_id, 0, -1, version_id, 'deferred')::task_ref]) from run where run_id = %s"
     await scene.conn.execute(again, [scene.run])
     assert await value(scene.conn, ROW) == before != "(2,)"
 
@@ -248,7 +251,7 @@ async def test_a_list_that_is_stale_changes_no_other_wait_and_undoes_no_later_wo
 ) -> None:
     scene = await waiting_for(rollback_conn, WaitSpec(kind=WaitKind.EVENT, name="file"))
     await scene.conn.execute("create temporary table stale on commit drop as select * from deferral")
-    look = "select look_at_waits(array(select row(s.*)::deferral from stale s))"
+    look = "select evaluate_waits(array(select row(s.*)::deferral from stale s))"
     await scene.conn.execute("update deferral set wake_at = %s", [later(1)])
     await scene.conn.execute(look)
     assert await value(scene.conn, "select wake_at from deferral") == later(1)
@@ -289,7 +292,7 @@ async def test_a_run_is_started_when_it_is_due_and_once(scene: Scene) -> None:
 
 
 async def test_a_late_word_ends_nothing(scene: Scene) -> None:
-    over = "select end_waits(array[row(%s, 0, -1, 1, 'skipped', 'late', '1')::wait_end])"
+    over = "select end_waits(array[row(%s, 0, -1, 1, 'skipped', 'late', '1')::wait_result])"
     await scene.wake()
     await scene.defer_again()
     await scene.conn.execute(over, [scene.run])
@@ -324,7 +327,9 @@ async def test_a_dag_that_has_just_gone_is_not_started(scene: Scene, change: str
 async def test_a_dag_is_awaited_by_those_who_wait(rollback_conn: AsyncConnection, waits: bool) -> None:
     scene = await Scene.set(rollback_conn, waits=waits)
     await scene.wake()
-    assert await value(scene.conn, "select array_agg(name) from dag where is_awaited") == (["child"] if waits else None)
+    assert await value(scene.conn, "select array_agg(name) from dag where has_dependents") == (
+        ["child"] if waits else None
+    )
 
 
 async def test_the_run_is_locked_to_start_its_child_and_passed_by_to_wake_it(

@@ -131,7 +131,7 @@ async def test_a_runner_that_drains_or_is_gone_claims_nothing(conn: AsyncConnect
     runner, _ = await world(conn)
     await conn.execute("update runner set request = 'drain'")
     assert await claim(runner) == []
-    await conn.execute("update runner set request = null, gone_at = clock(), gone_reason = 'x'")
+    await conn.execute("update runner set request = null, ended_at = clock(), end_reason = 'x'")
     assert await claim(runner) == []
 
 
@@ -149,7 +149,7 @@ async def test_who_waited_too_long_goes_first_and_once(conn: AsyncConnection) ->
     await put(conn, make_dag("d", {"a": [], "b": [], "c": []}, per_task=per_task))
     runner = await Runner.join(conn, executor="far")
     await start(conn, "d")
-    await conn.execute("update ready set offered_at = clock() - interval '1 hour' where idx = 0")
+    await conn.execute("update ready_task set enqueued_at = clock() - interval '1 hour' where idx = 0")
 
     async def claimed(look: ClaimPosition) -> list[QueuedRow]:
         sessions = [1, 2, 3]
@@ -178,7 +178,7 @@ async def test_a_lost_dispatch_is_tried_again_within_the_retries_of_the_house_an
         (row,) = await claim(runner)
         assert await end(conn, row, DispatchResult.LOST, infra_retries=2)
         assert await value(conn, KEYS) == 0
-        await conn.execute("delete from timer")
+        await conn.execute("delete from task_timer")
         await conn.execute("update task set not_before = null where state = 'pending'")
         await repair(conn)
     (row,) = await claim(runner)
@@ -188,7 +188,7 @@ async def test_a_lost_dispatch_is_tried_again_within_the_retries_of_the_house_an
     assert await run_state(conn, run_id) == "failed"
     assert await value(conn, "select reason from task") == "lost: because"
     assert await value(conn, "select attempt from task") == 1, "never from the user's own retries"
-    assert await value(conn, "select count(*) from attempts where outcome = 'lost' and started_at is null") == 2
+    assert await value(conn, "select count(*) from all_attempts where outcome = 'lost' and started_at is null") == 2
     assert await violations(conn) == []
 
 
@@ -200,7 +200,7 @@ async def test_what_the_executor_refused_is_the_tasks_own_failure(conn: AsyncCon
     (row,) = await claim(runner)
     assert await end(conn, row, DispatchResult.FAILED)
     assert await states(conn, run_id) == {"t0": "failed"}
-    assert await value(conn, "select count(*) from attempts") == 2
+    assert await value(conn, "select count(*) from all_attempts") == 2
 
 
 async def test_what_is_given_back_is_available_at_once_and_has_cost_nothing(conn: AsyncConnection) -> None:
@@ -208,7 +208,7 @@ async def test_what_is_given_back_is_available_at_once_and_has_cost_nothing(conn
     (row,) = await claim(runner)
     assert await end(conn, row, DispatchResult.GIVEN_BACK)
     assert await states(conn, run_id) == {"t0": "available"}
-    assert await value(conn, "select (attempt, losses) = (0, 0) and session is null from task")
+    assert await value(conn, "select (attempt, lost_attempts) = (0, 0) and session is null from task")
     assert await violations(conn) == []
 
 
@@ -336,7 +336,7 @@ async def test_what_a_dead_or_silent_runner_looked_after_is_adopted_once(conn: A
     assert await adopt(second) == 2, "beyond its slots: they are there already"
     assert await adopt(third) == 0
     assert await claim(second) == []
-    await conn.execute("update runner set gone_at = clock() where session = %s", [second.session])
+    await conn.execute("update runner set ended_at = clock() where session = %s", [second.session])
     assert await adopt(third) == 2
     await conn.execute("delete from runner where session = %s", [third.session])
     assert await adopt(first) == 3
@@ -350,7 +350,7 @@ async def test_only_a_runner_of_the_same_executor_and_queue_adopts(
 ) -> None:
     first, _ = await world(conn)
     await claim(first)
-    await conn.execute("update runner set gone_at = clock()")
+    await conn.execute("update runner set ended_at = clock()")
     await Runner.join(conn, executor="far")
     assert await adopt(await Runner.join(conn, executor=executor, queues=(queue,))) == 0, "another one could"
 
@@ -359,7 +359,7 @@ async def test_a_runner_that_is_gone_itself_adopts_nothing(conn: AsyncConnection
     first, _ = await world(conn)
     await claim(first)
     second = await Runner.join(conn, executor="far")
-    await conn.execute("update runner set gone_at = clock()")
+    await conn.execute("update runner set ended_at = clock()")
     assert await adopt(second) == 0
 
 
@@ -387,7 +387,7 @@ async def test_why_tells_who_looks_after_a_queued_task_and_what_was_wrong(conn: 
     await runners.note_submitted(conn, owner=runner.session, sessions=sessions)
     assert "executor far accepted it" in await _why(conn, run_id, 1)
     await Runner.join(conn, executor="other")
-    await conn.execute("update runner set gone_at = clock() where session = %s", [runner.session])
+    await conn.execute("update runner set ended_at = clock() where session = %s", [runner.session])
     assert "no live runner of executor far that serves queue default" in await _why(conn, run_id, 1)
 
 
@@ -400,7 +400,7 @@ async def test_why_counts_those_that_its_own_runner_has_still_to_hand_over_befor
     await runners.note_submitted(conn, owner=runner.session, sessions=[submitted.session])
     assert await begin(conn, session=begun.session, epoch=begun.epoch)
     assert f"by runner r{runner.session}, 1 ahead" in await _why(conn, run_id, 4)
-    await conn.execute("update runner set gone_at = clock() where session = %s", [runner.session])
+    await conn.execute("update runner set ended_at = clock() where session = %s", [runner.session])
     assert "by a runner that stopped responding, 1 ahead" in await _why(conn, run_id, 4), (
         "another one is there to adopt it"
     )
@@ -426,5 +426,5 @@ async def test_an_agent_is_no_neighbours_business_while_its_runner_lives(conn: A
         return {each.session for each in found}
 
     assert await neighbours() == set()
-    await conn.execute("update runner set gone_at = clock() where session = %s", [runner.session])
+    await conn.execute("update runner set ended_at = clock() where session = %s", [runner.session])
     assert await neighbours() == {row.session}

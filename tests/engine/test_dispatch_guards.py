@@ -58,16 +58,16 @@ async def test_each_runner_counts_its_own_attempts_against_its_own_slots(rollbac
     small = await Runner.join(conn, executor="far", slots=1)
     assert len(await claim(small)) == 1 and await claim(small) == []
     assert len(await claim(large)) == 5 and await claim(large) == []
-    assert await value(conn, "select count(*) from ready") == 3
+    assert await value(conn, "select count(*) from ready_task") == 3
 
 
-@pytest.mark.parametrize("table", ["dispatch", "log_object", "log_watch", "log_walk"])
+@pytest.mark.parametrize("table", ["dispatch", "log_archive_object", "log_archive_queue", "log_archive_cursor"])
 async def test_a_row_that_is_there_cannot_be_there_twice(rollback_conn: AsyncConnection, table: str) -> None:
     await waiting(rollback_conn, 1)
     await claim(await Runner.join(rollback_conn, executor="far"))
-    await rollback_conn.execute("insert into log_object (run_id, bytes) values (1, 1)")
-    await rollback_conn.execute("insert into log_watch values (1)")
-    await rollback_conn.execute("insert into log_walk (after) values (1)")
+    await rollback_conn.execute("insert into log_archive_object (run_id, bytes) values (1, 1)")
+    await rollback_conn.execute("insert into log_archive_queue values (1)")
+    await rollback_conn.execute("insert into log_archive_cursor (after) values (1)")
     with pytest.raises(psycopg.errors.UniqueViolation):
         await rollback_conn.execute(f"insert into {table} select * from {table}")
 
@@ -100,13 +100,13 @@ async def test_what_somebody_else_holds_in_line_is_passed_over_and_not_waited_fo
     run_id = await waiting(conn, 3)
     runner = await Runner.join(other, executor="far")
     async with conn.transaction():
-        await conn.execute("select 1 from ready where idx = 0 for update")
+        await conn.execute("select 1 from ready_task where idx = 0 for update")
         assert [row.idx for row in await claim(runner, 1)] == [1], "the next one instead"
         rows = await claim_matching_for_dispatch(other, ANY, session=runner.session, free=9)
         assert [row.idx for row in rows] == [2]
     assert (await states(conn, run_id))["t0"] == "available"
     async with conn.transaction():
-        await conn.execute("select 1 from ready where idx = 0 for update")
+        await conn.execute("select 1 from ready_task where idx = 0 for update")
         assert await claim(runner) == []
 
 
@@ -114,7 +114,7 @@ async def test_what_somebody_works_on_is_adopted_later(conn: AsyncConnection, ot
     await waiting(conn, 2)
     lost = await Runner.join(conn, executor="far")
     await claim(lost)
-    await conn.execute("update runner set gone_at = clock()")
+    await conn.execute("update runner set ended_at = clock()")
     runner = await Runner.join(other, executor="far")
     async with conn.transaction():
         await conn.execute("select 1 from dispatch where idx = 0 for update")

@@ -169,14 +169,14 @@ async def test_the_database_and_the_program_agree_on_who_goes_first(conn: AsyncC
     await set_clock(conn, later(0))
     for _ in range(60):
         waited = {rng.randrange(2 * RANKS): round(rng.uniform(0, 100), 3) for _ in range(rng.randint(1, 12))}
-        await conn.execute("delete from ready")
+        await conn.execute("delete from ready_task")
         for place, seconds in waited.items():
             for more in (0, 5):
                 await conn.execute(
-                    "insert into ready (queue, rank, run_id, idx, map_index, offered_at) values (%s, %s, 1, 0, -1, %s)",
+                    "insert into ready_task (queue, rank, run_id, idx, map_index, enqueued_at) values (%s, %s, 1, 0, -1, %s)",
                     ["ab"[place // RANKS], place % RANKS, later(more - seconds)],
                 )
-        cursor = await conn.execute("select place from overdue(array['a', 'b'], null, 10, 100)")
+        cursor = await conn.execute("select place from overdue_queues(array['a', 'b'], null, 10, 100)")
         assert [row[0] for row in await cursor.fetchall()] == decided(waited, 10.0), waited
 
 
@@ -184,11 +184,11 @@ async def test_what_lies_before_the_place_to_begin_at_is_not_looked_at(conn: Asy
     await set_clock(conn, later(0))
     for rank, seconds in ((0, 0), (9, 500), (9, 200)):
         await conn.execute(
-            "insert into ready (queue, rank, run_id, idx, map_index, offered_at) values ('a', %s, 1, 0, -1, %s)",
+            "insert into ready_task (queue, rank, run_id, idx, map_index, enqueued_at) values ('a', %s, 1, 0, -1, %s)",
             [rank, later(-seconds)],
         )
-    cursor = await conn.execute("select seq from ready where rank = 9 order by seq")
+    cursor = await conn.execute("select seq from ready_task where rank = 9 order by seq")
     (old,), (young,) = await cursor.fetchall()
-    query = "select seq from overdue(array['a'], %s::bigint[], 10, 100)"
+    query = "select seq from overdue_queues(array['a'], %s::bigint[], 10, 100)"
     assert await (await conn.execute(query, [None])).fetchall() == [(old,)]
     assert await (await conn.execute(query, [[0] * 9 + [old + 1]])).fetchall() == [(young,)]

@@ -72,7 +72,7 @@ async def test_many_leaders_that_fire_at_once_make_one_run_per_instant(database:
                 await fire_schedules(rivals[0], shard=0, epoch=epoch, batch=100)
         assert await value(rivals[0], "select count(*) from run") == 120
         assert await value(rivals[0], "select count(distinct (schedule_id, fire_at)) from run") == 120
-        assert await value(rivals[0], "select count(*) from ready") == 120
+        assert await value(rivals[0], "select count(*) from ready_task") == 120
     finally:
         for rival in rivals:
             await rival.close()
@@ -235,7 +235,7 @@ async def test_a_spike_is_drained_batch_by_batch_and_nothing_fires_twice(conn: A
     assert [each.settled for each in done] == [100] * 5 + [0]
     assert [each.has_more for each in done] == [True] * 5 + [False]
     assert await value(conn, "select count(distinct schedule_id) from run where fire_at = %s", later(10)) == 500
-    assert await value(conn, "select count(*) from run") == await value(conn, "select count(*) from ready") == 500
+    assert await value(conn, "select count(*) from run") == await value(conn, "select count(*) from ready_task") == 500
 
 
 @pytest.mark.requirement("H1")
@@ -269,7 +269,7 @@ async def test_those_that_came_last_are_chosen_like_the_others(conn: AsyncConnec
     for name in ("paused", "aside", "elsewhere", "passed", "later", "live"):
         await plant(conn, name, 1, due=99 if name == "later" else 12)
     state = "update schedule_state s set {} from schedule c where c.schedule_id = s.schedule_id and c.name = '{}1'"
-    for name, change in (("paused", "paused = true"), ("aside", "error = 'odd'"), ("elsewhere", "shard = 1")):
+    for name, change in (("paused", "is_paused = true"), ("aside", "error = 'odd'"), ("elsewhere", "shard = 1")):
         await conn.execute(state.format(change, name))  # type: ignore[arg-type]
     passed = await value(conn, "select schedule_id from schedule where name = 'passed1'")
     assert isinstance(passed, int)

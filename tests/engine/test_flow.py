@@ -23,7 +23,7 @@ async def test_a_chain_runs_in_order_and_closes_its_run(conn: AsyncConnection) -
     assert await runner.drain() == ["a", "b", "c"]
     assert await run_state(conn, run) == "success"
     assert await value(conn, "select count(*) from lease") == 0
-    assert await value(conn, "select count(*) from ready") == 0
+    assert await value(conn, "select count(*) from ready_task") == 0
 
 
 async def test_a_diamond_joins_once_both_sides_have_ended(conn: AsyncConnection) -> None:

@@ -131,7 +131,7 @@ async def test_a_task_that_is_marked_leaves_the_others_of_its_run_in_line(db: As
     await put(db, make_dag("a", {"x": [], "y": []}, task_gates=(mutex("k"),)))
     run = await start(db, "a")
     await mark(db, TaskKey(run, 0, -1), state="success", actor="test")
-    assert await value(db, "select array_agg(idx) from gate_wait") == [1]
+    assert await value(db, "select array_agg(idx) from gate_waiter") == [1]
     await sound(db)
 
 
@@ -162,7 +162,7 @@ async def test_what_was_taken_back_can_be_ended(db: AsyncConnection, verb: str) 
     else:
         await mark(db, TaskKey(run, 0, -1), state="success", actor="test")
     assert await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
-    assert await value(db, "select count(*) from gate_line") == 0
+    assert await value(db, "select count(*) from gate_queue") == 0
 
 
 async def test_only_what_holds_gates_is_taken_back_and_only_after_the_grace(db: AsyncConnection) -> None:
@@ -174,7 +174,7 @@ async def test_only_what_holds_gates_is_taken_back_and_only_after_the_grace(db: 
     await one_task(db, "served", mutex("j"), task_queue="elsewhere")
     made = [await start(db, name) for name in ("a", "free", "served")]
     await set_clock(db, later(100))
-    await db.execute("update runner set gone_at = clock() where session = %s", [gone.session])
+    await db.execute("update runner set ended_at = clock() where session = %s", [gone.session])
     await set_clock(db, later(130))
     assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 0, (
         "its runner left half a minute ago"
@@ -183,7 +183,7 @@ async def test_only_what_holds_gates_is_taken_back_and_only_after_the_grace(db: 
     await set_clock(db, later(161))
     assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 1
     assert [await state(db, run) for run in made] == ["pending", "available", "available"]
-    assert await value(db, "select count(*) from ready") == 2
+    assert await value(db, "select count(*) from ready_task") == 2
     await sound(db)
 
 
@@ -311,7 +311,7 @@ async def test_a_line_takes_the_locks_of_all_its_gates(
         else:
             await runner.finish(claim)
             assert await state(actor, waiting) == "pending"
-            assert await value(actor, "select is_behind from gate where name = %s", mine) is True
+            assert await value(actor, "select needs_admission from gate where name = %s", mine) is True
     if is_later:
         await runner.finish(claim)
     else:
@@ -353,7 +353,7 @@ async def test_who_is_just_being_taken_away_is_passed_by(pair: tuple[AsyncConnec
     (claim,) = await runner.claim()
     await actor.execute(PATIENCE)
     async with holder.transaction(force_rollback=True):
-        await holder.execute("delete from gate_wait where run_id = %s", [second])
+        await holder.execute("delete from gate_waiter where run_id = %s", [second])
         await runner.finish(claim)
         assert [await state(actor, run) for run in (second, third)] == ["pending", "available"]
 
@@ -393,7 +393,7 @@ async def test_reconcile_passes_by_gates_that_somebody_works_on(pair: tuple[Asyn
     await cancel(actor, run_id=run, actor="test")
     await actor.execute("update gate set used = 1")
     await actor.execute(
-        "insert into gate_hold select %s, 0, -1, array_agg(gate_id), array[1, 1], clock() from gate", [run]
+        "insert into gate_holder select %s, 0, -1, array_agg(gate_id), array[1, 1], clock() from gate", [run]
     )
     await actor.execute("update gate set used = 3 where name = 'x'")
     await actor.execute(PATIENCE)
@@ -404,7 +404,7 @@ async def test_reconcile_passes_by_gates_that_somebody_works_on(pair: tuple[Asyn
         assert await cursor.fetchall() == [("x", 1), ("y", 1)], "a hold goes with all of its gates, or not at all"
     await reconcile_gates(actor, shard=0, epoch=leader, after=0, batch=10)
     assert await value(actor, "select sum(used) from gate") == 0
-    assert await value(actor, "select count(*) from gate_hold") == 0
+    assert await value(actor, "select count(*) from gate_holder") == 0
 
 
 async def test_reconcile_goes_from_slice_to_slice(db: AsyncConnection) -> None:
@@ -449,13 +449,13 @@ async def test_the_tables_refuse_what_makes_no_sense(db: AsyncConnection, statem
     [
         "insert into gate (kind, name, capacity) values ('key', 'x', 1)",
         _GATE + "(1, 0, 0, 'pool', 'x', null, 1, null, null, null)",
-        "insert into gate_hold values (1, 0, -1, '{}', '{}', clock())",
+        "insert into gate_holder values (1, 0, -1, '{}', '{}', clock())",
         "insert into gate_order values (1, 7, 1, 0, -1, clock())",
-        "insert into gate_pass overriding system value values (1, '2030-01-01', 1)",
-        "insert into gate_wait overriding system value values (1, 0, 1, (select count(*) from gate_wait), 0, -1, 1, clock())",
-        "insert into gate_wait values (1, 0, default, 1, 0, -1, 1, clock())",
+        "insert into rate_slot overriding system value values (1, '2030-01-01', 1)",
+        "insert into gate_waiter overriding system value values (1, 0, 1, (select count(*) from gate_waiter), 0, -1, 1, clock())",
+        "insert into gate_waiter values (1, 0, default, 1, 0, -1, 1, clock())",
         "insert into gate_order values (1, (select count(*) from gate_order), 1, 0, -1, clock())",
-        "insert into gate_line values (default, '{1}', '{1}', '{}', '{}', null, 1, 1, 0, 0, clock())",
+        "insert into gate_queue values (default, '{1}', '{1}', '{}', '{}', null, 1, 1, 0, 0, clock())",
     ],
 )
 async def test_the_tables_refuse_what_is_there(db: AsyncConnection, statement: str) -> None:

@@ -23,7 +23,7 @@ from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, states, value
 from tests.waiting import eventually
 
-ENTER = "select enter_gates(array[row(run_id, {}, -1, version_id, 'pending')::ended]) from run where run_id = %s"
+ENTER = "select enter_gates(array[row(run_id, {}, -1, version_id, 'pending')::task_ref]) from run where run_id = %s"
 
 
 def pool(name: str, slots: int = 1) -> GateSpec:
@@ -81,19 +81,19 @@ async def test_who_is_noted_but_has_gone_on_since_does_not_enter(db: AsyncConnec
     retry = {"t": {"gates": (mutex("k"),), "retry": RetryPolicy(retries=1)}}
     await put(db, make_dag("a", {"other": [], "t": []}, per_task=retry))
     run = await start(db, "a")
-    assert await value(db, "select count(*) from gate_wait") == 1
+    assert await value(db, "select count(*) from gate_waiter") == 1
     if why == "ended":
         await mark(db, TaskKey(run, 1, -1), state="skipped", actor="test")
     elif why != "in line already":
-        await db.execute("delete from gate_wait")
-        await db.execute("delete from gate_line")
+        await db.execute("delete from gate_waiter")
+        await db.execute("delete from gate_queue")
     if why == "waits for its time":
         await db.execute("update task set not_before = %s where run_id = %s and idx = 1", [later(60), run])
     elif why == "its run is queued":
         await db.execute("update run_status set state = 'queued' where run_id = %s", [run])
     await db.execute(ENTER.format(1), [run])  # type: ignore[arg-type]
-    await db.execute("select pass_gates()")
-    assert await value(db, "select count(*) from gate_wait") == (why == "in line already")
+    await db.execute("select apply_effects()")
+    assert await value(db, "select count(*) from gate_waiter") == (why == "in line already")
 
 
 @pytest.mark.parametrize("why", ["runs", "waits for its time"])
@@ -105,10 +105,12 @@ async def test_who_waits_no_more_is_not_let_in(db: AsyncConnection, why: str) ->
     if why != "runs":
         await runner.finish(claim, "failed", retry_in=60)
     before = await state(db, run)
-    arrival = "select let_in(array[row(run_id, 0, -1, version_id, 5, '{}', '{}', '{}', '{}')::gate_arrival]) from run"
+    arrival = (
+        "select admit_tasks(array[row(run_id, 0, -1, version_id, 5, '{}', '{}', '{}', '{}')::gate_candidate]) from run"
+    )
     assert await value(db, arrival + " where run_id = %s", run) == 0
     assert await state(db, run) == before
-    assert await value(db, "select count(*) from gate_hold") == 0
+    assert await value(db, "select count(*) from gate_holder") == 0
 
 
 async def test_an_instance_that_is_marked_leaves_the_others_in_line(db: AsyncConnection) -> None:
@@ -118,7 +120,7 @@ async def test_an_instance_that_is_marked_leaves_the_others_in_line(db: AsyncCon
     await put(db, make_dag("a", {"t": []}, per_task={"t": {"mapping": three, "gates": (mutex("k"),)}}))
     run = await start(db, "a")
     await mark(db, TaskKey(run, 0, 1), state="success", actor="test")
-    assert await value(db, "select array_agg(map_index order by seq) from gate_wait") == [0, 2]
+    assert await value(db, "select array_agg(map_index order by seq) from gate_waiter") == [0, 2]
     await sound(db)
 
 
@@ -153,7 +155,7 @@ async def test_those_who_need_different_things_are_different_lines(db: AsyncConn
     for _ in range(2):
         for number in range(len(needs)):
             await start(db, f"d{number}")
-    counted = "select array_agg(n order by n) from (select count(*) as n from gate_wait group by line_id) x"
+    counted = "select array_agg(n order by n) from (select count(*) as n from gate_waiter group by line_id) x"
     assert await value(db, counted) == [1, 1, 1, 2, 2, 2]
     await sound(db)
 
@@ -162,7 +164,7 @@ async def test_a_task_with_an_ordered_key_and_a_rate_passes_the_rate_alone(db: A
     await one_task(db, "a", ordered("o", 1), rate("x"))
     await start(db, "a")
     cursor = await db.execute(
-        "select kind::text, used, (select count(*) from gate_pass p where p.gate_id = g.gate_id) from gate g"
+        "select kind::text, used, (select count(*) from rate_slot p where p.gate_id = g.gate_id) from gate g"
     )
     assert sorted(await cursor.fetchall()) == [("order", 0, 0), ("rate", 1, 1)]
 
@@ -222,7 +224,7 @@ async def test_a_pool_for_which_somebody_waits_has_no_time_at_which_it_opens(db:
     await one_task(db, "both", pool("db"), rate("x"))
     for name in ("light", "heavy", "both"):
         await start(db, name)
-    assert await value(db, "select count(*) from gate where opens_at is not null") == 0
+    assert await value(db, "select count(*) from gate where next_opening is not null") == 0
 
 
 async def test_the_leader_begins_with_the_gates_that_were_left_to_it(db: AsyncConnection) -> None:
@@ -232,7 +234,7 @@ async def test_the_leader_begins_with_the_gates_that_were_left_to_it(db: AsyncCo
         await one_task(db, name, pool(name))
         await set_pool(db, name=name, slots=0, actor="test")
     run = await start(db, "second")
-    await db.execute("update gate set capacity = 1, is_behind = true where name = 'second'")
+    await db.execute("update gate set capacity = 1, needs_admission = true where name = 'second'")
     assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=1)).admitted == 1
     assert await state(db, run) == "available"
 
@@ -245,7 +247,8 @@ async def test_an_empty_line_is_left_to_who_holds_its_gate(pair: tuple[AsyncConn
     await start(actor, "a")
     await cancel(actor, run_id=await start(actor, "a"), actor="test")
     assert (
-        await value(actor, "select count(*) from gate_line where line_id not in (select line_id from gate_wait)") == 1
+        await value(actor, "select count(*) from gate_queue where line_id not in (select line_id from gate_waiter)")
+        == 1
     )
     await actor.execute("set lock_timeout = '300ms'")
     async with holder.transaction():
@@ -259,11 +262,11 @@ async def test_reconcile_looks_at_its_slice_alone(db: AsyncConnection) -> None:
     leader = await lead(db)
     for name in ("x", "y"):
         await set_pool(db, name=name, slots=5, actor="test")
-    await db.execute("insert into gate_hold select -gate_id, 0, -1, array[gate_id], array[1], clock() from gate")
+    await db.execute("insert into gate_holder select -gate_id, 0, -1, array[gate_id], array[1], clock() from gate")
     await db.execute("update gate set used = 1")
     await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=1)
     assert await value(db, "select array_agg(used order by name) from gate") == [0, 1]
-    assert await value(db, "select count(*) from gate_hold") == 1
+    assert await value(db, "select count(*) from gate_holder") == 1
 
 
 async def test_what_runs_hides_nobody_who_is_to_be_taken_back(db: AsyncConnection) -> None:
@@ -312,7 +315,7 @@ async def test_the_journal_knows_what_a_pool_really_had_before(pair: tuple[Async
         waits = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
         await eventually(lambda: value(holder, waits, actor.info.backend_pid))
     await setting
-    assert await value(actor, "select detail->>'was' from journal where actor = 'second'") == "5"
+    assert await value(actor, "select detail->>'was' from audit_log where actor = 'second'") == "5"
 
 
 async def test_a_pool_is_another_gate_than_a_key_of_its_name(db: AsyncConnection) -> None:

@@ -206,7 +206,7 @@ async def doors(name: str, conn: AsyncConnection, run: int, runner: Runner, lead
             await time_out_waits(conn, shard=0, epoch=leader, batch=100)
         case "unadmit":
             await set_clock(conn, later(100))
-            await conn.execute("update runner set gone_at = '2030-01-01'")
+            await conn.execute("update runner set ended_at = '2030-01-01'")
             assert await release_admissions(conn, shard=0, epoch=leader, grace=60, batch=100) == 1
         case _:
             (claim,) = await runner.claim(1)
@@ -322,13 +322,13 @@ async def test_reconcile_adds_up_again_and_deletes_what_nobody_needs(db: AsyncCo
     (claim,) = await runner.claim()
     # somebody wrote to the tables: counters too high, a hold without its task
     await db.execute("update gate set used = used + 1 where kind = 'pool'")
-    await db.execute("insert into gate_hold select %s, 0, -1, gate_ids, weights, since from gate_hold", [second])
+    await db.execute("insert into gate_holder select %s, 0, -1, gate_ids, weights, since from gate_holder", [second])
     done = await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
     assert done.drifted == 1
     assert await used(db) == {"db": 1, "k": EXCLUSIVE}
     await sound(db)
     # a counter too low, and a release that nobody noticed
-    await db.execute("delete from gate_hold where run_id = %s", [first])
+    await db.execute("delete from gate_holder where run_id = %s", [first])
     await db.execute("update gate set used = 0")
     done = await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
     assert (done.drifted, done.admitted) == (0, 1)
@@ -423,9 +423,9 @@ async def test_what_one_transaction_leaves_over_the_leader_lets_in(db: AsyncConn
     await start(db, "wide")
     await set_pool(db, name="db", slots=1000, actor="test")
     assert (await used(db))["db"] == 500
-    assert await value(db, "select is_behind from gate where name = 'db'") is True
+    assert await value(db, "select needs_admission from gate where name = 'db'") is True
     assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 200
-    assert await value(db, "select is_behind from gate where name = 'db'") is False
+    assert await value(db, "select needs_admission from gate where name = 'db'") is False
     assert len(await runner.claim(1000)) == 700
     await sound(db)
 
@@ -482,5 +482,5 @@ async def test_a_task_of_a_backfill_that_is_taken_back_stays_behind_the_others(d
     await db.execute("update run set kind = 'backfill' where run_id = %s", [past])
     await set_clock(db, later(61))
     assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 2
-    cursor = await db.execute("select run_id, rank from gate_wait order by run_id")
+    cursor = await db.execute("select run_id, rank from gate_waiter order by run_id")
     assert await cursor.fetchall() == [(low, 7), (past, 9)]

@@ -60,7 +60,7 @@ async def test_all_of_it_runs_again_and_nothing_else(conn: AsyncConnection) -> N
     again, _ = await runner.step([(c, "success", {})], free=10)
     assert [(each.idx, each.epoch, each.attempt) for each in again] == [(1, 2, 1), (2, 2, 1)]
     assert await value(conn, "select count(*) from result where idx = 1") == 0
-    assert await value(conn, "select detail from journal where verb = 'retry'") == {
+    assert await value(conn, "select detail from audit_log where action = 'retry'") == {
         "group": "g",
         "retried": 1,
         "failed": ["g.b"],

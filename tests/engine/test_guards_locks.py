@@ -201,7 +201,7 @@ async def test_promoting_passes_by_a_run_that_somebody_works_on(scene: Scene) ->
 async def test_letting_retries_in_passes_by_a_run_that_somebody_works_on(scene: Scene) -> None:
     await set_clock(scene.actor, later(6))
     await promote(scene.actor, shard=0, epoch=scene.leader, batch=10, max_active_retries=0)
-    assert await value(scene.actor, "select count(*) from retry_line") == 2
+    assert await value(scene.actor, "select count(*) from retry_queue") == 2
     await scene.actor.execute(PATIENCE)
     async with scene.holder.transaction():
         await scene.holder.execute(FIRST_RUN)
@@ -292,4 +292,4 @@ async def test_a_finish_and_a_pause_that_meet_leave_nothing_on_offer(scene: Scen
         await eventually(lambda: is_waiting(scene))
     await doing
     assert (await states(scene.actor, scene.runs[0]))["below"] == "pending"
-    assert await value(scene.actor, "select count(*) from ready") == 0
+    assert await value(scene.actor, "select count(*) from ready_task") == 0

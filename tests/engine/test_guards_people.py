@@ -61,10 +61,10 @@ async def test_what_cannot_run_when_it_is_cleared_ends_again_and_is_not_put_in_l
     runner = await Runner.join(conn)
     (a,) = await runner.claim()
     await runner.finish(a, "failed", no_retry=True)
-    assert await value(conn, "select count(*) from ready") == 0
+    assert await value(conn, "select count(*) from ready_task") == 0
     await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["b"]), actor="me")
     assert (await states(conn, run))["b"] == "upstream_failed"
-    assert await value(conn, "select count(*) from ready") == 0
+    assert await value(conn, "select count(*) from ready_task") == 0
 
 
 async def test_a_cleared_run_waits_for_its_turn_among_limited_runs(conn: AsyncConnection) -> None:
@@ -117,7 +117,7 @@ async def test_mark_refuses_what_is_so_already_and_writes_nothing_down(conn: Asy
     await mark(conn, TaskKey(run, 0, -1), state=state, actor="me")
     with pytest.raises(Conflict):
         await mark(conn, TaskKey(run, 0, -1), state=state, actor="me")
-    assert await value(conn, "select count(*) from journal where verb = 'mark'") == 1
+    assert await value(conn, "select count(*) from audit_log where action = 'mark'") == 1
 
 
 async def test_mark_refuses_a_task_that_the_run_does_not_have(conn: AsyncConnection) -> None:
@@ -160,7 +160,7 @@ async def test_pausing_twice_is_pausing_once(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", ONE))
     assert [await pause(conn, dag="one", actor="me") for _ in range(2)] == [True, False]
     assert [await unpause(conn, dag="one", actor="me") for _ in range(2)] == [True, False]
-    assert await value(conn, "select count(*) from journal where verb in ('pause', 'unpause')") == 2
+    assert await value(conn, "select count(*) from audit_log where action in ('pause', 'unpause')") == 2
 
 
 async def test_pausing_one_dag_holds_nothing_of_another(conn: AsyncConnection) -> None:
@@ -199,7 +199,7 @@ async def test_deleting_twice_is_deleting_once(conn: AsyncConnection) -> None:
         True,
         False,
     ]
-    assert await value(conn, "select count(*) from journal where verb = 'delete'") == 1
+    assert await value(conn, "select count(*) from audit_log where action = 'delete'") == 1
 
 
 async def test_a_deleted_dag_is_neither_paused_nor_triggered(conn: AsyncConnection) -> None:
@@ -213,7 +213,7 @@ async def test_a_deleted_dag_is_neither_paused_nor_triggered(conn: AsyncConnecti
 
 @pytest.mark.requirement("I1")
 @pytest.mark.parametrize(
-    "move", ["version = version + 1", "next_due = next_due + interval '1 s'", "error = 'broken'", "paused = true"]
+    "move", ["version = version + 1", "next_due = next_due + interval '1 s'", "error = 'broken'", "is_paused = true"]
 )
 async def test_a_pause_planned_from_what_has_moved_since_is_refused(conn: AsyncConnection, move: str) -> None:
     await put(conn, make_dag("one", ONE, every="@every 60s"))
@@ -223,4 +223,4 @@ async def test_a_pause_planned_from_what_has_moved_since_is_refused(conn: AsyncC
     with pytest.raises(psycopg.Error, match="have moved on"):
         async with conn.transaction():
             await dags.pause(conn, dag_id=row.dag_id, paused=True, seen=before.seen, settle=[], actor="me")
-    assert await value(conn, "select paused from dag") is False
+    assert await value(conn, "select is_paused from dag") is False

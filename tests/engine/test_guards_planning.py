@@ -141,7 +141,7 @@ KEYED = [
     "skip_record",
     "run_status",
 ]
-KEYED += ["task", "ready", "lease", "timer", "attempt", "result", "log_chunk", "runner", "import_error"]
+KEYED += ["task", "ready_task", "lease", "task_timer", "attempt", "result", "log_chunk", "runner", "import_error"]
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ async def one_task(conn: AsyncConnection, **options: object) -> int:
 async def test_extend_is_the_heartbeat_of_one_runner_only(conn: AsyncConnection) -> None:
     mine, other = await Runner.join(conn), await Runner.join(conn)
     await extend(conn, session=mine.session, held=[])
-    beats = "select array_agg(beat order by session) from runner where session = any(%s)"
+    beats = "select array_agg(heartbeat_seq order by session) from runner where session = any(%s)"
     assert await value(conn, beats, [mine.session, other.session]) == [1, 0]
 
 
@@ -53,7 +53,7 @@ async def test_extend_tells_a_buried_runner_that_it_is_gone(conn: AsyncConnectio
     mine, _other = await Runner.join(conn), await Runner.join(conn)
     await mark_runner_dead(conn, session=mine.session, reason="gone", infra_retries=3)
     assert (await extend(conn, session=mine.session, held=[])).is_gone
-    assert await value(conn, "select beat from runner where session = %s", mine.session) == 0
+    assert await value(conn, "select heartbeat_seq from runner where session = %s", mine.session) == 0
 
 
 # the end of a runner -------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ async def test_who_buries_second_changes_nothing(conn: AsyncConnection) -> None:
     ]
     assert (held, await states(conn, run)) == ([1, 0], {"a": "available"})
     await runners.leave(conn, runner.session)
-    assert await value(conn, "select gone_reason from runner where session = %s", runner.session) == "first"
+    assert await value(conn, "select end_reason from runner where session = %s", runner.session) == "first"
 
 
 async def test_joining_again_after_a_lost_reply_is_joining_once(conn: AsyncConnection) -> None:

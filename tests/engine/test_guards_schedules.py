@@ -50,7 +50,7 @@ async def test_a_plan_for_another_version_changes_nothing(conn: AsyncConnection)
 
 
 @pytest.mark.requirement("I2")
-@pytest.mark.parametrize("change", ["paused = true", "error = 'broken'"])
+@pytest.mark.parametrize("change", ["is_paused = true", "error = 'broken'"])
 async def test_a_plan_for_a_schedule_that_is_held_meanwhile_changes_nothing(conn: AsyncConnection, change: str) -> None:
     epoch, schedule = await scheduled(conn)
     await conn.execute(f"update schedule_state set {change}")
@@ -79,7 +79,7 @@ async def test_a_plan_that_lost_among_plans_that_won_records_no_skip(conn: Async
 
 
 @pytest.mark.requirement("I2")
-@pytest.mark.parametrize("change", ["paused = true", "error = 'broken'", "next_due = null"])
+@pytest.mark.parametrize("change", ["is_paused = true", "error = 'broken'", "next_due = null"])
 async def test_what_is_held_is_neither_due_nor_next(conn: AsyncConnection, change: str) -> None:
     await scheduled(conn)
     await set_clock(conn, later(100))

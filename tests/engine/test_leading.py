@@ -226,7 +226,7 @@ async def test_a_look_says_whether_notifications_wait(rollback_conn: AsyncConnec
     assert (await look(conn, epoch)).has_deliveries is False
     for state, shard, waits in (("sent", 0, False), ("waiting", 1, False), ("waiting", 0, True)):
         await conn.execute(
-            "insert into outbox (shard, sink, event, fact, state, created_at, waiting_since, due_at, ended_at) values"
+            "insert into outbox (shard, sink, event, payload, state, created_at, waiting_since, due_at, ended_at) values"
             " (%s, 'log:', 'failure', '{}', %s, clock(), clock(), clock(), case when %s = 'sent' then clock() end)",
             [shard, state, state],
         )
@@ -247,7 +247,7 @@ async def test_a_look_moves_the_mark_of_the_server_that_it_is_given(rollback_con
     for other in others:
         assert (await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90, mark=other)).marked_lsn is None
     assert await failover.marked(conn, server) == seen.marked_lsn, "neither a first mark nor one after a loss"
-    assert await value(conn, "select count(*) from cluster") == 1
+    assert await value(conn, "select count(*) from server_timeline") == 1
 
 
 async def test_a_look_does_not_wait_for_somebody_else_who_marks(conns: list[AsyncConnection]) -> None:
@@ -256,7 +256,7 @@ async def test_a_look_does_not_wait_for_somebody_else_who_marks(conns: list[Asyn
     assert server is not None
     mark = await failover.mark(conn, server, actor="me")
     async with other.transaction():
-        await other.execute("select from cluster for update")
+        await other.execute("select from server_timeline for update")
         seen = await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90, mark=mark)
         assert (seen.marked_lsn, seen.troubles) == (None, [])
 
@@ -281,10 +281,10 @@ async def test_an_old_leader_sees_and_renews_nothing(rollback_conn: AsyncConnect
 
 BROKEN_PARTS = {
     "fire": "alter table schedule_state rename to away",
-    "promote": "alter table timer rename to away",
-    "reap": "alter table runner rename column watched_beat to away",
+    "promote": "alter table task_timer rename to away",
+    "reap": "alter table runner rename column observed_seq to away",
     "time_out": "drop function overdue_runs",
-    "admit": "drop function dags_with_room",
+    "admit": "drop function dags_with_free_slots",
 }
 
 
@@ -309,7 +309,9 @@ async def test_a_part_of_a_look_that_breaks_leaves_the_others_and_the_lease_alon
 
 
 @pytest.mark.requirement("A1", "N16")
-@pytest.mark.parametrize("table", ["schedule_state", "timer", "retry_line", "runner", "lease", "run_status", "ready"])
+@pytest.mark.parametrize(
+    "table", ["schedule_state", "task_timer", "retry_queue", "runner", "lease", "run_status", "ready_task"]
+)
 async def test_a_look_does_not_wait_for_a_table_that_somebody_holds(conns: list[AsyncConnection], table: str) -> None:
     leader, holder, _ = conns
     epoch = await lead(leader)
@@ -395,6 +397,6 @@ async def test_a_look_reads_little_however_much_is_open_and_whenever_it_was_plan
 async def rows_read(conn: AsyncConnection) -> dict[str, int]:
     cursor = await conn.execute(
         "select relname, seq_tup_read + coalesce(idx_tup_fetch, 0) from pg_stat_xact_user_tables"
-        " where relname in ('task', 'ready', 'lease', 'timer', 'run_status', 'run', 'runner', 'schedule_state')"
+        " where relname in ('task', 'ready_task', 'lease', 'task_timer', 'run_status', 'run', 'runner', 'schedule_state')"
     )
     return dict(await cursor.fetchall())

@@ -43,7 +43,7 @@ async def test_a_claim_and_a_finish_that_meet_on_early_starters_both_go_through(
         await _until_waiting(watch, 1)
         report = f"[{end(q, 'success')}]"
         finish = asyncio.ensure_future(
-            finishing.execute("select refused from finish(%s, %s, 3)", [runner.session, report])
+            finishing.execute("select refused from finish_attempts(%s, %s, 3)", [runner.session, report])
         )
         row = await (await asyncio.wait_for(finish, 60)).fetchone()
         assert row == (None,)

@@ -151,7 +151,7 @@ async def test_many_healthy_runners_never_hide_a_lost_one(rollback_conn: AsyncCo
     healthy = [await Runner.join(conn) for _ in range(150)]
     lost = await Runner.join(conn)
     for _ in range(10):
-        await conn.execute("update runner set beat = beat + 1 where session <> %s", [lost.session])
+        await conn.execute("update runner set heartbeat_seq = heartbeat_seq + 1 where session <> %s", [lost.session])
         heard = await hear(conn, epoch)
     assert heard.silent == [lost.session]
     assert lost.session > max(each.session for each in healthy), "it is the last of all"
@@ -226,7 +226,7 @@ async def test_of_two_that_reap_at_once_one_does(database: str) -> None:
         taken = sorted([results[0][0] or 0, results[1]])
         assert taken == [0, 1]
         assert await states(one, run) == {"a": "available"}
-        assert await value(one, "select losses from task") == 1
+        assert await value(one, "select lost_attempts from task") == 1
 
 
 # poison --------------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ async def test_one_attempt_that_cannot_be_moved_keeps_no_other(conn: AsyncConnec
     reason = "select reason from quarantine where kind = 'run' and subject_id = %s"
     assert "poison" in str(await value(conn, reason, made[50]))
     assert (await hear(conn, epoch)).stranded == [], "it is left alone for a while"
-    journal = "select count(*) from journal where verb = 'quarantine' and run_id = %s"
+    journal = "select count(*) from audit_log where action = 'quarantine' and run_id = %s"
     assert await value(conn, journal, made[50]) == 1
     await cure(conn, "task")
     await set_clock(conn, later(1011))
@@ -279,9 +279,9 @@ async def test_who_holds_only_what_was_set_aside_is_left_alone_whatever_others_h
     await gone.claim(1)
     await start(conn, "one")
     await other.claim(1)
-    await conn.execute("update runner set gone_at = clock() where session = %s", [gone.session])
+    await conn.execute("update runner set ended_at = clock() where session = %s", [gone.session])
     assert (await hear(conn, epoch)).stranded == [gone.session]
-    await conn.execute("select set_aside('run', %s, 'bury', 'poison', true)", [aside])
+    await conn.execute("select quarantine_row('run', %s, 'bury', 'poison', true)", [aside])
     assert (await hear(conn, epoch)).stranded == []
     assert await mark_runner_dead(conn, session=gone.session, reason="once more", infra_retries=3) == 0
     assert await states(conn, aside) == {"a": "running"}

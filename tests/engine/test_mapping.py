@@ -309,11 +309,11 @@ async def test_reconcile_finds_nothing_wrong_with_instances_and_repairs_what_is(
     run, _, _ = await begin(conn, mapped_dag(), [1, 2, 3])
     epoch = await lead(conn)
     assert (await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)).repaired == []
-    await conn.execute("update task set n_more = 7 where idx = 2")
+    await conn.execute("update task set n_extra = 7 where idx = 2")
     await conn.execute("update run_status set open_tasks = 9, extra_tasks = 4")
     await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)
     assert (await shown(conn, run))["gather"] == "waiting"
-    assert await value(conn, "select n_more from task where idx = 2") == 2
+    assert await value(conn, "select n_extra from task where idx = 2") == 2
     assert await value(conn, "select extra_tasks from run_status") == 2
 
 

@@ -24,7 +24,7 @@ from tests.engine import invariants
 from tests.engine.world import Runner, key_of, later, make_dag, put, run_state, set_clock, start, states, value
 from tests.waiting import eventually
 
-EXPAND = "select expand(row(run_id, 1, -1, version_id, 'pending')::ended)::text from run where run_id = %s"
+EXPAND = "select expand_task(row(run_id, 1, -1, version_id, 'pending')::task_ref)::text from run where run_id = %s"
 MUTEX = GateSpec(kind=GateKind.MUTEX, name="k", weight=EXCLUSIVE)
 
 
@@ -64,9 +64,9 @@ async def shown(conn: AsyncConnection, run: int) -> dict[str, str]:
     [
         (CheckViolation, "insert into task_mapping values (-1, 0, 'zip', 0)"),
         (UniqueViolation, "insert into task_mapping select -1, 0, 'zip', 1 from generate_series(1, 2)"),
-        (CheckViolation, "insert into task_list values (-1, 0, 0, null, null)"),
-        (CheckViolation, "insert into task_list values (-1, 0, 0, 1, 1)"),
-        (UniqueViolation, "insert into task_list select -1, 0, 0, 1, null from generate_series(1, 2)"),
+        (CheckViolation, "insert into mapping_input values (-1, 0, 0, null, null)"),
+        (CheckViolation, "insert into mapping_input values (-1, 0, 0, 1, 1)"),
+        (UniqueViolation, "insert into mapping_input select -1, 0, 0, 1, null from generate_series(1, 2)"),
         (UniqueViolation, "insert into map_item select -1, 0, 0, '1' from generate_series(1, 2)"),
     ],
 )
@@ -104,7 +104,7 @@ async def test_what_has_ended_below_counts_no_more_instances(db: AsyncConnection
     run, runner, source = await begin(db, mapped())
     await mark(db, TaskKey(run, 2, -1), state="success", actor="test")
     await runner.finish(source, result=[1, 2, 3])
-    assert await value(db, "select n_more from task where run_id = %s and idx = 2", run) is None
+    assert await value(db, "select n_extra from task where run_id = %s and idx = 2", run) is None
     await runner.drain()
     assert await run_state(db, run) == "success"
 
@@ -136,8 +136,8 @@ async def test_instances_that_wait_for_their_gate_or_in_line_leave_it(db: AsyncC
         "work[1]": "pending",
         "work[2]": "pending",
     }
-    assert await value(db, "select count(*) from ready") == 1
-    assert await value(db, "select count(*) from gate_wait") == 2
+    assert await value(db, "select count(*) from ready_task") == 1
+    assert await value(db, "select count(*) from gate_waiter") == 2
     assert await invariants.gate_violations(db) == []
     await runner.drain()
     assert await run_state(db, run) == "success"

@@ -82,7 +82,7 @@ async def here(conn: AsyncConnection, run: int) -> list[bool]:
 
 
 async def listed(conn: AsyncConnection) -> object:
-    return await value(conn, "select count(*) from log_object")
+    return await value(conn, "select count(*) from log_archive_object")
 
 
 async def due(conn: AsyncConnection, *, seconds: float = 0) -> list[int]:
@@ -128,7 +128,7 @@ async def test_only_runs_that_ended_long_enough_ago_are_due(conn: AsyncConnectio
     assert await due(conn) == [ended]
     await set_clock(conn, later(HOUR))
     assert [await watch_runs(conn, leading, batch=1) for _ in range(3)] == [1, 1, 0]
-    assert await value(conn, "select max(run_id) from log_watch") == running
+    assert await value(conn, "select max(run_id) from log_archive_queue") == running
     assert await due(conn) == [ended, young]
     assert await due(conn, seconds=HOUR - 60) == [ended]
     sizes = await logs.ended(conn, after=0, seconds=0, batch=100)
@@ -156,7 +156,7 @@ async def test_a_run_is_left_when_it_is_moved_or_gone_but_not_when_it_began_agai
     found = await logs.ended(conn, after=0, seconds=0, batch=10)
     await clear(conn, run_id=again, chosen=await select_tasks(conn, run_id=again), actor="me")
     await leave_runs(conn, leading, [*found, EndedRun(987, None, 0)])
-    assert await value(conn, "select array_agg(run_id) from log_watch") == [again]
+    assert await value(conn, "select array_agg(run_id) from log_archive_queue") == [again]
     await written(conn, "y\n", run_id=again)
     await set_clock(conn, later(240))
     assert await due(conn) == [again]
@@ -164,7 +164,7 @@ async def test_a_run_is_left_when_it_is_moved_or_gone_but_not_when_it_began_agai
     assert await due(conn) == [again], "it ended at another time than it did then"
     await leave_runs(conn, leading, await logs.ended(conn, after=0, seconds=0, batch=10))
     await clear(conn, run_id=done, chosen=await select_tasks(conn, run_id=done), actor="me")
-    assert await value(conn, "select array_agg(run_id) from log_watch") == [done], "and is looked after again"
+    assert await value(conn, "select array_agg(run_id) from log_archive_queue") == [done], "and is looked after again"
 
 
 async def test_a_clear_writes_nothing_down_where_logs_are_never_moved_or_are_still_to_be_walked_over(
@@ -173,7 +173,7 @@ async def test_a_clear_writes_nothing_down_where_logs_are_never_moved_or_are_sti
     run = await written(conn, "x\n")
     for _ in range(2):
         await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
-        assert await value(conn, "select count(*) from log_watch") == 0
+        assert await value(conn, "select count(*) from log_archive_queue") == 0
         await written(conn, "x\n", run_id=run)
         await watch_runs(conn, leading, batch=10)
 
@@ -195,16 +195,16 @@ async def test_an_object_that_nothing_was_moved_into_within_the_hour_is_lost_and
         (dead,) = await dead_objects(conn, leading, batch=10)
         assert (dead.object_id, dead.run_id) == (lost, run), "until it is forgotten"
     await forget_objects(conn, leading, [lost, kept])
-    assert await value(conn, "select array_agg(object_id) from log_object") == [kept], "only what is dead"
+    assert await value(conn, "select array_agg(object_id) from log_archive_object") == [kept], "only what is dead"
 
 
 async def test_an_object_with_a_line_in_it_is_not_removed_whatever_the_list_says(
     conn: AsyncConnection, leading: Leading
 ) -> None:
     object_id, _ = await moved(conn, leading, await written(conn, "x\n"))
-    await conn.execute("update log_object set look_at = clock()")
+    await conn.execute("update log_archive_object set look_at = clock()")
     assert await dead_objects(conn, leading, batch=10) == []
-    assert await value(conn, "select look_at is null from log_object where object_id = %s", object_id)
+    assert await value(conn, "select look_at is null from log_archive_object where object_id = %s", object_id)
 
 
 async def test_retention_lists_the_objects_of_what_it_deleted_and_gives_those_on_their_way_their_hour(
@@ -271,7 +271,7 @@ async def test_leaving_a_run_waits_for_the_clear_that_reopens_it(
         leaving = asyncio.create_task(leave_runs(other, leading, found))
         await eventually(lambda: waits(conn))
     await leaving
-    assert await value(conn, "select array_agg(run_id) from log_watch") == [run]
+    assert await value(conn, "select array_agg(run_id) from log_archive_queue") == [run]
 
 
 async def waits(conn: AsyncConnection) -> object:
@@ -286,9 +286,11 @@ async def test_of_several_objects_only_the_one_that_is_named_is_used(conn: Async
     coming = await list_object(conn, leading, run_id=first, size=1)
     _, count = await moved(conn, leading, second)
     assert (count, await here(conn, first), await here(conn, second)) == (1, [True], [False])
-    assert await value(conn, "select array_agg(object_id) from log_object where look_at is not null") == [coming]
+    assert await value(conn, "select array_agg(object_id) from log_archive_object where look_at is not null") == [
+        coming
+    ]
     late = await list_object(conn, leading, run_id=first, size=1)
-    await conn.execute("update log_object set look_at = clock() where object_id = %s", [late])
+    await conn.execute("update log_archive_object set look_at = clock() where object_id = %s", [late])
     placed = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["x"])[1][0])]
     assert await move_lines(conn, leading, late, placed) == 0, "its hour is over, whatever others have"
 
@@ -310,7 +312,7 @@ async def test_only_the_named_objects_are_forgotten(conn: AsyncConnection, leadi
     one, other = [await list_object(conn, leading, run_id=1, size=1) for _ in range(2)]
     await set_clock(conn, later(2 * HOUR))
     await forget_objects(conn, leading, [one])
-    assert await value(conn, "select array_agg(object_id) from log_object") == [other]
+    assert await value(conn, "select array_agg(object_id) from log_archive_object") == [other]
 
 
 @pytest.mark.requirement("A4")
@@ -319,7 +321,7 @@ async def test_who_does_not_lead_any_more_changes_nothing(conn: AsyncConnection,
     object_id = await list_object(conn, leading, run_id=run, size=1)
     await set_clock(conn, later(120))
     await watch_runs(conn, leading, batch=10)
-    await conn.execute("update log_object set look_at = clock()")
+    await conn.execute("update log_archive_object set look_at = clock()")
     old = leading._replace(epoch=leading.epoch - 1)
     found = await logs.ended(conn, after=0, seconds=0, batch=10)
     placed = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["x"])[1][0])]

@@ -43,7 +43,7 @@ async def test_a_note_is_written_changed_taken_away_and_goes_with_its_run(conn: 
     await write_note(conn, TaskKey(run_id, 0, -1), content="of a task", actor="ann")
     (task,) = await listings.tasks_of(conn, run_id=run_id, idxs=[0])
     assert task.note == "of a task"
-    told = "select count(*) from journal where verb = 'note' and actor = 'ann' and run_id = %s"
+    told = "select count(*) from audit_log where action = 'note' and actor = 'ann' and run_id = %s"
     assert await value(conn, told, run_id) == 4
     with pytest.raises(UserError, match="at most 1000"):
         await write_note(conn, of_run(run_id), content="x" * (LONGEST_NOTE + 1), actor="ann")
@@ -54,7 +54,9 @@ async def test_a_note_is_written_changed_taken_away_and_goes_with_its_run(conn: 
     epoch = await value(
         conn, "update shard set epoch = epoch + 1, lease_until = clock() + interval '1 h' returning epoch"
     )
-    await conn.execute("select * from sweep(0::smallint, %s, 'run', array[%s]::bigint[], 1000)", [epoch, run_id])
+    await conn.execute(
+        "select * from delete_pending_cleanup(0::smallint, %s, 'run', array[%s]::bigint[], 1000)", [epoch, run_id]
+    )
     assert await value(conn, "select count(*) from note") == 0 == await value(conn, "select count(*) from task")
 
 
@@ -68,7 +70,7 @@ async def test_only_a_run_that_is_over_is_deleted_and_once(conn: AsyncConnection
     await (await Runner.join(conn)).drain({"a": outcome})
     await delete_run(conn, run_id=running, actor="ann")
     assert await runs.find(conn, running) is None and await runs.find(conn, queued) is not None
-    assert await value(conn, "select array_agg(id) from remains where kind = 'run'") == [running]
+    assert await value(conn, "select array_agg(id) from pending_cleanup where kind = 'run'") == [running]
     with pytest.raises(NotFound):
         await delete_run(conn, run_id=running, actor="ann")
 
@@ -163,7 +165,7 @@ async def test_whoever_holds_the_run_is_waited_for(
         with pytest.raises((NotFound, Conflict)):
             await doing
     assert await value(conn, "select count(*) from note") == 0
-    assert await value(conn, "select count(*) from remains") == 0
+    assert await value(conn, "select count(*) from pending_cleanup") == 0
 
 
 @pytest.mark.requirement("H4")
@@ -196,8 +198,8 @@ async def test_a_list_by_number_text_or_rare_state_reads_an_index_and_ends_early
         for wanted, order, index in (
             (RunFilter(), [("run_id", True)], "run_pkey"),
             (RunFilter(dag_id=row.dag_id), [("run_id", True)], "run_"),
-            (RunFilter(dag_id=row.dag_id), [("text_id", True)], "run_of_text"),
-            (RunFilter(dag_id=row.dag_id), [("text_id", False)], "run_of_text"),
+            (RunFilter(dag_id=row.dag_id), [("text_id", True)], "run_of_display_id"),
+            (RunFilter(dag_id=row.dag_id), [("text_id", False)], "run_of_display_id"),
             (RunFilter(dag_id=row.dag_id, states=["failed", "canceled"]), [], "run_unwell"),
             (RunFilter(dag_id=row.dag_id, states=["running"]), [], "run_active"),
         ):

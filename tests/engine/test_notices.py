@@ -64,7 +64,7 @@ async def give_up(conn: AsyncConnection, epoch: int, *, seconds: float, batch: i
 
 async def write(conn: AsyncConnection, count: int, sink: str = HOOK) -> None:
     await conn.execute(
-        "insert into outbox (shard, sink, event, fact, created_at, waiting_since, due_at)"
+        "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at)"
         " select 0, %s, 'failure', '{}', clock(), clock(), clock() from generate_series(1, %s)",
         [sink, count],
     )
@@ -158,11 +158,11 @@ async def test_a_schedule_that_keeps_failing_is_told_once_per_episode(conn: Asyn
     assert [run for _, run, task, sink in found if (task, sink) == ("a", HOOK)] == [1, 4]
     assert [run for _, run, task, sink in found if (task, sink) == (None, HOOK)] == [1, 4]
     assert [run for _, run, task, sink in found if sink == MAIL] == [1, 2, 4]
-    assert await value(conn, "select failures from episode where task = ''") == 1
+    assert await value(conn, "select failures from failure_streak where task = ''") == 1
     # The same run again is the same episode.
     await clear(conn, run_id=4, chosen=await select_tasks(conn, run_id=4), actor="ann")
     await (await Runner.join(conn)).drain({"a": "failed"})
-    assert await value(conn, "select failures from episode where task = ''") == 2
+    assert await value(conn, "select failures from failure_streak where task = ''") == 2
     assert len([1 for _, run, task, sink in await said(conn) if (run, task, sink) == (4, None, HOOK)]) == 1
 
 
@@ -173,7 +173,7 @@ async def test_runs_that_somebody_starts_are_told_each_time(conn: AsyncConnectio
         await start(conn, "d")
         await runner.drain({"a": "failed"})
     assert [run for _, run, _, _ in await said(conn)] == [1, 2]
-    assert await value(conn, "select count(*) from episode") == 0
+    assert await value(conn, "select count(*) from failure_streak") == 0
 
 
 async def test_the_settings_of_the_leader_hold_for_every_dag(conn: AsyncConnection) -> None:
@@ -183,7 +183,7 @@ async def test_the_settings_of_the_leader_hold_for_every_dag(conn: AsyncConnecti
     await play(conn, epoch, "success", "failed", "failed", "success")
     assert await said(conn) == [("failure", 2, None, HOOK)]
     # The episode of a DAG that asks for nothing itself ends with a success, too.
-    assert await value(conn, "select count(*) from episode") == 0
+    assert await value(conn, "select count(*) from failure_streak") == 0
     await set_clock(conn, later(500))
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     await set_clock(conn, later(511))
@@ -191,7 +191,7 @@ async def test_the_settings_of_the_leader_hold_for_every_dag(conn: AsyncConnecti
     await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
     assert (await said(conn))[1:] == [("deadline", 5, None, MAIL)]
     await put_defaults(conn, epoch, (Event.FAILURE, HOOK), every_time=True)
-    assert await value(conn, "select array_agg(event || every_time) from default_notice") == ["failuretrue"]
+    assert await value(conn, "select array_agg(event || every_time) from default_notification_rule") == ["failuretrue"]
     with pytest.raises(NotLeader):
         await put_defaults(conn, epoch - 1)
 
@@ -214,7 +214,7 @@ async def test_work_that_nobody_asked_about_writes_nothing(conn: AsyncConnection
     epoch = await scheduled(conn)
     await play(conn, epoch, "failed", "failed")
     assert await said(conn) == []
-    assert await value(conn, "select count(*) from episode") == 0
+    assert await value(conn, "select count(*) from failure_streak") == 0
 
 
 # Sending ----------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ async def test_people_try_failed_ones_again_and_only_those(conn: AsyncConnection
     assert await retry_failed(conn, sink=None, actor="ann") == 1
     again = await take(conn, epoch)
     assert {(each.delivery_id, each.attempts) for each in again} == {(two.delivery_id, 1), (three.delivery_id, 1)}
-    assert await value(conn, "select count(*) from journal where verb = 'retry_notifications'") == 2
+    assert await value(conn, "select count(*) from audit_log where action = 'retry_notifications'") == 2
 
 
 async def test_what_is_over_is_pruned_and_what_waits_is_not(conn: AsyncConnection) -> None:
@@ -357,7 +357,7 @@ async def test_the_success_of_one_task_ends_no_other_ones_episode(conn: AsyncCon
     epoch = await lead(conn)
     await play(conn, epoch, "failed", "failed")
     assert [(run, task) for _, run, task, _ in await said(conn)] == [(1, "a")]
-    assert await value(conn, "select failures from episode where task = 'a'") == 2
+    assert await value(conn, "select failures from failure_streak where task = 'a'") == 2
 
 
 async def test_a_row_in_somebodys_hands_is_passed_over(conn: AsyncConnection, database: str) -> None:

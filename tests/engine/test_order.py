@@ -127,7 +127,7 @@ async def test_who_has_a_place_keeps_it_while_it_waits(db: AsyncConnection, way:
     elif way == "pause":
         await pause(db, dag="a", actor="test")
     elif way == "unadmit":
-        await db.execute("update runner set gone_at = clock()")
+        await db.execute("update runner set ended_at = clock()")
         await set_clock(db, later(100))
         assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 1
         runner = await Runner.join(db)
@@ -183,7 +183,7 @@ async def test_whatever_ends_a_version_the_next_one_is_let_in(db: AsyncConnectio
             await cancel(db, run_id=first, actor="test")
         case "cancel_paused":
             await pause(db, dag="a", actor="test")
-            assert await value(db, "select count(*) from gate_hold") == 0
+            assert await value(db, "select count(*) from gate_holder") == 0
             await cancel(db, run_id=first, actor="test")
             await unpause(db, dag="a", actor="test")
         case "mark" | "mark_waiting":

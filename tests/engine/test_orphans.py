@@ -104,7 +104,7 @@ async def _complete(subject: Subject, state: TaskState) -> None:
     """What else belongs to a task in that state, so that it is sound."""
     conn = subject.conn
     if state is not TaskState.AVAILABLE:
-        await conn.execute("delete from ready where run_id = %s", [subject.run_id])
+        await conn.execute("delete from ready_task where run_id = %s", [subject.run_id])
     if state is not TaskState.RUNNING:
         await conn.execute("delete from lease where run_id = %s", [subject.run_id])
     if state is TaskState.PENDING:
@@ -117,7 +117,7 @@ async def test_where_all_tasks_have_ended_reconcile_closes_the_run_with_what_the
     conn: AsyncConnection, state: TaskState
 ) -> None:
     subject = await place_subject(conn, state)
-    await conn.execute("delete from ready")
+    await conn.execute("delete from ready_task")
     await conn.execute("delete from lease")
     await conn.execute(
         "insert into task (run_id, idx, version_id, state, finished_at) values (%s, 2, %s, %s, clock())"

@@ -106,7 +106,7 @@ async def test_cancel_ends_the_open_run_and_starts_when_it_has_ended(conn: Async
     [
         "version = version + 1",
         "next_due = next_due - interval '1 second'",
-        "paused = true",
+        "is_paused = true",
         "error = 'cannot be planned'",
         None,
     ],
@@ -178,13 +178,13 @@ async def test_a_run_that_nobody_let_in_is_admitted_by_the_round(conn: AsyncConn
     await fire_at(conn, epoch, 20)
     # As if the end of the first had passed the second over, because somebody worked on it.
     await conn.execute("update task set state = 'success', finished_at = clock() where run_id = 1")
-    await conn.execute("delete from ready")
+    await conn.execute("delete from ready_task")
     await conn.execute(
         "update run_status set state = 'success', open_tasks = 0, finished_at = clock() where run_id = 1"
     )
-    assert await value(conn, "select array_agg(x) from dags_with_room(0::smallint) x") == [1]
+    assert await value(conn, "select array_agg(x) from dags_with_free_slots(0::smallint) x") == [1]
     assert (await admit(conn, shard=0, epoch=epoch)).admitted == 1
-    assert await value(conn, "select array_agg(x) from dags_with_room(0::smallint) x") is None
+    assert await value(conn, "select array_agg(x) from dags_with_free_slots(0::smallint) x") is None
 
 
 @pytest.mark.parametrize("overlap", ["skip", "queue_one", "queue_all", "cancel"])
@@ -278,7 +278,7 @@ async def test_which_records_are_one_range(conn: AsyncConnection, change: str, i
         for first, last, count, recorded in ((1, 2, 1, 3), (10, 20, 3, 100), (30, 40, 4, 101)):
             await conn.execute(_RECORD, [schedule, later(first), later(last), count, "overlap_skip", later(recorded)])
     await conn.execute(change.format(recorded=later(100), between=later(25), one=one))  # type: ignore[arg-type]
-    await conn.execute("select join_overlapped(array[%s::int])", [one])
+    await conn.execute("select merge_overlap_skips(array[%s::int])", [one])
     counts = "select array_agg(count order by first_at) from skip_record where schedule_id = %s"
     assert await value(conn, counts, one) == ([1, 7] if is_joined else [1, 3, 4])
     assert await value(conn, counts, other) == [1, 3, 4]

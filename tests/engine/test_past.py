@@ -172,7 +172,9 @@ async def test_a_run_that_was_pruned_keeps_nobody_waiting(db: AsyncConnection) -
     await prune_runs(db, mandate, after=0, pace=Pace(batch=10), now=later(3600 * 4))
     seen = await shards.poll_work(db, shard=0, epoch=leader, lost_after=90)
     assert seen.has_gates, "the leader comes by"
-    assert await value(db, "select array_agg(name) from gate where is_behind") == [f"{first}/1"], "for that one alone"
+    assert await value(db, "select array_agg(name) from gate where needs_admission") == [f"{first}/1"], (
+        "for that one alone"
+    )
     await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
     assert [await state(db, run) for run in (second, third)] == ["available", "pending"]
     await sound(db)

@@ -45,7 +45,7 @@ async def test_gates_that_were_left_to_the_leader_and_rates_that_open(db: AsyncC
     await db.execute("insert into gate (kind, name, capacity) values ('pool', 'a', 1), ('rate', 'b', 1)")
     seen = await look(db)
     assert (seen.has_gates, seen.next_opening) == (False, None)
-    await db.execute("update gate set is_behind = true, opens_at = %s where name = 'b'", [later(60)])
+    await db.execute("update gate set needs_admission = true, next_opening = %s where name = 'b'", [later(60)])
     seen = await look(db)
     assert (seen.has_gates, seen.next_opening) == (True, later(60))
 
@@ -59,7 +59,7 @@ async def test_who_is_silent_is_not_excused_by_what_another_one_claims(db: Async
     epoch = await lead(db)
     for second in range(2, 94, 2):
         await set_clock(db, later(second))
-        await db.execute("update runner set beat = beat + 1 where session = %s", [busy.session])
+        await db.execute("update runner set heartbeat_seq = heartbeat_seq + 1 where session = %s", [busy.session])
         await start(db, "d")
         assert len(await busy.claim()) == 1
         seen = await shards.poll_work(db, shard=0, epoch=epoch, lost_after=90, seconds=5, elapsed=2)
@@ -75,7 +75,7 @@ async def test_runs_over_their_time_unless_all_was_asked_to_stop_or_they_were_se
     await set_clock(db, later(10))
     assert (await look(db)).overdue == runs
     await db.execute("update task set request = 'cancel' where run_id = %s", [runs[0]])
-    await db.execute("select set_aside('run', %s, 'time_out', 'it breaks', true)", [runs[1]])
+    await db.execute("select quarantine_row('run', %s, 'time_out', 'it breaks', true)", [runs[1]])
     assert (await look(db)).overdue == [runs[2]]
     await set_clock(db, later(60))
     assert (await look(db)).overdue == runs[1:], "it is tried again later"
@@ -89,5 +89,5 @@ async def test_dags_with_room_unless_they_were_set_aside(db: AsyncConnection) ->
     rows = await db.execute("select dag_id from dag order by dag_id")
     one, two = [row[0] for row in await rows.fetchall()]
     assert (await look(db)).with_room == [one, two]
-    await db.execute("select set_aside('dag', %s, 'admit', 'it breaks', true)", [one])
+    await db.execute("select quarantine_row('dag', %s, 'admit', 'it breaks', true)", [one])
     assert (await look(db)).with_room == [two]

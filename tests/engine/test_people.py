@@ -196,7 +196,7 @@ async def test_pausing_takes_available_tasks_out_of_the_line(conn: AsyncConnecti
     run = await start(conn, "one")
     await pause(conn, dag="one", actor="ann")
     assert await states(conn, run) == {"a": "pending"}
-    assert await value(conn, "select count(*) from ready") == 0
+    assert await value(conn, "select count(*) from ready_task") == 0
 
 
 async def test_a_pause_walks_over_a_long_line_once(rollback_conn: AsyncConnection) -> None:
@@ -205,16 +205,16 @@ async def test_a_pause_walks_over_a_long_line_once(rollback_conn: AsyncConnectio
         await put(conn, make_dag(name, {"a": []}))
         for _ in range(150):
             await start(conn, name)
-    read = "select idx_tup_fetch + coalesce(seq_tup_read, 0) from pg_stat_xact_user_tables where relname = 'ready'"
+    read = "select idx_tup_fetch + coalesce(seq_tup_read, 0) from pg_stat_xact_user_tables where relname = 'ready_task'"
     before = await value(conn, read)
     assert await pause(conn, dag="one", actor="ann")
     after = await value(conn, read)
     assert isinstance(before, int) and isinstance(after, int) and 150 <= after - before <= 900
-    assert await value(conn, "select count(*) from ready") == 150
+    assert await value(conn, "select count(*) from ready_task") == 150
     assert (
         await value(
             conn,
-            "select count(*) from ready q join run r using (run_id) join dag d using (dag_id) where d.name = 'one'",
+            "select count(*) from ready_task q join run r using (run_id) join dag d using (dag_id) where d.name = 'one'",
         )
         == 0
     )
@@ -278,7 +278,7 @@ async def test_clearing_takes_back_what_its_end_had_let_in_and_has_not_started(c
     chosen = [row for row in await select_tasks(conn, run_id=run) if row.task == "a"]
     await clear(conn, run_id=run, chosen=chosen, actor="ann")
     assert await states(conn, run) == {"a": "available", "b": "waiting", "other": "running"}
-    assert await value(conn, "select count(*) from ready") == 1
+    assert await value(conn, "select count(*) from ready_task") == 1
     await runner.finish(other)
     assert await runner.drain() == ["a", "b"]
     assert await run_state(conn, run) == "success"
@@ -299,7 +299,7 @@ async def test_clearing_leaves_a_task_that_a_runner_has_taken_and_one_that_may_s
     await clear(conn, run_id=run, chosen=chosen, actor="ann")
     found = await states(conn, run)
     assert (found["a"], found["taken"], found["easy"]) == ("available", "running", "available")
-    assert await value(conn, "select count(*) from ready") == 2
+    assert await value(conn, "select count(*) from ready_task") == 2
     assert await runner.finish(taken) == []
 
 
@@ -321,7 +321,7 @@ async def test_clearing_takes_back_a_task_that_waits_for_its_retry_or_its_gates(
     chosen = [row for row in await select_tasks(conn, run_id=run) if row.task == "a"]
     await clear(conn, run_id=run, chosen=chosen, actor="ann")
     assert await states(conn, run) == {"a": "available", "full": "running", "retries": "waiting", "waits": "waiting"}
-    assert await value(conn, "select count(*) from gate_wait") == 0
+    assert await value(conn, "select count(*) from gate_waiter") == 0
     await set_clock(conn, later(100))
     epoch = await lead(conn)
     await promote(conn, shard=0, epoch=epoch, batch=10, max_active_retries=None)

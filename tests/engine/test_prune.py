@@ -90,7 +90,7 @@ async def sweep_all(
         done = await sweep(conn, given, kind, after=after, pace=pace)
         assert done.refused == () and done.rows <= pace.rows
         rows, after, is_end = rows + done.rows, done.last, done.is_end
-    assert not is_alone or await value(conn, "select count(*) from remains where kind = %s", kind.value) == 0
+    assert not is_alone or await value(conn, "select count(*) from pending_cleanup where kind = %s", kind.value) == 0
     return rows
 
 
@@ -197,7 +197,7 @@ async def test_clearing_or_marking_a_run_that_is_being_pruned_finds_none(
     assert isinstance(await _error_of(mark(other, TaskKey(run, 0, -1), state="failed", actor="me")), Conflict)
     assert isinstance(await _error_of(cancel(other, run_id=run, actor="me")), NotFound)
     assert await value(conn, "select count(*) from task where state = 'waiting'") == 0, "nothing was reopened"
-    assert await value(conn, "select count(*) from journal where verb in ('clear', 'mark', 'cancel')") == 0
+    assert await value(conn, "select count(*) from audit_log where action in ('clear', 'mark', 'cancel')") == 0
     await sweep_all(conn, given)
     assert await rows_of(conn, run) == {}
 
@@ -251,10 +251,10 @@ async def test_only_the_remains_that_were_asked_for_are_swept(conn: AsyncConnect
     seen = [await finished(conn) for _ in range(3)]
     given = await mandate(conn, epoch, days=10)
     await prune_runs(conn, given, after=0, pace=ALL, now=later(100 * DAY))
-    await conn.execute("insert into remains values (0, 'version', %s)", [seen[1]])
+    await conn.execute("insert into pending_cleanup values (0, 'version', %s)", [seen[1]])
     await retention.sweep(conn, given, Remains.RUN, [seen[1]], 1000)
     assert [len(await rows_of(conn, run)) > 0 for run in seen] == [True, False, True]
-    left = await (await conn.execute("select kind, id from remains order by 1, 2")).fetchall()
+    left = await (await conn.execute("select kind, id from pending_cleanup order by 1, 2")).fetchall()
     assert left == [("run", seen[0]), ("run", seen[2]), ("version", seen[1])]
 
 
@@ -262,29 +262,29 @@ async def test_what_is_not_on_the_list_of_remains_by_its_kind_is_not_swept(conn:
     run, version = await finished(conn), await put(conn, make_dag("dag", ONE))
     other_version = await put(conn, make_dag("dag", {"b": []}))
     given = await mandate(conn, epoch, days=10)
-    await conn.execute("insert into remains values (0, 'version', %s), (0, 'run', %s)", [run, version])
+    await conn.execute("insert into pending_cleanup values (0, 'version', %s), (0, 'run', %s)", [run, version])
     await retention.sweep(conn, given, Remains.RUN, [run], 1000)
     await retention.sweep(conn, given, Remains.VERSION, [version, other_version], 1000)
     assert len(await rows_of(conn, run)) == len(OF_A_RUN)
     specs = "select count(*) from task_spec where version_id = any(%s)"
     assert await value(conn, specs, [version, other_version]) == 2
-    await conn.execute("truncate remains")
+    await conn.execute("truncate pending_cleanup")
     await conn.execute(
-        "insert into remains values (0, 'version', %s), (0, 'version', %s), (0, 'run', %s)",
+        "insert into pending_cleanup values (0, 'version', %s), (0, 'version', %s), (0, 'run', %s)",
         [version, other_version, version],
     )
     await retention.sweep(conn, given, Remains.VERSION, [version], 1000)
     assert await value(conn, specs, [version, other_version]) == 1
-    left = await (await conn.execute("select kind, id from remains order by 1, 2")).fetchall()
+    left = await (await conn.execute("select kind, id from pending_cleanup order by 1, 2")).fetchall()
     assert left == [("run", version), ("version", other_version)]
 
 
 async def test_a_thing_is_on_the_list_of_remains_once_and_by_its_kind(conn: AsyncConnection) -> None:
-    await conn.execute("insert into remains values (0, 'run', 1), (0, 'version', 1)")
+    await conn.execute("insert into pending_cleanup values (0, 'run', 1), (0, 'version', 1)")
     with pytest.raises(psycopg.errors.UniqueViolation):
-        await conn.execute("insert into remains values (0, 'run', 1)")
+        await conn.execute("insert into pending_cleanup values (0, 'run', 1)")
     with pytest.raises(psycopg.errors.CheckViolation):
-        await conn.execute("insert into remains values (0, 'dag', 1)")
+        await conn.execute("insert into pending_cleanup values (0, 'dag', 1)")
 
 
 async def test_a_crash_between_batches_leaves_nothing_that_the_next_round_does_not_find(
@@ -340,10 +340,10 @@ async def test_the_journal_has_one_entry_for_a_round_with_what_went(conn: AsyncC
     assert second.entry == first.entry is not None
     done = await prune_kind(conn, given.with_entry(first.entry), Kind.RUNNERS, pace=ALL)
     assert (done.pruned, done.entry) == (0, first.entry)
-    rows = await (await conn.execute("select verb, actor, detail from journal where detail ? 'runs'")).fetchall()
+    rows = await (await conn.execute("select action, actor, detail from audit_log where detail ? 'runs'")).fetchall()
     assert [(verb, actor, detail["runs"]) for verb, actor, detail in rows] == [("prune", "test", 3)]
     assert datetime.fromisoformat(rows[0][2]["before"]) == given.before
-    assert await value(conn, "select count(*) from journal") == 2, "the other is of publishing"
+    assert await value(conn, "select count(*) from audit_log") == 2, "the other is of publishing"
 
 
 # Nothing happens twice, nobody else may -----------------------------------------------------------------------------
@@ -382,15 +382,15 @@ VERBS: dict[str, Verb] = {
         if kind not in (Kind.RUNS, Kind.JOURNAL)
     },
 }
-OF_SCHEDULES = ("skip_record", "alert", "backfill", "cause")
+OF_SCHEDULES = ("skip_record", "alert", "backfill", "run_trigger")
 EVERYTHING = (
     *OF_A_RUN,
     *OF_SCHEDULES,
     "outbox",
     "event",
     "asset_update",
-    "remains",
-    "journal",
+    "pending_cleanup",
+    "audit_log",
     "runner",
     "dag_version",
     "task_spec",
@@ -421,14 +421,14 @@ async def test_the_leader_prunes_each_of_them(conn: AsyncConnection, epoch: int,
 # What each of them would delete, or must not wait for.
 LOCKED = {
     "runs": "run_status",
-    "sweep_runs": "remains",
-    "sweep_versions": "remains",
-    "journal": "journal",
+    "sweep_runs": "pending_cleanup",
+    "sweep_versions": "pending_cleanup",
+    "journal": "audit_log",
     "skip_records": "skip_record",
     "alerts": "alert",
     "notifications": "outbox",
     "backfills": "backfill",
-    "causes": "cause",
+    "causes": "run_trigger",
     "events": "event",
     "asset_updates": "asset_update",
     "runners": "runner",
@@ -463,21 +463,23 @@ async def make_everything_old(conn: AsyncConnection, epoch: int) -> PruneGrant:
         " values ('not_fired', 1, clock(), clock(), clock(), clock())"
     )
     await conn.execute(
-        "insert into outbox (shard, sink, event, fact, created_at, waiting_since, due_at, state, ended_at)"
+        "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at, state, ended_at)"
         " values (0, 'email:a@example.com', 'failure', '{}', clock(), clock(), clock(), 'sent', clock())"
     )
-    await conn.execute("insert into cause select schedule_id, clock(), 'dag', 'a', 1, clock() from schedule limit 1")
+    await conn.execute(
+        "insert into run_trigger select schedule_id, clock(), 'dag', 'a', 1, clock() from schedule limit 1"
+    )
     await conn.execute(
         "insert into backfill (shard, dag_id, spec, params, first_at, last_at, reprocess, newest_first, parallel, request, state,"
         " total, created_by, created_at, finished_at) select 0, 1, '{}', '{}', clock(), clock(), 'none', false, 1, 'r', 'done', 1,"
         " 'me', clock(), clock()"
     )
     await send_event(conn, name="loaded", payload=None, actor="me")
-    await conn.execute("update event set is_heard = true")
+    await conn.execute("update event set is_delivered = true")
     await update_asset(conn, asset="orders", extra={}, actor="me")
-    await conn.execute("update runner set gone_at = clock()")
+    await conn.execute("update runner set ended_at = clock()")
     await dags.put_bundle(conn, bundle_hash="unused", file="f.py", archive=b"", uses_threads=None)
-    await conn.execute("insert into remains values (0, 'run', 777), (0, 'version', 777)")
+    await conn.execute("insert into pending_cleanup values (0, 'run', 777), (0, 'version', 777)")
     return await mandate(conn, epoch, days=10)
 
 
@@ -491,19 +493,20 @@ async def counts(conn: AsyncConnection) -> dict[str, object]:
 async def test_the_journal_is_walked_from_its_beginning_to_the_first_young_entry(
     conn: AsyncConnection, epoch: int
 ) -> None:
-    await conn.execute("truncate journal")
+    await conn.execute("truncate audit_log")
     for day in (0, 1, 2, 50, 3, 51):
         await conn.execute(
-            "insert into journal (occurred_at, verb, actor, detail) values (%s, 'test', 'me', '{}')", [later(day * DAY)]
+            "insert into audit_log (occurred_at, action, actor, detail) values (%s, 'test', 'me', '{}')",
+            [later(day * DAY)],
         )
     given = await mandate(conn, epoch, days=10)
     first = await prune_journal(conn, given, after=0, pace=Pace(batch=2), now=later(100 * DAY))
     assert (first.pruned, first.is_end) == (2, False)
     second = await prune_journal(conn, given.with_entry(first.entry), after=first.last, pace=ALL, now=later(100 * DAY))
     assert (second.pruned, second.is_end) == (1, True)
-    left = "select array_agg(occurred_at order by entry_id) from journal where verb = 'test'"
+    left = "select array_agg(occurred_at order by entry_id) from audit_log where action = 'test'"
     young = await (
-        await conn.execute("select entry_id from journal where occurred_at >= %s", [given.before])
+        await conn.execute("select entry_id from audit_log where occurred_at >= %s", [given.before])
     ).fetchall()
     assert (await retention.prune_journal(conn, given, [row[0] for row in young])).pruned == 0
     assert await value(conn, left) == [later(50 * DAY), later(3 * DAY), later(51 * DAY)]
@@ -532,10 +535,10 @@ async def test_runners_go_when_they_are_gone_for_long_and_hold_nothing(conn: Asy
     await start(conn, "past")
     assert len(await holding.claim(1)) == 1
     sessions = [gone.session, holding.session]
-    await conn.execute("update runner set gone_at = clock() where session = any(%s)", [sessions])
+    await conn.execute("update runner set ended_at = clock() where session = any(%s)", [sessions])
     await at(conn, 50)
     lately = await Runner.join(conn)
-    await conn.execute("update runner set gone_at = clock() where session = %s", [lately.session])
+    await conn.execute("update runner set ended_at = clock() where session = %s", [lately.session])
     assert (await prune_kind(conn, await mandate(conn, epoch, days=10), Kind.RUNNERS, pace=ALL)).pruned == 1
     left = await value(conn, "select array_agg(session order by session) from runner")
     assert left == [holding.session, alive.session, lately.session]
@@ -545,7 +548,9 @@ async def test_causes_alerts_and_backfills_go_when_they_are_over_and_old(conn: A
     epoch, schedule = await scheduled(conn)
     for day in (0, 50):
         await at(conn, day)
-        await conn.execute("insert into cause values (%s, clock(), 'dag', 'a', 1, clock())", [schedule.schedule_id])
+        await conn.execute(
+            "insert into run_trigger values (%s, clock(), 'dag', 'a', 1, clock())", [schedule.schedule_id]
+        )
         await conn.execute(
             "insert into alert (kind, schedule_id, due_at, last_due_at, raised_at, ended_at)"
             " values ('not_fired', 1, clock(), clock(), clock(), clock())"
@@ -559,7 +564,7 @@ async def test_causes_alerts_and_backfills_go_when_they_are_over_and_old(conn: A
     given = await mandate(conn, epoch, days=10)
     for kind in (Kind.CAUSES, Kind.ALERTS, Kind.BACKFILLS):
         assert [(await prune_kind(conn, given, kind, pace=ALL)).pruned for _ in range(2)] == [1, 0]
-    assert await value(conn, "select array_agg(fire_at) from cause") == [later(50 * DAY)]
+    assert await value(conn, "select array_agg(fire_at) from run_trigger") == [later(50 * DAY)]
     assert await value(conn, "select array_agg(ended_at) from alert") == [later(50 * DAY)]
     assert await value(conn, "select array_agg(request order by request) from backfill") == ["0 1", "50 0", "50 1"]
 
@@ -620,11 +625,11 @@ async def test_a_run_that_began_while_its_version_was_replaced_keeps_it(conn: As
 async def test_a_version_to_which_a_run_was_moved_stays(conn: AsyncConnection, epoch: int) -> None:
     first = await put(conn, make_dag("dag", ONE))
     second = await put(conn, make_dag("dag", {"b": []}))
-    await conn.execute("insert into moved_run values (777, %s)", [first])
+    await conn.execute("insert into run_version_override values (777, %s)", [first])
     given = await mandate(conn, epoch, days=10)
     assert (await prune_kind(conn, given, Kind.VERSIONS, pace=ALL)).pruned == 0
     assert await versions(conn) == [first, second]
-    await conn.execute("delete from moved_run")
+    await conn.execute("delete from run_version_override")
     assert (await prune_kind(conn, given, Kind.VERSIONS, pace=ALL)).pruned == 1
 
 
@@ -634,13 +639,13 @@ async def test_young_notifications_young_events_and_events_that_nobody_heard_sta
     for days in (0, 50):
         await at(conn, days)
         await conn.execute(
-            "insert into outbox (shard, sink, event, fact, created_at, waiting_since, due_at, state, ended_at)"
+            "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at, state, ended_at)"
             " values (0, 'email:a@example.com', 'failure', '{}', clock(), clock(), clock(), 'sent', clock())"
         )
         for name in ("heard", "new"):
             await send_event(conn, name=f"{name} on day {days}", payload=None, actor="me")
         await update_asset(conn, asset=f"of day {days}", extra={}, actor="me")
-    await conn.execute("update event set is_heard = true where name ~ 'heard'")
+    await conn.execute("update event set is_delivered = true where name ~ 'heard'")
     given = await mandate(conn, epoch, days=10)
     assert (await prune_kind(conn, given, Kind.NOTIFICATIONS, pace=ALL)).pruned == 1
     assert (await prune_kind(conn, given, Kind.EVENTS, pace=ALL)).pruned == 1

@@ -38,11 +38,11 @@ async def real(database: str) -> AsyncIterator[AsyncConnection]:
 
 
 async def set_aside(conn: AsyncConnection, kind: str, subject_id: int, *, again: bool = True) -> None:
-    await conn.execute("select set_aside(%s, %s, 'test', 'a reason', %s)", [kind, subject_id, again])
+    await conn.execute("select quarantine_row(%s, %s, 'test', 'a reason', %s)", [kind, subject_id, again])
 
 
 async def is_set_aside(conn: AsyncConnection, kind: str, subject_id: int) -> object:
-    return await value(conn, "select is_set_aside(%s, %s)", kind, subject_id)
+    return await value(conn, "select is_quarantined(%s, %s)", kind, subject_id)
 
 
 async def round_of(conn: AsyncConnection, epoch: int) -> runs.Reconciled:
@@ -220,9 +220,9 @@ async def test_a_run_that_cannot_even_be_looked_at_keeps_no_other(conn: AsyncCon
     for claim in await runner.claim():
         if claim.idx == 0:
             await runner.finish(claim)
-    await conn.execute("update task_spec set setup_total = 1, rule = 'all_done_setup_success' where idx = 2")
+    await conn.execute("update task_spec set setup_total = 1, trigger_rule = 'all_done_setup_success' where idx = 2")
     await conn.execute("update run_status set open_tasks = 7 where run_id <> %s", [made[1]])
-    await refuse(conn, "journal", f"new.run_id = {made[1]} and new.verb = 'reconcile'", on="insert")
+    await refuse(conn, "audit_log", f"new.run_id = {made[1]} and new.action = 'reconcile'", on="insert")
     await conn.execute("update task set n_success = 2147483647 where idx = 2 and run_id = %s", [made[1]])
     done = await round_of(conn, epoch)
     assert (done.repaired, done.refused) == (["run_counter_drift"] * 2, 1)
@@ -254,11 +254,11 @@ async def test_a_large_run_comes_alone(conn: AsyncConnection) -> None:
     epoch = await lead(conn)
     await put(conn, make_dag("large", {f"t{number}": [] for number in range(30)}))
     made = [await start(conn, "large") for _ in range(4)]
-    await conn.execute("delete from ready")
+    await conn.execute("delete from ready_task")
     seen, after = [], (0, 0)
     while True:
         cursor = await conn.execute(
-            "select last_dag_id, last_run_id, repaired from reconcile(0::smallint, %s, %s, %s, 100, p_tasks => 50)",
+            "select last_dag_id, last_run_id, repaired from reconcile_runs(0::smallint, %s, %s, %s, 100, p_tasks => 50)",
             [epoch, *after],
         )
         dag_id, run_id, repaired = await cursor.fetchone() or (None, None, [])
@@ -296,7 +296,7 @@ async def test_a_dag_whose_runs_cannot_start_keeps_no_other(conn: AsyncConnectio
     for name in ("bad", "good"):
         await put(conn, make_dag(name, ONE))
         passed_over[name] = await start(conn, name)
-    await conn.execute("delete from ready")
+    await conn.execute("delete from ready_task")
     await conn.execute("delete from task")
     await conn.execute("update run_status set state = 'queued', started_at = null")
     await refuse(conn, "task", f"new.run_id = {passed_over['bad']}", on="insert")

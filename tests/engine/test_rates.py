@@ -115,7 +115,7 @@ async def test_who_waits_for_a_slot_of_a_rate_takes_nothing_else(db: AsyncConnec
     await set_clock(db, later(15))
     ((claim,), _) = await runner.step([(claim, "success", {})], free=5)
     assert claim.run_id == second
-    assert await value(db, "select until from gate_pass") == later(25)
+    assert await value(db, "select until from rate_slot") == later(25)
     await sound(db)
 
 
@@ -149,7 +149,7 @@ async def test_a_new_version_changes_the_rate_and_what_is_taken_stays_taken(db: 
     assert await let_in(db, made) == [True, True, True, False]
     await set_clock(db, later(10))
     assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 1
-    assert await value(db, "select until from gate_pass") == later(110)
+    assert await value(db, "select until from rate_slot") == later(110)
     (row,) = await gates.list_gates(db, kinds=["rate"])
     assert (row.used, row.capacity, row.period) == (1, 1, 100.0)
 
@@ -200,12 +200,12 @@ async def test_no_window_has_more_than_the_limit_with_many_promoters(database: s
             assert (await reconcile_gates(conn, shard=0, epoch=epoch, after=0, batch=100)).drifted == 0
         is_over.set()
 
-    await conn.execute("create table seen as select * from gate_pass")
+    await conn.execute("create table seen as select * from rate_slot")
     await conn.execute(
         "create function see() returns trigger language plpgsql as"
         " $$ begin insert into seen values (new.gate_id, new.until, new.seq); return new; end $$"
     )
-    await conn.execute("create trigger see after insert on gate_pass for each row execute function see()")
+    await conn.execute("create trigger see after insert on rate_slot for each row execute function see()")
     async with asyncio.timeout(300), asyncio.TaskGroup() as group:
         for n, each in enumerate(others[:2]):
             group.create_task(make(each, random.Random(n)))

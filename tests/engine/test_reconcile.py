@@ -43,7 +43,7 @@ async def test_a_healthy_run_needs_no_repair(conn: AsyncConnection, diamond: int
 @pytest.mark.parametrize(
     ("damage", "repaired"),
     [
-        ("delete from ready", "available_not_offered"),
+        ("delete from ready_task", "available_not_offered"),
         ("delete from lease", "lease_missing"),
         ("delete from task", "run_without_tasks"),
         ("update run_status set open_tasks = 7", "run_counter_drift"),
@@ -53,7 +53,7 @@ async def test_a_healthy_run_needs_no_repair(conn: AsyncConnection, diamond: int
 async def test_damage_is_repaired_and_recorded(conn: AsyncConnection, diamond: int, damage: str, repaired: str) -> None:
     if "from task" in damage:
         await conn.execute("delete from lease")
-        await conn.execute("delete from ready")
+        await conn.execute("delete from ready_task")
     await conn.execute(damage)  # type: ignore[arg-type]
     assert repaired in await repair(conn)
     assert [entry.verb for entry in await runs.journal(conn, run_id=diamond)] == ["reconcile"]
@@ -65,7 +65,7 @@ async def test_a_lease_of_somebody_else_is_none(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", {"a": []}))
     run, owner, other = await start(conn, "one"), await Runner.join(conn), await Runner.join(conn)
     await owner.claim()
-    examined = "select examine_run(%s, 0)"
+    examined = "select inspect_run(%s, 0)"
     assert await value(conn, examined, run) == "sound"
     await conn.execute("update lease set session = %s", [other.session])
     assert await value(conn, examined, run) == "drifted"
@@ -94,7 +94,7 @@ async def test_an_upstream_end_that_was_never_counted_is_found(conn: AsyncConnec
     (a,) = await runner.claim()
     await runner.finish(a)
     await invariants.install(conn)
-    await conn.execute("delete from ready")
+    await conn.execute("delete from ready_task")
     await conn.execute("delete from task where idx = 1")
     assert "uncounted_upstream" in await repair(conn)
     assert await states(conn, run) == {"a": "success", "b": "available"}
@@ -120,7 +120,7 @@ async def test_a_retry_whose_timer_was_lost_still_comes(conn: AsyncConnection) -
     (claim,) = await runner.claim()
     await runner.finish(claim, "failed", retry_in=30)
     await invariants.install(conn)
-    await conn.execute("delete from timer")
+    await conn.execute("delete from task_timer")
     assert await repair(conn) == ["timer_missing"]
     await set_clock(conn, later(60))
     epoch = await lead(conn)
@@ -131,7 +131,7 @@ async def test_a_retry_whose_timer_was_lost_still_comes(conn: AsyncConnection) -
 async def test_a_queued_run_that_was_passed_over_is_admitted(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", {"a": []}))
     run = await start(conn, "one")
-    await conn.execute("delete from ready")
+    await conn.execute("delete from ready_task")
     await conn.execute("delete from task")
     await conn.execute("update run_status set state = 'queued', started_at = null")
     await invariants.install(conn)
@@ -143,7 +143,7 @@ async def test_a_queued_run_that_was_passed_over_is_admitted(conn: AsyncConnecti
 async def test_reconciling_goes_through_all_runs_slice_by_slice(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", {"a": []}))
     made = [await start(conn, "one") for _ in range(5)]
-    await conn.execute("delete from ready")
+    await conn.execute("delete from ready_task")
     epoch, after, slices = await lead(conn), (0, 0), 0
     while True:
         done = await reconcile(conn, shard=0, epoch=epoch, after=after, batch=2)

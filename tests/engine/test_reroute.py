@@ -31,5 +31,5 @@ async def test_only_what_other_rules_change_is_routed_anew_and_noted(conn: Async
     assert (first.rerouted, second.rerouted, again.rerouted) == (0, 1, 0)
     assert await dags.queues(conn, first.out_version_id) == ["fast", "default", "own"]
     assert await dags.queues(conn, other.out_version_id) == ["default"]
-    noted = "select jsonb_agg(detail->'tasks') from journal where verb = 'route'"
+    noted = "select jsonb_agg(detail->'tasks') from audit_log where action = 'route'"
     assert await value(conn, noted) == [{"a": ["default", "fast"]}]

@@ -92,13 +92,14 @@ async def test_a_timer_of_a_task_that_is_in_line_gives_it_no_second_place(conn: 
     epoch = await lead(conn)
     await storm(conn)
     await let_in(conn, epoch)
-    assert await value(conn, "select count(*) from retry_line") == 36
+    assert await value(conn, "select count(*) from retry_queue") == 36
     await conn.execute(
-        "insert into timer (shard, due_at, run_id, idx, map_index) select shard, due_at, run_id, idx, map_index from retry_line"
+        "insert into task_timer (shard, due_at, run_id, idx, map_index)"
+        " select shard, due_at, run_id, idx, map_index from retry_queue"
     )
     done = await let_in(conn, epoch)
     assert (done.promoted, done.has_line, done.next_due) == (0, True, None)
-    assert await value(conn, "select count(*) from retry_line") == 36
+    assert await value(conn, "select count(*) from retry_queue") == 36
 
 
 @pytest.mark.requirement("H5")
@@ -107,18 +108,18 @@ async def test_a_place_in_line_for_another_instant_takes_no_room_from_others(con
     epoch = await lead(conn)
     run, _ = await storm(conn, {"moved": [], "other": []})
     await let_in(conn, epoch, 1)
-    idx = await value(conn, "select idx from retry_line")
-    await conn.execute("update retry_line set due_at = due_at - interval '1 second'")
+    idx = await value(conn, "select idx from retry_queue")
+    await conn.execute("update retry_queue set due_at = due_at - interval '1 second'")
     await conn.execute("update task set state = 'pending' where state = 'available'")
     await conn.execute(
-        "insert into retry_line (shard, queue, due_at, run_id, idx, map_index)"
+        "insert into retry_queue (shard, queue, due_at, run_id, idx, map_index)"
         " select 0, 'default', clock(), run_id, idx, map_index from task where run_id = %s and idx <> %s",
         [run, idx],
     )
     await conn.execute("update task set not_before = clock() where idx <> %s", [idx])
-    await conn.execute("delete from ready")
+    await conn.execute("delete from ready_task")
     assert (await let_in(conn, epoch, 1)).promoted == 1
-    assert await value(conn, "select idx from ready") != idx
+    assert await value(conn, "select idx from ready_task") != idx
 
 
 @pytest.mark.requirement("H5")
@@ -127,8 +128,8 @@ async def test_a_timer_for_another_instant_gives_no_place_in_line(conn: AsyncCon
     await storm(conn, {"moved": [], "other": []})
     assert (await let_in(conn, epoch, 1)).promoted == 1
     await conn.execute(
-        "with moved as (delete from retry_line returning *)"
-        " insert into timer (shard, due_at, run_id, idx, map_index)"
+        "with moved as (delete from retry_queue returning *)"
+        " insert into task_timer (shard, due_at, run_id, idx, map_index)"
         " select shard, due_at - interval '1 second', run_id, idx, map_index from moved"
     )
     done = await let_in(conn, epoch, 1)
@@ -142,7 +143,7 @@ async def test_a_retry_that_fails_again_leaves_room_for_the_next(conn: AsyncConn
     await let_in(conn, epoch)
     await finish_all(runner, await runner.claim(), "failed")
     assert (await let_in(conn, epoch)).promoted == 4
-    assert await value(conn, "select count(*) from timer") == 4
+    assert await value(conn, "select count(*) from task_timer") == 4
 
 
 @pytest.mark.requirement("H5")
@@ -268,7 +269,7 @@ async def test_what_waits_in_line_needs_no_repair(conn: AsyncConnection) -> None
     await let_in(conn, epoch)
     done = await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)
     assert done.repaired == []
-    assert await value(conn, "select count(*) from timer") == 0
+    assert await value(conn, "select count(*) from task_timer") == 0
 
 
 @pytest.mark.requirement("N26", "H5")

@@ -61,8 +61,9 @@ async def test_sql_and_python_decide_alike(rollback_conn: AsyncConnection) -> No
         ),
     ]
     cursor = await rollback_conn.execute(
-        "select decide(r, t, s, f, u, k, st, ss, sk) from unnest(%s::trigger_rule[], %s::int[], %s::int[], %s::int[],"
-        " %s::int[], %s::int[], %s::int[], %s::int[], %s::int[]) as x(r, t, s, f, u, k, st, ss, sk)",
+        "select evaluate_trigger_rule(r, t, s, f, u, k, st, ss, sk)"
+        " from unnest(%s::trigger_rule[], %s::int[], %s::int[], %s::int[], %s::int[],"
+        " %s::int[], %s::int[], %s::int[], %s::int[]) as x(r, t, s, f, u, k, st, ss, sk)",
         columns,
     )
     answers = [row[0] for row in await cursor.fetchall()]

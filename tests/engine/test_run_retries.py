@@ -54,7 +54,7 @@ async def test_everything_in_it_runs_again_and_its_history_stays(conn: AsyncConn
     await runner.finish(again)
     assert await runner.drain() == ["b", "c"]
     assert await run_state(conn, run) == "success"
-    assert await value(conn, "select detail->>'retried' from journal where verb = 'retry'") == "1"
+    assert await value(conn, "select detail->>'retried' from audit_log where action = 'retry'") == "1"
 
 
 async def test_after_its_last_it_has_failed_and_a_clear_counts_anew(conn: AsyncConnection) -> None:
@@ -117,12 +117,12 @@ async def test_to_all_others_it_has_not_ended_meanwhile(conn: AsyncConnection) -
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
     await runner.finish(claim, "failed")
-    assert await value(conn, "select count(*) from arrival") == 0
+    assert await value(conn, "select count(*) from dependency_event") == 0
     assert [await run_state(conn, each) for each in (first, second)] == ["running", "queued"]
     (claim,) = await runner.claim()
     assert claim.run_id == first
     await runner.finish(claim)
-    assert await value(conn, "select count(*) from arrival") == 1
+    assert await value(conn, "select count(*) from dependency_event") == 1
     assert [each.event for each in reversed(await notifications.list_deliveries(conn))] == ["retry", "success"]
     await runner.drain()
 

@@ -42,7 +42,7 @@ async def test_what_is_asked_comes_with_the_heartbeat_until_it_is_taken_back(con
         assert (await asked_of(conn, mine), await asked_of(conn, other)) == (request, None)
     assert await undrain(conn, sessions=[mine.session], actor="bob") == [mine.session]
     assert await asked_of(conn, mine) is None
-    kept = "select array_agg(concat_ws(' ', verb, actor, detail->>'request') order by entry_id) from journal"
+    kept = "select array_agg(concat_ws(' ', action, actor, detail->>'request') order by entry_id) from audit_log"
     assert await value(conn, kept) == ["drain ann drain", "drain ann leave", "undrain bob"]
 
 
@@ -51,7 +51,7 @@ async def test_asking_twice_is_asking_once_and_the_dead_are_not_asked(conn: Asyn
     await runners.leave(conn, gone.session)
     sessions = [mine.session, gone.session]
     assert [await drain(conn, sessions=sessions, actor="ann") for _ in range(2)] == [[mine.session], []]
-    assert await value(conn, "select count(*) from journal where verb = 'drain'") == 1
+    assert await value(conn, "select count(*) from audit_log where action = 'drain'") == 1
     assert await value(conn, "select request from runner where session = %s", gone.session) is None
 
 
@@ -63,7 +63,7 @@ async def test_a_session_that_registers_again_is_the_same_and_one_that_is_gone_g
     for seconds in (10, 20):
         await set_clock(conn, later(seconds))
         await runners.leave(conn, mine.session)
-    assert await value(conn, "select gone_at from runner") == later(10)
+    assert await value(conn, "select ended_at from runner") == later(10)
 
 
 async def test_a_heartbeat_of_a_buried_runner_hears_of_its_end_and_of_nothing_else(conn: AsyncConnection) -> None:
@@ -78,7 +78,7 @@ async def test_a_heartbeat_says_when_it_was(conn: AsyncConnection) -> None:
     mine = await Runner.join(conn)
     await set_clock(conn, later(100))
     await extend(conn, session=mine.session, held=[])
-    assert await value(conn, "select beat_at from runner where session = %s", mine.session) == later(100)
+    assert await value(conn, "select heartbeat_at from runner where session = %s", mine.session) == later(100)
 
 
 # who can prove a death -----------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ async def test_a_paused_schedule_that_is_deleted_or_changed_leaves_what_it_misse
     await set_clock(conn, later(25))
     await put_schedule(conn, dag="one", schedule=every("@every 7s"), actor="ann")
     assert await skipped(conn) == [(10, 20, 2, "paused")]
-    assert await value(conn, "select is_held and paused from schedule_state") is True
+    assert await value(conn, "select is_paused_directly and is_paused from schedule_state") is True
     await set_clock(conn, later(30))
     await delete_schedule(conn, dag="one", name="main", actor="ann")
     assert len(await skipped(conn)) == 2

@@ -110,9 +110,9 @@ async def test_state_survives_a_new_connection_and_views_can_be_made_again(datab
     async with await connect(database, purpose=Purpose.PLANNING) as conn:
         (row,) = await schedules.list_all(conn)
         assert (row.next_due, row.last_fired, row.paused) == (later(20), later(10), True)
-        definition = await value(conn, "select pg_get_viewdef('tasks'::regclass)")
-        await conn.execute("drop view tasks")
-        await conn.execute(f"create view tasks as {definition}")  # type: ignore[arg-type]
+        definition = await value(conn, "select pg_get_viewdef('all_tasks'::regclass)")
+        await conn.execute("drop view all_tasks")
+        await conn.execute(f"create view all_tasks as {definition}")  # type: ignore[arg-type]
         assert await states(conn, 1) == seen == {"a": "pending", "b": "waiting"}
 
 
@@ -129,8 +129,8 @@ async def test_the_retry_policy_of_a_run_is_the_one_it_started_with(conn: AsyncC
     for claim in await runner.claim():
         await runner.finish(claim, "failed")
     assert (await run_state(conn, old), await run_state(conn, new)) == ("failed", "failed")
-    assert await value(conn, "select count(*) from attempts where run_id = %s", old) == 2
-    assert await value(conn, "select count(*) from attempts where run_id = %s", new) == 1
+    assert await value(conn, "select count(*) from all_attempts where run_id = %s", old) == 2
+    assert await value(conn, "select count(*) from all_attempts where run_id = %s", new) == 1
 
 
 @pytest.mark.requirement("E2")
@@ -144,7 +144,7 @@ async def test_a_claim_from_a_stale_reading_takes_nothing(database: str) -> None
         await start(fresh, "one")
         first, second = await Runner.join(fresh), await Runner.join(stale)
         await stale.execute("begin isolation level repeatable read")
-        assert await value(stale, "select count(*) from ready") == 1
+        assert await value(stale, "select count(*) from ready_task") == 1
         assert len(await first.claim()) == 1
         with pytest.raises((SerializationFailure, InFailedSqlTransaction)):
             await second.claim()

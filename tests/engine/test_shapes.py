@@ -34,18 +34,21 @@ def test_the_model_can_be_read_in_one_sitting() -> None:
 # Faults that the engine could have, each a function of the database with one thing wrong.
 PLANTED = {
     "a skip that counts as a failure above": """
-        create or replace function state_after(d decision, is_held boolean) returns task_state language sql immutable as $$
+        create or replace function state_for_decision(d rule_decision, is_held boolean)
+        returns task_state language sql immutable as $$
             select case d when 'run' then case when is_held then 'pending'::task_state else 'available' end
                           when 'skip' then 'upstream_failed' when 'upstream_failed' then 'upstream_failed' else 'waiting' end $$""",
     "a clear that does not count the upstream anew": """
         create or replace function recount_upstream(p_run_id bigint, p_idxs int[]) returns int language sql as $$ select 0 $$""",
     "a group that is heard of before all of it has ended": """
-        create or replace function leave_groups(p_ended ended[], out heard ended[], out again group_key[]) language sql as $$
-            select p_ended, '{}'::group_key[] $$""",
+        create or replace function complete_groups(p_ended task_ref[], out heard task_ref[], out again group_ref[])
+        language sql as $$
+            select p_ended, '{}'::group_ref[] $$""",
     "a group that begins again for ever": """
-        create or replace function begins_again(p_group group_key) returns boolean language sql as $$ select true $$""",
+        create or replace function should_retry_group(p_group group_ref) returns boolean language sql as $$ select true $$""",
     "instances that are not taken back when something above them runs again": """
-        create or replace function fold_unready(p_tasks ended[]) returns ended[] language sql as $$ select '{}'::ended[] $$""",
+        create or replace function collapse_unready(p_tasks task_ref[]) returns task_ref[] language sql
+        as $$ select '{}'::task_ref[] $$""",
 }
 
 

@@ -40,7 +40,7 @@ async def test_of_two_that_choose_at_the_same_time_one_has_chosen(db: AsyncConne
             lambda: value(other, f"select exists (select from {OWN_LOCKS} where classid = 4714 and not granted)")
         )
     assert not await second
-    assert await value(db, "select open_shards()") == 3
+    assert await value(db, "select open_shard_count()") == 3
 
 
 async def close_two(db: AsyncConnection) -> dict[int, int]:
@@ -70,21 +70,21 @@ async def test_who_changes_how_many_there_are_waits_for_who_does_so(
             with pytest.raises(psycopg.errors.LockNotAvailable):
                 await deed()
         await deed()
-    assert await value(db, "select of_shards from shard where shard = 0") == 4
+    assert await value(db, "select shard_count from shard where shard = 0") == 4
 
 
 async def test_a_closed_shard_stays_closed_when_the_number_is_set_again(db: AsyncConnection) -> None:
     await close_two(db)
     await set_shards(db, shards=1, actor="me")
-    rows = await db.execute("select state, moves_since is not null from shard order by shard")
-    assert await rows.fetchall() == [("open", True), ("leaving", True), ("closed", False), ("closed", False)]
-    assert await value(db, "select array_agg(distinct of_shards) from shard") == [2]
+    rows = await db.execute("select state, rebalancing_since is not null from shard order by shard")
+    assert await rows.fetchall() == [("open", True), ("draining", True), ("closed", False), ("closed", False)]
+    assert await value(db, "select array_agg(distinct shard_count) from shard") == [2]
 
 
 async def test_only_the_leader_of_that_epoch_ends_the_moves(db: AsyncConnection) -> None:
     epochs = await fewer(db)
     for epoch, is_over in ((epochs[3] - 1, False), (epochs[3], True)):
-        assert await value(db, "select is_over from end_moves(3::smallint, %s, clock())", epoch) is is_over
+        assert await value(db, "select is_over from finish_rebalancing(3::smallint, %s, clock())", epoch) is is_over
     assert await value(db, "select state from shard where shard = 3") == "closed"
 
 

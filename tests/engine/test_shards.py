@@ -56,7 +56,7 @@ async def places(conn: AsyncConnection) -> dict[str, int]:
 
 
 async def astray(conn: AsyncConnection) -> object:
-    return await value(conn, "select sum(misplaced(shard, 1000)) from shard")
+    return await value(conn, "select sum(misplaced_count(shard, 1000)) from shard")
 
 
 # how many, and which ------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ async def test_dags_are_spread_over_the_shards_when_they_are_published(db: Async
     placed = await places(db)
     assert set(placed.values()) == {0, 1, 2, 3}
     assert await astray(db) == 0
-    assert await value(db, "select detail from journal where verb = 'set_shards'") == {"shards": 4, "before": 1}
+    assert await value(db, "select detail from audit_log where action = 'set_shards'") == {"shards": 4, "before": 1}
 
 
 @pytest.mark.parametrize("count", [0, -1, 65])
@@ -88,7 +88,7 @@ async def test_the_setting_counts_only_where_nobody_has_chosen(db: AsyncConnecti
     assert await choose_shards(db, shards=3, actor="first start")
     await set_shards(db, shards=2, actor="me")
     assert not await choose_shards(db, shards=3, actor="second start")
-    assert await value(db, "select open_shards()") == 2
+    assert await value(db, "select open_shard_count()") == 2
 
 
 async def test_every_leader_learns_of_the_number_by_renewing(db: AsyncConnection) -> None:
@@ -113,13 +113,13 @@ async def test_what_belongs_to_another_shard_is_moved_with_all_that_hangs_on_it(
         await start(db, f"d{number}")
     for claim in await runner.claim(20):
         await runner.finish(claim, "failed", retry_in=9)
-    assert await value(db, "select count(*) from timer") == 20
+    assert await value(db, "select count(*) from task_timer") == 20
     await set_shards(db, shards=4, actor="me")
     epochs = await lead_all(db, 4)
     assert await move_all(db, epochs) > 0
     assert await astray(db) == 0
     assert set((await places(db)).values()) == {0, 1, 2, 3}
-    assert await value(db, "select count(*) from timer t where t.shard <> home_of(t.run_id)") == 0
+    assert await value(db, "select count(*) from task_timer t where t.shard <> shard_of_run(t.run_id)") == 0
     # Nothing was taken for lost meanwhile, and each leader promotes and fires its own.
     for shard, epoch in epochs.items():
         assert (await reconcile(db, shard=shard, epoch=epoch, after=(0, 0), batch=100)).repaired == []
@@ -211,8 +211,8 @@ async def test_the_look_for_what_must_move_ends_a_minute_after_the_change(db: As
     assert await rebalance_shard(db, shard=0, epoch=epochs[0], batch=10) == Moved(
         moved=0, is_over=True, is_closed=False
     )
-    assert await value(db, "select moves_since is null from shard where shard = 0")
-    assert await value(db, "select moves_since is not null from shard where shard = 1"), "each leader for its own"
+    assert await value(db, "select rebalancing_since is null from shard where shard = 0")
+    assert await value(db, "select rebalancing_since is not null from shard where shard = 1"), "each leader for its own"
 
 
 # fewer --------------------------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ async def fewer(db: AsyncConnection) -> dict[int, int]:
 async def test_a_shard_that_is_not_wanted_any_more_empties_and_closes(db: AsyncConnection) -> None:
     epochs = await fewer(db)
     assert set((await places(db)).values()) == {0, 1}
-    assert await value(db, "select of_shards from shard where shard = 0") == 4, "until it is closed it is led"
+    assert await value(db, "select shard_count from shard where shard = 0") == 4, "until it is closed it is led"
     for shard in (2, 3):
         assert await rebalance_shard(db, shard=shard, epoch=epochs[shard], batch=10) == Moved(
             moved=0, is_over=True, is_closed=True
@@ -242,7 +242,7 @@ async def test_a_shard_that_is_not_wanted_any_more_empties_and_closes(db: AsyncC
             await fire_schedules(db, shard=shard, epoch=epochs[shard], batch=1)
             await rebalance_shard(db, shard=shard, epoch=epochs[shard], batch=10)
         assert await shards.acquire_shard(db, shard=shard, owner="x", seconds=5) is None, "nobody leads it"
-    assert await value(db, "select of_shards from shard where shard = 0") == 2
+    assert await value(db, "select shard_count from shard where shard = 0") == 2
 
 
 async def test_a_shard_that_comes_back_goes_on_with_its_epochs(db: AsyncConnection) -> None:
@@ -266,7 +266,7 @@ async def test_what_turns_up_in_a_closed_shard_is_found(db: AsyncConnection) -> 
     assert await value(db, "select state from shard where shard = 3") == "closed", "that is not its business"
     await reconcile(db, shard=0, epoch=epochs[0], after=(0, 0), batch=100)
     states = await value(db, "select array_agg(state order by shard) from shard")
-    assert states == ["open", "open", "closed", "leaving"], "the others are as they were"
+    assert states == ["open", "open", "closed", "draining"], "the others are as they were"
     await move_all(db, {0: epochs[0], 1: epochs[1], 3: await lead_shard(db, 3)})
     assert await astray(db) == 0
 
@@ -286,7 +286,7 @@ async def test_a_shard_that_is_handed_over_is_for_its_heir_until_it_was_too_slow
     assert await shards.hand_over(db, shard=0, epoch=epoch, heir="b", seconds=1)
     assert await shards.acquire_shard(db, shard=0, owner="c", seconds=5) is None
     assert await shards.acquire_shard(db, shard=0, owner="b", seconds=5) == epoch + 1
-    assert await value(db, "select heir from shard") is None
+    assert await value(db, "select successor from shard") is None
     assert await shards.hand_over(db, shard=0, epoch=epoch + 1, heir="b", seconds=1)
     await set_clock(db, later(1.5))
     assert await shards.acquire_shard(db, shard=0, owner="c", seconds=5) == epoch + 2
@@ -466,10 +466,10 @@ async def test_a_pool_holds_across_shards(db: AsyncConnection) -> None:
 
 # every kind of row that has a shard -----------------------------------------------------------------------------------------
 
-KINDS = ("dag", "schedule_state", "backfill", "deferral", "timer", "retry_line", "retry_slot", "deadline")
+KINDS = ("dag", "schedule_state", "backfill", "deferral", "task_timer", "retry_queue", "retry_slot", "deadline")
 FILL = """
-insert into timer (shard, due_at, run_id, idx, map_index) values (0, clock(), %(run)s, 0, -1);
-insert into retry_line (shard, queue, due_at, run_id, idx, map_index) values (0, 'q', clock(), %(run)s, 0, -1);
+insert into task_timer (shard, due_at, run_id, idx, map_index) values (0, clock(), %(run)s, 0, -1);
+insert into retry_queue (shard, queue, due_at, run_id, idx, map_index) values (0, 'q', clock(), %(run)s, 0, -1);
 insert into retry_slot (shard, queue, run_id, idx, map_index, epoch) values (0, 'q', %(run)s, 0, -1, 1);
 insert into deadline (shard, due_at, run_id, kind) values (0, clock(), %(run)s, 'start');
 insert into deferral (run_id, idx, map_index, epoch, shard, kind, wake_at) values (%(run)s, 0, -1, 1, 0, 'time', clock());
@@ -505,34 +505,38 @@ async def test_every_kind_of_row_moves_and_what_belongs_here_stays(db: AsyncConn
     await set_shards(db, shards=2, actor="me")
     epoch = await lead(db)
     assert await counts(db) == dict.fromkeys(KINDS, "2 0")
-    assert await value(db, "select misplaced(0::smallint, 1000)") == 1, (
+    assert await value(db, "select misplaced_count(0::smallint, 1000)") == 1, (
         "what hangs on a DAG belongs to where the DAG is"
     )
     assert (await rebalance_shard(db, shard=0, epoch=epoch, batch=100)).moved == len(KINDS)
     assert await counts(db) == dict.fromkeys(KINDS, "1 1")
     for kind in KINDS[3:]:
         assert await value(db, f"select run_id from {kind} where shard = 1") == runs["goes"]
-    assert await value(db, "select misplaced(0::smallint, 1000)") == 0
+    assert await value(db, "select misplaced_count(0::smallint, 1000)") == 0
     for kind in KINDS:
         await db.execute(f"update {kind} set shard = 0")
         await db.execute("update dag set shard = 1 where name like 'goes%'")
-        assert await value(db, "select misplaced(0::smallint, 1000)") == (0 if kind == "dag" else 1), kind
+        assert await value(db, "select misplaced_count(0::smallint, 1000)") == (0 if kind == "dag" else 1), kind
         await rebalance_shard(db, shard=0, epoch=epoch, batch=100)
     await db.execute("delete from run_status where run_id = %s", [runs["stays"]])
-    assert await value(db, "select home_of(%s)", runs["stays"]) == 0, "what is left of a run that is gone is not lost"
+    assert await value(db, "select shard_of_run(%s)", runs["stays"]) == 0, (
+        "what is left of a run that is gone is not lost"
+    )
 
 
 async def test_a_row_that_is_there_already_is_no_obstacle(db: AsyncConnection) -> None:
     await two_dags(db)
     await set_shards(db, shards=2, actor="me")
     epoch = await lead(db)
-    for kind in ("timer", "retry_line", "retry_slot", "deadline"):
-        columns = {"timer": "", "retry_line": "queue, ", "retry_slot": "queue, epoch, ", "deadline": "kind, "}[kind]
+    for kind in ("task_timer", "retry_queue", "retry_slot", "deadline"):
+        columns = {"task_timer": "", "retry_queue": "queue, ", "retry_slot": "queue, epoch, ", "deadline": "kind, "}[
+            kind
+        ]
         key = "run_id" if kind == "deadline" else "run_id, idx, map_index"
         due = "" if kind == "retry_slot" else "due_at, "
         await db.execute(f"insert into {kind} (shard, {due}{columns}{key}) select 1, {due}{columns}{key} from {kind}")
     await rebalance_shard(db, shard=0, epoch=epoch, batch=100)
-    assert await value(db, "select misplaced(0::smallint, 1000)") == 0
+    assert await value(db, "select misplaced_count(0::smallint, 1000)") == 0
 
 
 async def test_moving_waits_for_nobody(database: str, conn: AsyncConnection) -> None:

@@ -79,7 +79,7 @@ async def test_a_run_that_takes_too_long_fails_and_what_runs_is_asked_to_stop(co
     assert await reason_of(conn, run) == "run_timeout: exceeded 60 s"
     reasons = {row.task: row.reason for row in await tasks.list_of_run(conn, run_id=run)}
     assert reasons["b"] == "run_timeout: exceeded 60 s"
-    assert await value(conn, "select detail->>'reason' from journal where verb = 'time_out'") == reasons["b"]
+    assert await value(conn, "select detail->>'reason' from audit_log where action = 'time_out'") == reasons["b"]
     assert await invariants.violations(conn) == []
 
 
@@ -89,7 +89,7 @@ async def test_a_run_in_which_nothing_runs_fails_at_once(conn: AsyncConnection) 
     run = await start(conn, "timed")
     await set_clock(conn, later(61))
     assert await time_out_run(conn, shard=0, epoch=epoch, run_id=run) == 0
-    assert (await run_state(conn, run), await value(conn, "select count(*) from ready")) == ("failed", 0)
+    assert (await run_state(conn, run), await value(conn, "select count(*) from ready_task")) == ("failed", 0)
 
 
 async def test_a_run_that_waits_for_its_turn_has_not_begun(conn: AsyncConnection) -> None:
@@ -197,7 +197,7 @@ async def test_a_task_that_no_runner_takes_in_time_fails_without_another_try(con
     assert await run_state(conn, run) == "failed"
     reason = await value(conn, "select reason from task where idx = 0")
     assert reason == "queue_timeout: no runner of queue default took it within 30 s"
-    assert await value(conn, "select count(*) from ready") == 0
+    assert await value(conn, "select count(*) from ready_task") == 0
     assert await invariants.violations(conn) == []
 
 
@@ -345,4 +345,4 @@ async def test_a_run_that_ends_while_it_is_about_to_be_timed_out_has_ended(datab
             await eventually(lambda: value(conn, is_waiting))
         assert await ending is None
         assert await run_state(conn, run) == "success"
-        assert await value(conn, "select count(*) from journal where verb = 'time_out'") == 0
+        assert await value(conn, "select count(*) from audit_log where action = 'time_out'") == 0

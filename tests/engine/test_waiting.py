@@ -143,8 +143,8 @@ async def test_a_condition_is_polled_until_it_is_met_and_its_polls_are_no_attemp
     assert after.inputs == '{"wait": {"rows": 3}}'
     await runner.finish(after)
     assert await run_state(conn, run) == "success"
-    assert await value(conn, "select count(*) from attempts where idx = 1") == 1
-    assert await value(conn, "select polls from poll") == 3
+    assert await value(conn, "select count(*) from all_attempts where idx = 1") == 1
+    assert await value(conn, "select polls from sensor_poll") == 3
 
 
 async def test_of_many_polls_only_the_last_lines_stay(conn: AsyncConnection) -> None:
@@ -156,7 +156,7 @@ async def test_of_many_polls_only_the_last_lines_stay(conn: AsyncConnection) -> 
         (poll,) = await runner.claim()
         await runner.finish(poll, "deferred", log="x", seq=0, until=1)
         if number == 0:
-            moved = "content = null, object_id = gen_random_uuid(), at = 0, bytes = 1, digest = ''"
+            moved = "content = null, object_id = gen_random_uuid(), object_offset = 0, bytes = 1, digest = ''"
             await conn.execute(f"update log_chunk set {moved} where epoch = %s and idx = 1", [poll.epoch])
         await woken(conn, epoch, number + 1.0)
     left = await value(conn, "select array_agg(epoch order by epoch) from log_chunk where run_id = %s and idx = 1", run)
@@ -222,7 +222,7 @@ async def test_the_same_poll_reported_twice_is_one(conn: AsyncConnection) -> Non
     (poll,) = await runner.claim()
     assert await runner.finish(poll, "deferred") == []
     assert await runner.finish(poll, "deferred") == []
-    assert await value(conn, "select polls from poll") == 1
+    assert await value(conn, "select polls from sensor_poll") == 1
     await woken(conn, epoch, 60)
     (second,) = await runner.claim()
     assert await runner.finish(poll, "deferred") != [], "that poll is over"
@@ -238,7 +238,7 @@ async def test_a_poll_whose_runner_dies_is_made_again_elsewhere(conn: AsyncConne
     other = await Runner.join(conn)
     (again,) = await other.claim()
     await other.finish(again, "deferred")
-    assert await value(conn, "select polls from poll") == 2
+    assert await value(conn, "select polls from sensor_poll") == 2
     assert (await states(conn, run))["wait"] == "deferred"
 
 
@@ -247,9 +247,9 @@ async def test_between_polls_gates_are_given_back_and_taken_again(conn: AsyncCon
     spec = waiting(POLL, wait_gates=(key,))
     run, runner, epoch = await world(conn, spec)
     (poll,) = await runner.claim()
-    assert await value(conn, "select count(*) from gate_hold") == 1
+    assert await value(conn, "select count(*) from gate_holder") == 1
     await runner.finish(poll, "deferred")
-    assert await value(conn, "select count(*) from gate_hold") == 0
+    assert await value(conn, "select count(*) from gate_holder") == 0
     other = await start(conn, "d")
     await runner.finish((await runner.claim())[0])
     (held,) = await runner.claim()
@@ -310,7 +310,7 @@ async def test_one_event_is_for_all_who_wait_however_small_the_batches(conn: Asy
     for _ in range(8):
         await wake(conn, shard=0, epoch=epoch, batch=2)
     assert await value(conn, "select count(*) from deferral") == 0
-    assert await value(conn, "select bool_and(is_heard) from event")
+    assert await value(conn, "select bool_and(is_delivered) from event")
 
 
 async def test_the_name_of_an_event_is_made_of_the_params(conn: AsyncConnection) -> None:
@@ -384,7 +384,7 @@ async def test_who_approves_fills_in_the_form_and_the_first_decision_stands(conn
         await decide_approval(conn, run_id=run, task="wait", decision=says(is_approved=False, actor="bob"))
     (after,) = await runner.claim()
     assert '"by": "ann"' in (after.inputs or "") and '"version": "2"' in (after.inputs or "")
-    assert await value(conn, "select actor from journal where verb = 'approve' and run_id = %s", run) == "ann"
+    assert await value(conn, "select actor from audit_log where action = 'approve' and run_id = %s", run) == "ann"
     assert await waits_queries.list_approvals(conn) == []
     assert await value(conn, "select count(*) from deferral") == 0
 
@@ -483,7 +483,7 @@ async def test_cleared_it_waits_anew(conn: AsyncConnection, wait: WaitSpec) -> N
     await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["wait", "after"]), actor="me")
     if wait.kind is WaitKind.POLL:
         await runner.finish((await runner.claim())[0], "deferred")
-        assert await value(conn, "select polls from poll") == 1
+        assert await value(conn, "select polls from sensor_poll") == 1
     await woken(conn, epoch)
     assert (await states(conn, run))["wait"] == "deferred"
     assert await value(conn, "select count(*) from deferral") == 1
@@ -614,7 +614,7 @@ async def test_a_mapped_condition_is_polled_by_instance_and_cleared_as_a_whole(c
 async def test_a_time_zone_that_is_gone_keeps_no_other_clock_from_being_read(conn: AsyncConnection) -> None:
     clock = WaitSpec(kind=WaitKind.CLOCK, until="08:00:00")
     first, runner, epoch = await world(conn, waiting(clock))
-    await conn.execute("update task_wait set timezone = 'Europe/Atlantis'")
+    await conn.execute("update wait_spec set timezone = 'Europe/Atlantis'")
     await put(conn, replace(waiting(clock), name="other"))
     second = await start(conn, "other")
     await runner.drain()
@@ -624,7 +624,7 @@ async def test_a_time_zone_that_is_gone_keeps_no_other_clock_from_being_read(con
     assert "Europe/Atlantis" in str(await value(conn, "select reason from quarantine where subject_id = %s", first))
     await set_clock(conn, later(30))
     assert (await woken(conn, epoch)).looked_at == 0, "not at every tick"
-    await conn.execute("update task_wait set timezone = 'UTC'")
+    await conn.execute("update wait_spec set timezone = 'UTC'")
     await set_clock(conn, later(61))
     await woken(conn, epoch)
     assert await value(conn, "select kind::text from deferral where run_id = %s", first) == "time"

@@ -35,7 +35,7 @@ class Stage:
                 await self.deferring.execute("begin")
                 report = f"[{end(self.claim, 'success')}]"
                 await self.deferring.execute(
-                    "select * from step(%s, %s, 3, '{}', 0, null, null)", [self.runner.session, report]
+                    "select * from finish_and_claim(%s, %s, 3, '{}', 0, null, null)", [self.runner.session, report]
                 )
             case "send":
                 await self.sending.execute("begin")
@@ -102,13 +102,13 @@ async def test_a_leader_that_dies_between_waking_and_committing_changes_nothing_
             await stage.act(step)
         dying = await connect(database, purpose=Purpose.PLANNING)
         await dying.execute("begin")
-        await dying.execute("select * from wake_waits(0::smallint, %s, 10)", [stage.epoch])
+        await dying.execute("select * from wake_deferred_tasks(0::smallint, %s, 10)", [stage.epoch])
         await dying.close()
         assert (await states(stage.leading, stage.run))["wait"] == "deferred"
         stage.epoch = await lead(stage.leading)
         await stage.act("look")
         assert (await states(stage.leading, stage.run))["wait"] == "success"
-        assert await value(stage.leading, "select is_heard from event")
+        assert await value(stage.leading, "select is_delivered from event")
         done = await wake(stage.leading, shard=0, epoch=stage.epoch, batch=10)
         assert (done.looked_at, done.next_wake) == (0, None), "a second wake-up finds nothing"
     finally:
@@ -128,7 +128,7 @@ async def test_a_cancel_and_an_event_at_once_neither_wait_for_each_other_nor_los
         await stage.deferring.execute("select stop_run(%s, 'me', null)", [stage.run])
         for step in ("send", "sent", "look"):
             await stage.act(step)
-        assert not await value(stage.leading, "select is_heard from event")
+        assert not await value(stage.leading, "select is_delivered from event")
         await stage.deferring.execute("rollback")
         await stage.act("look")
         assert (await states(stage.leading, stage.run))["wait"] == "success"

@@ -141,7 +141,7 @@ async def test_time_pause_limits_and_runners_are_reasons(db: AsyncConnection) ->
     assert [each.kind for each in await reasons(db, second)] == ["dag_paused", "run_queued"]
     await unpause(db, dag="a", actor="test")
     assert (await only(db, first))[0] == "in_line"
-    await db.execute("update runner set gone_at = clock() where session = %s", [runner.session])
+    await db.execute("update runner set ended_at = clock() where session = %s", [runner.session])
     name, detail = await only(db, first)
     assert (name, detail["last"]["runner"]) == ("no_runner", f"r{runner.session}")
 
@@ -162,7 +162,7 @@ async def test_a_run_that_was_set_aside_says_so(db: AsyncConnection) -> None:
     await put(db, make_dag("a", {"t": []}))
     run = await start(db, "a")
     await Runner.join(db)
-    await db.execute("select set_aside('run', %s, 'reconcile', 'poison', true)", [run])
+    await db.execute("select quarantine_row('run', %s, 'reconcile', 'poison', true)", [run])
     assert [each.kind for each in await reasons(db, run)] == ["quarantined", "in_line"]
 
 
@@ -203,7 +203,7 @@ async def test_what_why_names_is_what_lets_the_task_in(db: AsyncConnection, seed
         if dice.random() < 0.5:
             await start(db, dice.choice("abcdef"))
         held |= {claim.run_id: claim for claim in await runner.claim(1)}
-        waiting = await (await db.execute("select run_id from gate_wait order by run_id")).fetchall()
+        waiting = await (await db.execute("select run_id from gate_waiter order by run_id")).fetchall()
         if not waiting:
             continue
         run = int(dice.choice(waiting)[0])
@@ -227,7 +227,7 @@ async def test_what_why_names_is_what_lets_the_task_in(db: AsyncConnection, seed
     for claim in held.values():
         await runner.finish(claim)
     await runner.drain()
-    assert await value(db, "select count(*) from gate_wait") == 0
+    assert await value(db, "select count(*) from gate_waiter") == 0
     assert await run_state(db, 1) == "success"
 
 

@@ -49,7 +49,7 @@ async def test_what_is_set_aside_is_told_of_its_own_run_and_dag_until_it_is_trie
     for name in ("a", "b"):
         await put(db, make_dag(name, {"t": []}))
     first, second, other = await start(db, "a"), await start(db, "a"), await start(db, "b")
-    await db.execute("select set_aside('run', %s, 'reconcile', 'poison', true)", [first])
+    await db.execute("select quarantine_row('run', %s, 'reconcile', 'poison', true)", [first])
     await db.execute("update quarantine set retry_at = %s", [later(10)])
 
     async def kinds() -> list[list[str]]:
@@ -59,7 +59,7 @@ async def test_what_is_set_aside_is_told_of_its_own_run_and_dag_until_it_is_trie
     await set_clock(db, later(10))
     assert await kinds() == [["in_line"]] * 3
     dag = await value(db, "select dag_id from dag where name = 'a'")
-    await db.execute("select set_aside('dag', %s, 'admit', 'poison', true)", [dag])
+    await db.execute("select quarantine_row('dag', %s, 'admit', 'poison', true)", [dag])
     await db.execute("update quarantine set retry_at = null")
     assert await kinds() == [["quarantined", "quarantined", "in_line"], ["quarantined", "in_line"], ["in_line"]]
 
@@ -93,7 +93,7 @@ async def test_retries_that_are_due_before_it_are_ahead(db: AsyncConnection) -> 
     (claim,) = await (runner := await Runner.join(db)).claim()
     await runner.finish(claim, "failed", retry_in=50)
     await set_clock(db, later(100))
-    place = "insert into retry_line select shard, 'default', %s, %s, 0, -1 from dag"
+    place = "insert into retry_queue select shard, 'default', %s, %s, 0, -1 from dag"
     for number, seconds in enumerate((40, 45, 60)):
         await db.execute(place, [later(seconds), 1_000_000 + number])
     ((kind, detail),) = await reasons(db, run)
@@ -137,7 +137,7 @@ async def test_a_queue_is_described_by_the_runners_that_take_the_task(db: AsyncC
         return await Runner.join(db, queues=(queue,), match=match)
 
     async def gone(runner: Runner, seconds: float) -> None:
-        await db.execute("update runner set gone_at = %s where session = %s", [later(seconds), runner.session])
+        await db.execute("update runner set ended_at = %s where session = %s", [later(seconds), runner.session])
 
     busy, elsewhere = await join("gpu"), await join("default", "other::*")
     for name in ("etl", "other", "other"):

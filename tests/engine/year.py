@@ -139,14 +139,14 @@ class Year:
             await fire_schedules(old, shard=0, epoch=self.epochs[-2], batch=1000)
         except NotLeader:
             return
-        if await value(old, "select count(*) from schedule_state where next_due <= clock() and not paused"):
+        if await value(old, "select count(*) from schedule_state where next_due <= clock() and not is_paused"):
             raise Mismatch(f"seed {self.seed}: an old leader was not refused")
 
     async def work(self) -> None:
         """Whatever is open ends, as if runners had done it: what waits for nobody would only fill the line."""
         conn = self.conns[1]
         async with conn.transaction():
-            await conn.execute("truncate ready, task")
+            await conn.execute("truncate ready_task, task")
             ended = "update run_status set state = 'success', open_tasks = 0, finished_at = clock()"
             await conn.execute(f"{ended} where state in ('queued', 'running')")  # type: ignore[arg-type]
         for life in self.lives.values():
@@ -243,7 +243,7 @@ class Year:
 
     async def _advance(self) -> None:
         if self.dice.random() < 0.15:
-            due = await value(self.conns[0], "select min(next_due) from schedule_state where not paused")
+            due = await value(self.conns[0], "select min(next_due) from schedule_state where not is_paused")
             if isinstance(due, datetime):
                 late = timedelta(milliseconds=self.dice.choice([0, 0, 1, 900, 9_999, 10_001]))
                 self.now = max(self.now, min(due + late, self.end))

@@ -110,7 +110,7 @@ async def finish(conn: AsyncConnection, order: RemoteOrder) -> None:
             conn, session=order.session, reports=[json.dumps(told)], queues=[], free=0, infra_retries=3
         )
         await conn.execute(
-            "update runner set gone_at = clock(), gone_reason = 'finished' where session = %s", [order.session]
+            "update runner set ended_at = clock(), end_reason = 'finished' where session = %s", [order.session]
         )
 
 

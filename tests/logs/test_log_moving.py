@@ -75,12 +75,12 @@ def stored(server: S3Server, settings: Settings) -> list[Path]:
 
 
 async def listed(conn: AsyncConnection) -> object:
-    return await value(conn, "select count(*) from log_object")
+    return await value(conn, "select count(*) from log_archive_object")
 
 
 async def expire(conn: AsyncConnection) -> None:
     """The hour of objects that were never used is over."""
-    await conn.execute("update log_object set look_at = clock() - interval '1 day' where look_at is not null")
+    await conn.execute("update log_archive_object set look_at = clock() - interval '1 day' where look_at is not null")
 
 
 async def test_the_logs_of_ended_runs_are_moved_in_bounded_objects_and_read_as_before(
@@ -97,7 +97,7 @@ async def test_the_logs_of_ended_runs_are_moved_in_bounded_objects_and_read_as_b
     }
     assert sorted("".join(gzip.decompress(path.read_bytes()).decode() for path in objects)) == sorted(before[0])
     assert [await mover.read(each) for each in (large, small)] == before
-    assert await value(mover.conn, "select count(*) from log_watch") == 0
+    assert await value(mover.conn, "select count(*) from log_archive_queue") == 0
     assert await mover.round() == archive.ROUND_SECONDS and len(stored(server, mover.settings)) == 4
 
 
@@ -191,7 +191,7 @@ async def test_a_death_at_any_line_loses_nothing_and_doubles_nothing(
                 assert await mover.here() == 0
     await mover.round()
     assert await mover.here() == 0 and await mover.read(key) == before
-    assert await value(mover.conn, "select count(*) from log_watch") == 0
+    assert await value(mover.conn, "select count(*) from log_archive_queue") == 0
     assert await listed(mover.conn) > 1, "what was put for nothing is on the list"
     await expire(mover.conn)
     await mover.round()

@@ -74,8 +74,8 @@ async def test_other_rules_route_the_same_version_anew_and_what_is_in_line_stays
     await publisher.tick()
     assert await queues(conn) == {"extract.load": "new", "load": "new", "chosen": "mine"}
     assert await value(conn, "select count(*) from dag_version") == 1
-    assert await value(conn, "select count(*) from journal where verb = 'route'") == 1
-    moved = await value(conn, "select detail->'tasks'->'load' from journal where verb = 'route'")
+    assert await value(conn, "select count(*) from audit_log where action = 'route'") == 1
+    moved = await value(conn, "select detail->'tasks'->'load' from audit_log where action = 'route'")
     assert moved == ["old", "new"]
     second = await start(conn, "etl")
     runner = await Runner.join(conn, queues=("old", "new"))

@@ -95,7 +95,7 @@ async def test_a_line_that_hangs_is_replaced_by_a_fresh_one_long_before_the_runn
             await eventually(lambda: len([beat for beat in beats[count:] if not beat.is_spare]) > 2)
         finally:
             os.kill(hung, signal.SIGCONT)
-    assert await value(there, "select beat >= %s from runner", len(beats))
+    assert await value(there, "select heartbeat_seq >= %s from runner", len(beats))
 
 
 async def test_it_can_be_asked_to_beat_at_once(there: AsyncConnection, database: str, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ async def ended(conn: AsyncConnection, run_id: int) -> str:
 
 async def tries(conn: AsyncConnection, run_id: int) -> dict[str, tuple[int, int]]:
     """Epoch and attempt of each task."""
-    cursor = await conn.execute("select task, epoch, attempt from tasks where run_id = %s", [run_id])
+    cursor = await conn.execute("select task, epoch, attempt from all_tasks where run_id = %s", [run_id])
     return {task: (epoch, attempt) for task, epoch, attempt in await cursor.fetchall()}
 
 
@@ -142,8 +142,8 @@ async def test_claims_that_wait_for_their_version_are_not_taken_for_lost(
             await blocker.execute("lock table dag_version in access exclusive mode")
             async with hosted(runner):
                 await eventually(lambda: value(there, "select count(*) = 2 from lease"))
-                beat = await value(there, "select beat from runner")
-                await eventually(lambda: value(there, "select beat > %s from runner", int(str(beat)) + 3))
+                beat = await value(there, "select heartbeat_seq from runner")
+                await eventually(lambda: value(there, "select heartbeat_seq > %s from runner", int(str(beat)) + 3))
                 await blocker.execute("commit")
                 assert [await ended(there, run_id) for run_id in runs] == ["success", "success"]
     for run_id in runs:
@@ -160,7 +160,7 @@ async def test_a_runner_that_cannot_register_tries_again(
     with armed(f"runners.register:{fault}:1"):
         async with hosted(make_runner(database, tmp_path, said)):
             assert await said.saw("runner_started")
-    assert await value(there, "select count(*) from runner where gone_reason = 'stopped'") == 1
+    assert await value(there, "select count(*) from runner where end_reason = 'stopped'") == 1
 
 
 async def test_a_runner_that_never_reached_the_database_stops_when_it_is_told(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ async def test_one_report_that_the_database_refuses_holds_up_no_other(
         assert await ended(there, poison) == "failed"
         again = await start_run(there, "branch")
         assert await ended(there, again) == "success"
-    reason = await value(there, "select reason from tasks where run_id = %s and task = 'two'", poison)
+    reason = await value(there, "select reason from all_tasks where run_id = %s and task = 'two'", poison)
     assert "not this one" in str(reason)
 
 
@@ -231,7 +231,7 @@ async def test_a_lost_lease_ends_its_attempt_while_an_exchange_waits(
         await eventually(lambda: "hold" in {each.task for each in effects(effects_file)})
         async with await connect(database, purpose=Purpose.PLANNING) as blocker, blocker.transaction():
             await blocker.execute("set local idle_in_transaction_session_timeout = 0")
-            await blocker.execute("lock table ready in access exclusive mode")
+            await blocker.execute("lock table ready_task in access exclusive mode")
             await eventually(lambda: value(conn, WAITS_FOR_A_LOCK))
             assert sessions[0]._executor.held()
             await conn.execute("delete from lease")
@@ -260,5 +260,5 @@ async def test_a_runner_that_leaves_reports_each_attempt_as_it_ends(
         assert await ended(there, quick_one) == "success"
         assert await run_state(there, slow) == "running"
         let_go(effects_file)
-    assert await value(there, "select state from tasks where task = 'hold'") == "success"
-    assert await value(there, "select gone_reason from runner") == "stopped"
+    assert await value(there, "select state from all_tasks where task = 'hold'") == "success"
+    assert await value(there, "select end_reason from runner") == "stopped"

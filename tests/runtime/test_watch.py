@@ -23,7 +23,7 @@ from tests.engine.world import value
 from tests.system.hosting import Said
 from tests.waiting import eventually
 
-JOURNAL = "select count(*) from journal where verb = %s"
+JOURNAL = "select count(*) from audit_log where action = %s"
 
 
 class Watched:
@@ -63,10 +63,10 @@ async def test_where_a_mark_was_made_in_passing_none_is_made_besides(watched: Wa
     has_marked = True
     watch = ServerWatch(watched.url, watched.link.get, watched.said.log, has_marked=lambda: has_marked)
     await watch.tick()
-    assert await value(conn, "select count(*) from cluster") == 0
+    assert await value(conn, "select count(*) from server_timeline") == 0
     has_marked = False
     await watch.tick()
-    assert await value(conn, "select count(*) from cluster") == 1
+    assert await value(conn, "select count(*) from server_timeline") == 1
     assert watched.guard.mark is not None
 
 
@@ -74,7 +74,7 @@ async def test_each_look_remembers_how_far_the_log_was_committed(watched: Watche
     await watched.look()
     first = watched.guard.mark
     assert first is not None and first.server == watched.server
-    await conn.execute("update cluster set marked_at = marked_at - interval '1 minute'")
+    await conn.execute("update server_timeline set marked_at = marked_at - interval '1 minute'")
     await watched.look()
     assert watched.guard.mark is not None and watched.guard.mark.lsn > first.lsn
     await watched.look_anew()
@@ -92,8 +92,8 @@ async def test_a_mark_that_was_acknowledged_and_is_gone_is_told_once(watched: Wa
     (told,) = watched.said.events("writes_lost")
     assert told["level"] == "error"
     assert "Acknowledged writes are lost" in told["message"]
-    until = await value(conn, "select detail->>'until' from journal where verb = 'writes_lost'")
-    after = await value(conn, "select detail->>'after' from journal where verb = 'writes_lost'")
+    until = await value(conn, "select detail->>'until' from audit_log where action = 'writes_lost'")
+    after = await value(conn, "select detail->>'after' from audit_log where action = 'writes_lost'")
     assert (told["after"], told["until"]) == (after, until)
     assert await value(conn, JOURNAL, "writes_lost") == 1
     assert failovers("lost") == before + 1
@@ -213,7 +213,7 @@ async def test_whoever_wakes_others_also_watches(database: str, conn: AsyncConne
     waker = Notifier(database, is_enabled=False, log=said.log)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(waker.run())
-        await eventually(lambda: value(conn, "select count(*) from cluster"))
+        await eventually(lambda: value(conn, "select count(*) from server_timeline"))
         running.cancel()
     await waker.close()
     assert said.all == []

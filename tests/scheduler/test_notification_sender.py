@@ -27,7 +27,7 @@ def scheduler(database: str, folder: Path, said: Said, **changes: Any) -> Schedu
 
 async def write(conn: AsyncConnection, sink: str, count: int = 1) -> None:
     await conn.execute(
-        "insert into outbox (shard, sink, event, fact, created_at, waiting_since, due_at)"
+        "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at)"
         """ select 0, %s, 'failure', '{"event": "failure", "dag": "d"}', clock(), clock(), clock()"""
         " from generate_series(1, %s)",
         [sink, count],
@@ -113,13 +113,13 @@ async def test_the_settings_become_who_is_told_of_every_dag(
         sink = f"webhook:{hook.url}/"
         await put(conn, make_dag("d", {"a": []}))
         async with hosted(scheduler(database, tmp_path, said, notify_on_failure=(sink,))):
-            await eventually(lambda: value(conn, "select count(*) = 1 from default_notice"))
+            await eventually(lambda: value(conn, "select count(*) = 1 from default_notification_rule"))
             run_id = await start(conn, "d")
             await (await Runner.join(conn)).drain({"a": "failed"})
             await ended(conn, sink)
         assert [(each.json["dag"], each.json["run"]) for each in hook.told] == [("d", run_id)]
         async with hosted(scheduler(database, tmp_path, said)):
-            await eventually(lambda: value(conn, "select count(*) = 0 from default_notice"))
+            await eventually(lambda: value(conn, "select count(*) = 0 from default_notification_rule"))
 
 
 async def test_a_callback_becomes_one_run_of_its_dag(database: str, conn: AsyncConnection, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ async def depth(database: str) -> AsyncIterator[QueueDepth]:
 
 async def put_in_line(conn: AsyncConnection, queue: str, count: int) -> None:
     await conn.execute(
-        "insert into ready (queue, rank, run_id, idx, map_index) select %s, 5, n, 0, -1 from generate_series(1, %s) n",
+        "insert into ready_task (queue, rank, run_id, idx, map_index) select %s, 5, n, 0, -1 from generate_series(1, %s) n",
         (queue, count),
     )
 
@@ -49,7 +49,7 @@ async def test_the_leader_counts_each_queue_and_tells_when_one_is_empty(
     monkeypatch.setattr(telemetry, "MOST_COUNTED", 20)
     assert await depth.tick() == COUNT_SECONDS
     assert told() == {"default": 7, "gpu": 20}
-    await conn.execute("delete from ready where queue = 'gpu'")
+    await conn.execute("delete from ready_task where queue = 'gpu'")
     await depth.tick()
     assert told() == {"default": 7, "gpu": 0}
 
@@ -83,8 +83,8 @@ async def test_there_may_be_more_queues_than_anybody_wants_to_see(
 
 async def test_counting_reads_the_index_alone(conn: AsyncConnection) -> None:
     await put_in_line(conn, "default", 5000)
-    await conn.execute("vacuum analyze ready")
+    await conn.execute("vacuum analyze ready_task")
     cursor = await conn.execute(f"explain {sql('runners', 'depths')}", {"cap": 1000, "most": 100})
     plan = "\n".join(str(row[0]) for row in await cursor.fetchall())
     assert "Seq Scan" not in plan, plan
-    assert "Index Only Scan using ready_pkey on ready" in plan, plan
+    assert "Index Only Scan using ready_task_pkey on ready_task" in plan, plan

@@ -204,9 +204,9 @@ async def test_a_schedule_whose_run_the_database_refuses_is_quarantined_alone(
 
 
 BREAKAGES = {
-    "promote": "drop function promote",
-    "reconcile": "drop function reconcile",
-    "reap": "alter table runner rename column watched_beat to lost",
+    "promote": "drop function promote_due_tasks",
+    "reconcile": "drop function reconcile_runs",
+    "reap": "alter table runner rename column observed_seq to lost",
 }
 
 
@@ -258,7 +258,7 @@ async def test_a_connection_that_breaks_in_a_step_costs_a_moment(
             instants = await publish_every(conn, "pulse", seconds=0.2, times=4)
             await all_fired(conn, "pulse", instants)
     assert len(said.events("database_unreachable")) == 1
-    assert await value(conn, "select owner is null from shard"), "a clean stop hands the shard over"
+    assert await value(conn, "select leader is null from shard"), "a clean stop hands the shard over"
 
 
 @pytest.mark.requirement("A4", "A10")
@@ -269,7 +269,8 @@ async def test_a_scheduler_that_was_deposed_fires_nothing_more(
     async with hosted(make_scheduler(settings, said)):
         await said.saw("leadership_acquired")
         await conn.execute(
-            "update shard set epoch = epoch + 1, owner = 'other', is_watched = false, lease_until = now() + interval '1 hour'"
+            "update shard set epoch = epoch + 1, leader = 'other', has_session_lock = false,"
+            " lease_until = now() + interval '1 hour'"
         )
         await said.saw("leadership_lost")
         await publish_every(conn, "pulse", seconds=0.1, times=2, delay=0.05)
@@ -326,7 +327,7 @@ async def test_a_dag_that_waits_for_another_runs_when_that_has_ended(
         assert done.has_arrivals
         await notify(conn, Channel.PLAN)
         await eventually(lambda: value(conn, "select count(*) = 1 from run where schedule_id is not null"))
-    assert await value(conn, "select array_agg(run_id) from cause") == [run_id]
+    assert await value(conn, "select array_agg(run_id) from run_trigger") == [run_id]
 
 
 @pytest.mark.requirement("H1", "I3")

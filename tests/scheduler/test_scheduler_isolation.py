@@ -77,7 +77,7 @@ async def held(url: str, table: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.requirement("A1", "A2", "A12", "N16")
-@pytest.mark.parametrize("table", ["runner", "timer", "lease", "retry_line", "orphan_watch", "quarantine"])
+@pytest.mark.parametrize("table", ["runner", "task_timer", "lease", "retry_queue", "orphan_watch", "quarantine"])
 async def test_a_table_that_somebody_holds_delays_no_fire(
     database: str, conn: AsyncConnection, tmp_path: Path, table: str
 ) -> None:
@@ -129,7 +129,7 @@ async def test_a_step_that_takes_for_ever_is_broken_off_and_the_others_go_on(
     runner, lost = await Runner.join(conn), await Runner.join(conn)
     (claim,) = await runner.claim()
     await conn.execute(
-        "create or replace function fingerprint(p_run_id bigint) returns text language sql stable as"
+        "create or replace function run_fingerprint(p_run_id bigint) returns text language sql stable as"
         " $$ select 'x'::text from pg_sleep(60) $$"
     )
     version = await put(conn, make_dag("stuck", CHAIN))
@@ -190,7 +190,7 @@ async def test_where_every_candidate_hangs_the_step_rests_and_the_others_go_on(
     runner, run = await Runner.join(conn), await start(conn, "flaky")
     (claim,) = await runner.claim()
     await conn.execute(
-        "create or replace function bury(p_session bigint, p_reason text, p_infra_retries int) returns int"
+        "create or replace function mark_runner_dead(p_session bigint, p_reason text, p_infra_retries int) returns int"
         " language sql as $$ select 1 from pg_sleep(60) $$"
     )
     said = Said()

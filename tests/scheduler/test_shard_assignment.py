@@ -31,7 +31,7 @@ DAGS = 8
 
 
 async def owners(conn: AsyncConnection) -> list[str | None]:
-    cursor = await conn.execute("select owner from shard where state <> 'closed' order by shard")
+    cursor = await conn.execute("select leader from shard where state <> 'closed' order by shard")
     return [row[0] for row in await cursor.fetchall()]
 
 
@@ -68,14 +68,14 @@ async def test_the_number_of_shards_is_changed_under_load_and_every_fire_happens
         await said["b"].saw("schedules_fired")
         await set_shards(conn, shards=2, actor="test")
         await eventually(lambda: value(conn, "select max(shard) = 1 from schedule_state"))
-        await conn.execute("update shard set moves_since = moves_since - interval '2 minutes'")
+        await conn.execute("update shard set rebalancing_since = rebalancing_since - interval '2 minutes'")
         await eventually(lambda: value(conn, "select count(*) = 2 from shard where state = 'closed'"))
         await first.aclose()
         await eventually(lambda: is_shared(conn, "b"))
         for dag, due in instants.items():
             await all_fired(conn, dag, due)
-    assert await value(conn, "select sum(misplaced(shard, 1000)) from shard") == 0
-    assert await value(conn, "select count(*) from shard where owner is not null") == 0
+    assert await value(conn, "select sum(misplaced_count(shard, 1000)) from shard") == 0
+    assert await value(conn, "select count(*) from shard where leader is not null") == 0
     assert await value(conn, "select count(*) from scheduler") == 0, "they said that they left"
     assert said["a"].events("leadership_transferred"), "what was too much was given away, not taken"
     for each in said.values():
@@ -119,7 +119,7 @@ async def test_dags_of_different_shards_run_after_each_other_and_start_each_othe
             await start(conn, first)
             await start(conn, parent)
             await eventually(partial(have_run, conn, runner, dags, count))
-        await eventually(lambda: value(conn, "select sum(misplaced(shard, 1000)) = 0 from shard"))
+        await eventually(lambda: value(conn, "select sum(misplaced_count(shard, 1000)) = 0 from shard"))
     assert await value(conn, "select count(*) from run") == 2 * len(dags)
     for each in said.values():
         assert each.events("leadership_acquired") and not each.events("drift_repaired")
@@ -147,12 +147,12 @@ async def test_the_setting_says_how_many_shards_a_new_database_has(
     settings = quick(database, tmp_path, shards=3)
     async with hosted(make_scheduler(settings, Said(), "a")):
         await eventually(lambda: is_shared(conn, "a"))
-        await eventually(lambda: value(conn, "select count(*) = 3 from shard where owner = 'a'"))
+        await eventually(lambda: value(conn, "select count(*) = 3 from shard where leader = 'a'"))
         await eventually(lambda: sum(each.value for each in metrics.SHARD_LEADER.collect()[0].samples) == 3)
     await set_shards(conn, shards=1, actor="test")
     async with hosted(make_scheduler(settings, Said(), "a")):
-        await eventually(lambda: value(conn, "select count(*) = 3 from shard where owner = 'a'"))
-    assert await value(conn, "select open_shards()") == 1, "what somebody chose stays"
+        await eventually(lambda: value(conn, "select count(*) = 3 from shard where leader = 'a'"))
+    assert await value(conn, "select open_shard_count()") == 1, "what somebody chose stays"
 
 
 async def test_without_wake_ups_a_shard_that_is_handed_over_is_taken_within_a_tick_or_two(
@@ -161,7 +161,7 @@ async def test_without_wake_ups_a_shard_that_is_handed_over_is_taken_within_a_ti
     await set_shards(conn, shards=2, actor="test")
     plain: dict[str, Any] = {"listen_notify": False}
     async with hosted(make_scheduler(quick(database, tmp_path, **plain), Said(), "a")):
-        await eventually(lambda: value(conn, "select count(*) = 2 from shard where owner = 'a'"))
+        await eventually(lambda: value(conn, "select count(*) = 2 from shard where leader = 'a'"))
         said = Said()
         async with hosted(make_scheduler(quick(database, tmp_path, **plain), said, "b")):
             await said.saw("leadership_acquired", shard=1)

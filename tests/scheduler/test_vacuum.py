@@ -41,7 +41,7 @@ async def link(database: str) -> AsyncIterator[ReconnectingConnection]:
 # Vacuum -------------------------------------------------------------------------------------------------------------
 
 
-async def make_dead(conn: AsyncConnection, count: int, *, tables: tuple[str, ...] = ("ready",)) -> None:
+async def make_dead(conn: AsyncConnection, count: int, *, tables: tuple[str, ...] = ("ready_task",)) -> None:
     for table in tables:
         await conn.execute(INSERT[table], [count])
         await conn.execute(f"delete from {table}")
@@ -50,10 +50,11 @@ async def make_dead(conn: AsyncConnection, count: int, *, tables: tuple[str, ...
 
 
 INSERT = {
-    "ready": "insert into ready (queue, rank, run_id, idx, map_index) select 'q', 0, n, 0, -1 from generate_series(1, %s) n",
+    "ready_task": "insert into ready_task (queue, rank, run_id, idx, map_index)"
+    " select 'q', 0, n, 0, -1 from generate_series(1, %s) n",
     "lease": "insert into lease select 1, n, 0, -1, 1 from generate_series(1, %s) n",
-    "timer": "insert into timer select 0, clock(), n, 0, -1 from generate_series(1, %s) n",
-    "retry_line": "insert into retry_line select 0, 'q', clock(), n, 0, -1 from generate_series(1, %s) n",
+    "task_timer": "insert into task_timer select 0, clock(), n, 0, -1 from generate_series(1, %s) n",
+    "retry_queue": "insert into retry_queue select 0, 'q', clock(), n, 0, -1 from generate_series(1, %s) n",
     "retry_slot": "insert into retry_slot select 0, 'q', n, 0, -1, 1 from generate_series(1, %s) n",
     "schedule_state": """
         with d as (insert into dag (name, file) values (gen_random_uuid()::text, 'd.py') returning dag_id),
@@ -63,11 +64,11 @@ INSERT = {
             returning schedule_id
         )
         insert into schedule_state (schedule_id, shard, version) select s.schedule_id, 0, 1 from s""",
-    "remains": "insert into remains select 0, 'run', n from generate_series(1, %s) n",
+    "pending_cleanup": "insert into pending_cleanup select 0, 'run', n from generate_series(1, %s) n",
 }
 
 
-async def vacuums(conn: AsyncConnection, table: str = "ready") -> object:
+async def vacuums(conn: AsyncConnection, table: str = "ready_task") -> object:
     return await value(conn, "select vacuum_count from pg_stat_user_tables where relname = %s", table)
 
 
@@ -93,7 +94,7 @@ async def test_what_a_snapshot_keeps_is_not_vacuumed_again_and_again(
     database: str, conn: AsyncConnection, link: ReconnectingConnection
 ) -> None:
     vacuuming = TableVacuum(link=link, epoch=lambda: LEADING)
-    await conn.execute(INSERT["ready"], [MANY_DEAD_ROWS])
+    await conn.execute(INSERT["ready_task"], [MANY_DEAD_ROWS])
     async with await AsyncConnection.connect(database) as reader:
         await reader.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
         await reader.execute("select 1")
@@ -101,13 +102,13 @@ async def test_what_a_snapshot_keeps_is_not_vacuumed_again_and_again(
         for _ in range(3):
             await vacuuming.tick()
         assert await vacuums(conn) == 1, "it could not clear them away, and nothing has happened since"
-        assert (await dead_rows(conn, ["ready"]))["ready"] >= MANY_DEAD_ROWS
+        assert (await dead_rows(conn, ["ready_task"]))["ready_task"] >= MANY_DEAD_ROWS
         await make_dead(conn, 3 * MANY_DEAD_ROWS)
         await vacuuming.tick()
         assert await vacuums(conn) == 2
     await make_dead(conn, 6 * MANY_DEAD_ROWS)
     await vacuuming.tick()
-    assert await dead_rows(conn, ["ready"]) == {"ready": 0}
+    assert await dead_rows(conn, ["ready_task"]) == {"ready_task": 0}
 
 
 async def test_every_kind_of_server_can_be_asked_and_vacuumed(any_postgres: str) -> None:
@@ -125,10 +126,10 @@ async def test_every_kind_of_server_can_be_asked_and_vacuumed(any_postgres: str)
 
 async def test_vacuum_waits_for_nobody(database: str, conn: AsyncConnection) -> None:
     async with await AsyncConnection.connect(database, options="-c search_path=evertick") as holder:
-        await holder.execute("lock table ready in share update exclusive mode")
+        await holder.execute("lock table ready_task in share update exclusive mode")
         await conn.execute("set lock_timeout = '100ms'")
-        await vacuum(conn, ["ready", "lease"])
-    assert (await vacuums(conn, "ready"), await vacuums(conn, "lease")) == (0, 1)
+        await vacuum(conn, ["ready_task", "lease"])
+    assert (await vacuums(conn, "ready_task"), await vacuums(conn, "lease")) == (0, 1)
 
 
 # Snapshots ----------------------------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ async def test_the_leader_prunes_by_itself_and_says_what_went(
     assert (told["runs"], value_of(counted) - before) == (120, 120)
     assert await value(conn, "select array_agg(run_id order by run_id) from run") == kept
     assert await value(conn, "select count(*) from task") == 2
-    assert await value(conn, "select detail->>'runs' from journal where verb = 'prune'") == "120"
+    assert await value(conn, "select detail->>'runs' from audit_log where action = 'prune'") == "120"
 
 
 async def test_with_a_retention_of_nothing_everything_is_kept_but_what_somebody_deletes(
@@ -230,7 +231,7 @@ async def test_with_a_retention_of_nothing_everything_is_kept_but_what_somebody_
     for _ in range(5):
         await rounds.tick()
     assert await value(conn, "select array_agg(distinct run_id) from task") == [kept]
-    assert await value(conn, "select count(*) from remains") == 0
+    assert await value(conn, "select count(*) from pending_cleanup") == 0
 
 
 @pytest.mark.parametrize("days", ["-1", "36501", "inf", "nan"])
@@ -288,7 +289,7 @@ async def test_an_old_leaders_round_ends_without_a_word(
 async def test_a_round_deletes_all_kinds_in_small_steps(database: str, conn: AsyncConnection) -> None:
     await finished(conn, 200, age=timedelta(days=100))
     await put(conn, make_dag("d", {"b": []}))
-    for table, column in (("journal", "occurred_at"), ("dag_version", "retired_at"), ("runner", "gone_at")):
+    for table, column in (("audit_log", "occurred_at"), ("dag_version", "retired_at"), ("runner", "ended_at")):
         await conn.execute(f"update {table} set {column} = clock() - interval '100 days'")
     await conn.execute("insert into bundle values ('x', 'f', '', null, clock() - interval '100 days')")
     epoch = await lead(conn)
@@ -314,7 +315,9 @@ async def test_a_round_deletes_all_kinds_in_small_steps(database: str, conn: Asy
         "bundles": 1,
     }
     assert steps > 8
-    assert await value(conn, "select count(*) from task") == await value(conn, "select count(*) from remains") == 0
+    assert (
+        await value(conn, "select count(*) from task") == await value(conn, "select count(*) from pending_cleanup") == 0
+    )
     assert await value(conn, "select count(*) from task_spec") == 1
 
 
@@ -325,12 +328,12 @@ async def test_it_knows_when_others_wait_for_the_database(conn: AsyncConnection)
     assert not await is_behind(conn)
     await conn.execute("update schedule_state set next_due = clock() - interval '2 seconds'")
     assert await is_behind(conn)
-    await conn.execute("update schedule_state set paused = true")
+    await conn.execute("update schedule_state set is_paused = true")
     assert not await is_behind(conn)
-    await conn.execute(INSERT["ready"], [2000])
+    await conn.execute(INSERT["ready_task"], [2000])
     await conn.execute("select pg_stat_force_next_flush()")
     assert await is_behind(conn)
-    await conn.execute("delete from ready")
+    await conn.execute("delete from ready_task")
     assert not await is_behind(conn), "whatever the statistics say by now, nobody is in line"
 
 

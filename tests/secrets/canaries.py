@@ -122,7 +122,7 @@ async def hunt(url: str, conn: AsyncConnection, folder: Path, tasks: int) -> lis
     assert ended == tasks
     assert hidden > tasks / 5, "they did speak"
     assert rendered > tasks / 20, "templates were told"
-    assert await _one(conn, "select count(*) from outbox where fact->>'reason' like '%%***%%'") > 0, (
+    assert await _one(conn, "select count(*) from outbox where payload->>'reason' like '%%***%%'") > 0, (
         "and were told about"
     )
     places = {"log of the runner": repr(said.all), "metrics": generate_latest().decode()}

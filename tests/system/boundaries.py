@@ -142,7 +142,7 @@ class Play:
     async def _check_effects(self) -> None:
         found = effects(self._installation.effects_file)
         assert not executed_twice(found), f"executed twice: {executed_twice(found)}"
-        names = await self._installation.rows("select run_id, task, state from tasks where attempt > 0")
+        names = await self._installation.rows("select run_id, task, state from all_tasks where attempt > 0")
         for run_id, task, state in names:
             done = {each.what for each in found if (each.run_id, each.task) == (run_id, task)}
             assert "begin" in done, f"{task} of run {run_id} is {state} and never ran"
@@ -155,7 +155,7 @@ class Play:
 async def outcome(conn: AsyncConnection) -> Outcome:
     cursor = await conn.execute(
         "select t.dag, dense_rank() over (partition by t.dag order by t.run_id), t.task, t.state, t.attempt, v.value,"
-        " s.state from tasks t join run_status s on s.run_id = t.run_id"
+        " s.state from all_tasks t join run_status s on s.run_id = t.run_id"
         " left join result v on v.run_id = t.run_id and v.idx = t.idx"
     )
     return {(dag, number, task): tuple(rest) for dag, number, task, *rest in await cursor.fetchall()}

@@ -197,9 +197,7 @@ class Installation:
 
     async def diagnosis(self) -> str:
         """What a person would look at first when a test did not end well."""
-        tasks = (
-            "select run_id, task, state::text, epoch, session, request, not_before from tasks where finished_at is null"
-        )
+        tasks = "select run_id, task, state::text, epoch, session, request, not_before from all_tasks where finished_at is null"
         activity = (
             "select application_name, state, wait_event_type, wait_event, clock_timestamp() - query_start, left(query, 80)"
             " from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"

@@ -276,7 +276,7 @@ async def test_a_token_that_expired_while_nobody_answered_is_renewed(
 async def test_a_runner_hands_tasks_to_agents_on_its_machine_and_they_outlive_it(farm: Farm, far: Published) -> None:
     """The whole way: claimed, queued, started by an agent of the executor `process`, and ended; its runner is replaced."""
     await publish_work(farm.conn, far, only=["lasting"])
-    await farm.conn.execute("update runner set gone_at = clock()")
+    await farm.conn.execute("update runner set ended_at = clock()")
     settings = replace(farm.settings, executor="process", agent_api_url=farm.address, tick_seconds=0.1)
     settings = replace(settings, home=farm.folder / "runner", agent_key_file=farm.settings.agent_key_place)
     environment = {**user_environment(), "FLAGS": str(farm.flags)}

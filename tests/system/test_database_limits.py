@@ -27,7 +27,7 @@ from tests.system.work import Published, executed_twice, let_go, publish_work, s
 from tests.waiting import elapse, eventually
 
 FIRES = "select fire_at from run where fire_at is not null order by 1"
-GONE = "select count(*) from runner where gone_at is not null"
+GONE = "select count(*) from runner where ended_at is not null"
 UNFINISHED = "select count(*) from run_status where finished_at is null"
 BREAK = "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and pid <> pg_backend_pid()"
 

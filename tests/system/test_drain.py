@@ -44,15 +44,15 @@ async def test_a_drained_runner_finishes_what_it_has_and_takes_nothing_new_until
     assert runner.events("runner_drained") == []
     let_go(there.effects_file)
     await runner.saw("runner_drained")
-    assert await there.rows("select task, state::text from tasks where run_id = %s order by idx", holding) == [
+    assert await there.rows("select task, state::text from all_tasks where run_id = %s order by idx", holding) == [
         ("hold", "success"),
         ("after", "available"),
     ]
-    assert await there.value("select state::text from tasks where run_id = %s", later) == "available"
+    assert await there.value("select state::text from all_tasks where run_id = %s", later) == "available"
     assert await there.value("select count(*) from lease") == 0
     await undrain(there, "r1")
     assert [await there.ended(run_id) for run_id in (holding, later)] == ["success", "success"]
-    kept = "select verb, actor from journal where detail->>'runner' = 'r1' order by entry_id"
+    kept = "select action, actor from audit_log where detail->>'runner' = 'r1' order by entry_id"
     assert await there.rows(kept) == [("drain", "test"), ("undrain", "test")]
 
 
@@ -67,11 +67,11 @@ async def test_a_dismissed_runner_ends_well_when_its_last_task_has(there: Instal
     let_go(there.effects_file)
     assert await runner.ended() == 0
     assert runner.events("runner_exited")
-    assert await there.rows("select task, state::text from tasks where run_id = %s order by idx", run_id) == [
+    assert await there.rows("select task, state::text from all_tasks where run_id = %s order by idx", run_id) == [
         ("hold", "success"),
         ("after", "available"),
     ]
-    assert await there.value("select gone_reason from runner") == "stopped"
+    assert await there.value("select end_reason from runner") == "stopped"
 
 
 async def test_without_wake_ups_a_drain_comes_with_the_heartbeat(there: Installation) -> None:
@@ -85,9 +85,9 @@ async def test_a_drained_runner_that_was_buried_stays_drained_under_its_new_sess
     runner = await there.start("runner", runner_id="r1")
     await drain(there, "r1")
     old = (await runner.saw("runner_drained"))["session"]
-    await there.conn.execute("select bury(session, 'agent_lost: test', 3) from runner")
+    await there.conn.execute("select mark_runner_dead(session, 'agent_lost: test', 3) from runner")
     await eventually(lambda: [each for each in runner.events("runner_drained") if each["session"] != old])
-    assert await there.rows("select request from runner where gone_at is null") == [("drain",)]
+    assert await there.rows("select request from runner where ended_at is null") == [("drain",)]
 
 
 @pytest.mark.requirement("K4")

@@ -30,8 +30,8 @@ from tests.waiting import eventually
 # What a writer would leave behind, whoever it is.
 TRACES = """
 select (select count(*) from run), (select max(run_id) from run), (select sum(epoch) from shard),
-       (select max(lease_until) from shard), (select count(*) from runner), (select sum(beat) from runner),
-       (select count(*) from journal), (select max(lsn) from cluster), (select count(*) from task where state = 'success')
+       (select max(lease_until) from shard), (select count(*) from runner), (select sum(heartbeat_seq) from runner),
+       (select count(*) from audit_log), (select max(lsn) from server_timeline), (select count(*) from task where state = 'success')
 """
 FIRES = "select fire_at from run where fire_at is not null order by 1"
 SUCCEEDED = "select count(*) = %s from run_status where state = 'success'"
@@ -99,7 +99,7 @@ async def test_with_a_synchronous_standby_nothing_is_lost_and_the_old_primary_is
         through = await start_run(there.conn, "holding")
         await there.begun("hold")
         acknowledged = [await trigger_until_acknowledged(there, f"a{number:02}") for number in range(15)]
-        await eventually(lambda: there.value("select is_synchronous from cluster"))
+        await eventually(lambda: there.value("select is_synchronous from server_timeline"))
 
         pair.promote()
         pair.crash_first()
@@ -131,8 +131,8 @@ async def test_with_a_synchronous_standby_nothing_is_lost_and_the_old_primary_is
         assert [row[0] for row in found] == acknowledged
         assert all(service.is_alive for service in services), "a failover ends no service"
         assert executed_twice(there.effects()) == []
-        assert await there.value("select count(*) from runner where gone_at is not null") == 0
-        assert await there.value("select count(*) from journal where verb = 'failover'") == 1
+        assert await there.value("select count(*) from runner where ended_at is not null") == 0
+        assert await there.value("select count(*) from audit_log where action = 'failover'") == 1
 
 
 @pytest.mark.requirement("N14", "K10", "F2", "I3", "I7", "F8", "K1")
@@ -151,12 +151,12 @@ async def test_with_a_lagging_standby_the_loss_is_told_and_no_fire_is_doubled(
         await eventually(lambda: there.value("select count(*) >= 3 from run where fire_at is not null"))
         pair.catch_up()
         with pair.lagging():
-            mark = await there.value("select lsn from cluster")
+            mark = await there.value("select lsn from server_timeline")
             runner.signal(signal.SIGCONT)
             first_body = await eventually(lambda: next(iter(bodies(there, held)), None))
             lost = {await start_run(there.conn, "single", key=f"lost{number}") for number in range(40)}
             await eventually(lambda: there.value("select count(*) >= 12 from run where fire_at is not null"))
-            await eventually(lambda: there.value("select lsn > %s from cluster", mark))
+            await eventually(lambda: there.value("select lsn > %s from server_timeline", mark))
             pair.promote()
             pair.crash_first()
         await there.reconnect()
@@ -183,7 +183,7 @@ async def test_with_a_lagging_standby_the_loss_is_told_and_no_fire_is_doubled(
         ], "the body of the lost claim was stopped before the claim was made again"
         assert all(service.is_alive for service in services)
         journal = await there.rows(
-            "select verb from journal where verb in ('failover', 'writes_lost') order by entry_id"
+            "select action from audit_log where action in ('failover', 'writes_lost') order by entry_id"
         )
         assert {verb for (verb,) in journal} == {"failover", "writes_lost"}
 

@@ -24,7 +24,7 @@ async def fires(there: Installation) -> list[datetime]:
 
 
 async def leader_of(there: Installation, schedulers: list[Service]) -> Service:
-    owner = await there.value("select owner from shard")
+    owner = await there.value("select leader from shard")
     return next(each for each in schedulers if owner == f"scheduler-{each.pid}")
 
 

@@ -34,7 +34,7 @@ async def test_by_default_an_attempt_goes_on_while_its_runner_is_cut_off(there: 
         let_go(there.effects_file)
         await eventually(lambda: [each for each in there.effects() if each.what == "end"])
     assert await there.ended(run_id) == "success"
-    assert await there.value("select max(epoch) from tasks") == 1
+    assert await there.value("select max(epoch) from all_tasks") == 1
     assert runner.is_alive
 
 
@@ -53,7 +53,7 @@ async def test_a_careful_attempt_is_stopped_while_its_runner_is_cut_off_and_runs
     ((epoch, outcome, reason),) = await there.rows("select epoch, outcome, reason from attempt")
     assert (epoch, outcome) == (1, "lost")
     assert reason.startswith("lost_contact: ")
-    assert await there.rows("select epoch, attempt from tasks where task = 'hold'") == [(2, 1)], "no user's attempt"
+    assert await there.rows("select epoch, attempt from all_tasks where task = 'hold'") == [(2, 1)], "no user's attempt"
 
 
 @pytest.mark.requirement("N08", "N09", "F8")
@@ -87,10 +87,10 @@ async def test_a_careful_attempt_goes_on_as_long_as_heartbeats_are_answered(ther
     await there.start("runner", runner_id="r1")
     run_id = await start_run(there.conn, "careful")
     first = await there.begun("hold")
-    before = await there.value("select beat from runner")
+    before = await there.value("select heartbeat_seq from runner")
     # Longer than what one answer is good for.
-    await eventually(lambda: there.value("select beat > %s from runner", before + 12), 60)
+    await eventually(lambda: there.value("select heartbeat_seq > %s from runner", before + 12), 60)
     assert is_running(first.pid)
     let_go(there.effects_file)
     assert await there.ended(run_id) == "success"
-    assert await there.value("select max(epoch) from tasks") == 1
+    assert await there.value("select max(epoch) from all_tasks") == 1

@@ -20,7 +20,9 @@ async def two_runners(there: Installation) -> dict[str, Service]:
 
 async def tries(there: Installation, task: str) -> tuple[int, int, str]:
     """Epoch, attempt and state of a task."""
-    ((epoch, attempt, state),) = await there.rows("select epoch, attempt, state::text from tasks where task = %s", task)
+    ((epoch, attempt, state),) = await there.rows(
+        "select epoch, attempt, state::text from all_tasks where task = %s", task
+    )
     return epoch, attempt, state
 
 
@@ -107,7 +109,7 @@ async def test_a_buried_runner_that_wakes_up_goes_on_under_a_new_session(there: 
     assert await there.ended(run_id) == "success"
     assert [e.runner for e in there.effects() if e.run_id == run_id] == ["r1", "r1"]
     assert await frozen.terminate() == 0
-    gone = await there.rows("select gone_reason from runner where runner_id = 'r1' order by started_at")
+    gone = await there.rows("select end_reason from runner where runner_id = 'r1' order by started_at")
     assert gone == [("agent_lost: no heartbeat for 2 s",), ("stopped",)]
 
 
@@ -122,7 +124,7 @@ async def test_a_runner_that_is_told_to_stop_lets_its_task_end_within_the_grace(
     assert await tries(there, "hold") == (1, 1, "success")
     await there.start("runner", runner_id="r2")
     assert await there.ended(run_id) == "success"
-    assert await there.value("select gone_reason from runner where runner_id = 'r1'") == "stopped"
+    assert await there.value("select end_reason from runner where runner_id = 'r1'") == "stopped"
 
 
 @pytest.mark.requirement("K4")

@@ -109,10 +109,10 @@ async def test_a_scheduler_counts_what_it_finds_damaged_skips_and_cannot_list(
         await counted(scheduler, "evertick_quarantined_total", kind="schedule")
         await counted(scheduler, "evertick_skipped_fires_total")
         await counted(scheduler, "evertick_orphan_list_error_total")
-        await there.conn.execute("alter table runner rename column watched_beat to nowhere")
+        await there.conn.execute("alter table runner rename column observed_seq to nowhere")
         try:
             await counted(scheduler, "evertick_agent_lost_list_error_total")
         finally:
-            await there.conn.execute("alter table runner rename column nowhere to watched_beat")
+            await there.conn.execute("alter table runner rename column nowhere to observed_seq")
         # None of it keeps the others from their work.
         await eventually(scheduler.is_ready, 60)

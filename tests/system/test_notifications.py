@@ -36,7 +36,7 @@ async def test_a_leader_killed_between_sending_and_recording_sends_again_under_t
 ) -> None:
     with web_sink() as hook:
         await there.conn.execute(
-            "insert into outbox (shard, sink, event, fact, created_at, waiting_since, due_at)"
+            "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at)"
             " values (0, %s, 'failure', '{}', clock(), clock(), clock())",
             [f"webhook:{hook.url}/"],
         )
@@ -55,7 +55,7 @@ async def test_a_leader_killed_between_sending_and_recording_sends_again_under_t
 async def test_a_leader_that_loses_the_database_while_it_sends_still_records_it(there: Installation) -> None:
     with web_sink() as hook:
         await there.conn.execute(
-            "insert into outbox (shard, sink, event, fact, created_at, waiting_since, due_at)"
+            "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at)"
             " values (0, %s, 'failure', '{}', clock(), clock(), clock())",
             [f"webhook:{hook.url}/"],
         )

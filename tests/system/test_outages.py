@@ -107,7 +107,7 @@ async def test_tasks_go_on_through_an_outage_and_are_reported_after_it(
     assert [await there.ended(run_id) for run_id in (ended_meanwhile, goes_on)] == ["success", "success"]
     assert {each.epoch for each in there.effects()} == {1}
     assert {(e.run_id, e.pid) for e in there.effects() if e.what == "end"} == {(e.run_id, e.pid) for e in bodies}
-    assert await there.value("select count(*) from runner where gone_at is not null") == 0
+    assert await there.value("select count(*) from runner where ended_at is not null") == 0
 
 
 @pytest.mark.requirement("B9")

@@ -35,7 +35,7 @@ async def test_a_killed_runners_task_runs_again_elsewhere_because_its_neighbour_
     assert (await other.saw("runner_declared_dead"))["gone"] == first.runner
     let_go(there.effects_file)
     assert await there.ended(run_id) == "success"
-    assert await there.rows("select epoch, attempt from tasks where task = 'hold'") == [(2, 1)], "no user's attempt"
+    assert await there.rows("select epoch, attempt from all_tasks where task = 'hold'") == [(2, 1)], "no user's attempt"
     assert not [each for each in there.effects() if each.what == "overlap"]
     ((epoch, outcome, reason),) = await there.rows("select epoch, outcome, reason from attempt")
     assert (epoch, outcome, reason) == (1, "lost", f"agent_lost: runner {first.runner} died")
@@ -49,7 +49,7 @@ async def test_a_scheduler_of_the_same_machine_sees_it_as_well(there: Installati
     await there.begun("hold")
     await runner.kill()
     await scheduler.saw("runner_declared_dead", gone="r1")
-    assert await there.value("select state::text from tasks where task = 'hold'") == "available"
+    assert await there.value("select state::text from all_tasks where task = 'hold'") == "available"
 
 
 @pytest.mark.requirement("N07", "K4")
@@ -104,7 +104,7 @@ async def test_the_control_plane_decides_what_follows_a_loss(there: Installation
     await there.kill_all("runner")
     assert await there.certify_deaths()
     assert await there.ended(run_id) == "failed"
-    rows = await there.rows("select task, state::text, reason from tasks where run_id = %s order by idx", run_id)
+    rows = await there.rows("select task, state::text, reason from all_tasks where run_id = %s order by idx", run_id)
     assert rows[0][:2] == ("once", "failed")
     assert "agent_lost" in rows[0][2]
     assert rows[1][:2] == ("tidy_up", "upstream_failed")

@@ -119,7 +119,7 @@ async def test_a_leader_that_wakes_up_from_a_long_freeze_stands_by(there: Instal
     await all_fired(there, list(instants))
     assert not first.events("schedules_fired")
     # As soon as the session of the one that was frozen is gone, its successor can be watched, too.
-    await eventually(lambda: there.value("select is_watched from shard"))
+    await eventually(lambda: there.value("select has_session_lock from shard"))
     await second.kill()
     assert await led_again(first) < SOON
 

@@ -216,9 +216,9 @@ def test_a_file_in_the_folder_becomes_a_dag_whose_schedule_fires_once_per_instan
 def test_a_retry_and_a_successor_take_the_same_way(set_up: SetUp) -> None:
     again, many = set_up.trigger("again"), set_up.trigger("many")
     assert (set_up.ended(again), set_up.ended(many)) == ("success", "success")
-    history = "select epoch, attempt, outcome from attempts where run_id = %s order by epoch"
+    history = "select epoch, attempt, outcome from all_attempts where run_id = %s order by epoch"
     assert set_up.rows(history, again) == [(1, 1, "failed"), (2, 2, "success")]
-    assert set_up.rows("select count(*)::int from attempts where run_id = %s", many) == [(81,)]
+    assert set_up.rows("select count(*)::int from all_attempts where run_id = %s", many) == [(81,)]
 
 
 def test_what_a_killed_runner_ran_runs_again_under_a_higher_epoch_and_costs_no_retry(set_up: SetUp) -> None:
@@ -231,7 +231,7 @@ def test_what_a_killed_runner_ran_runs_again_under_a_higher_epoch_and_costs_no_r
     assert not is_running(first.pid)
     let_go(set_up.effects_file)
     assert set_up.ended(run_id) == "success"
-    lost = "select epoch, attempt, outcome, reason like 'agent_lost: runner %% died' from attempts"
+    lost = "select epoch, attempt, outcome, reason like 'agent_lost: runner %% died' from all_attempts"
     assert set_up.rows(f"{lost} where run_id = %s and idx = 0 order by epoch", run_id) == [
         (1, 1, "lost", True),
         (2, 1, "success", None),
@@ -240,7 +240,7 @@ def test_what_a_killed_runner_ran_runs_again_under_a_higher_epoch_and_costs_no_r
 
 
 def test_firing_goes_on_when_its_leader_is_killed(set_up: SetUp) -> None:
-    ((owner, epoch),) = set_up.rows("select owner, epoch from shard")
+    ((owner, epoch),) = set_up.rows("select leader, epoch from shard")
     set_up.kill(int(str(owner).rpartition("-")[2]), "scheduler")
     eventually_sync(lambda: set_up.rows("select 1 from shard where epoch > %s", epoch), within_seconds=PATIENCE)
     _goes_on(set_up)

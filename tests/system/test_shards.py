@@ -39,7 +39,7 @@ async def schedule_several(there: Installation, work: Published, *, dags: int, t
 
 
 async def led_by(there: Installation) -> dict[int, str]:
-    rows = await there.rows("select shard, owner from shard where lease_until > clock() and owner is not null")
+    rows = await there.rows("select shard, leader from shard where lease_until > clock() and leader is not null")
     return {int(shard): str(owner) for shard, owner in rows}
 
 

@@ -41,4 +41,6 @@ async def test_a_runner_whose_patterns_match_nothing_says_so_and_why(there: Inst
     assert "No published task matches it" in nothing["message"]
     elsewhere = await runner.saw("pattern_unmatched", pattern="single::*")
     assert "wait in default, but this runner serves only gpu" in elsewhere["message"]
-    await eventually(lambda: there.value("select match = '{nobody::*,single::*}' from runner where gone_at is null"))
+    await eventually(
+        lambda: there.value("select task_patterns = '{nobody::*,single::*}' from runner where ended_at is null")
+    )

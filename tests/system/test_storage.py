@@ -79,7 +79,7 @@ async def test_a_storage_that_stays_away_fails_the_task_with_the_reason(there: I
     await runner(there, "left", storage_retry_seconds=0.1)
     run_id = await start_run(there.conn, "far_apart")
     assert await there.ended(run_id, 60) == "failed"
-    reason = await there.value("select reason from attempts where run_id = %s and idx = 0", run_id)
+    reason = await there.value("select reason from all_attempts where run_id = %s and idx = 0", run_id)
     assert reason.startswith("the result could not be stored within 0.1 s: s3://attic/below/here cannot be reached")
 
 

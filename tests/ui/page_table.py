@@ -213,7 +213,7 @@ async def _furnish(conn: AsyncConnection) -> tuple[int, int]:
     asks = {"wait": {"kind": TaskKind.WAIT, "wait": wait}}
     await put(conn, make_dag("release", {"wait": [], "publish": ["wait"]}, per_task=asks, tags=("finance",)))
     epoch = await lead(conn)
-    await conn.execute("update shard set owner = 'scheduler-1'")
+    await conn.execute("update shard set leader = 'scheduler-1'")
     asking = await start(conn, "release")
     await wake(conn, shard=0, epoch=epoch, batch=100)
     return failed, asking
@@ -228,7 +228,7 @@ async def _wait_for_everything(conn: AsyncConnection) -> int:
 
     await after(0)
     epoch = await lead(conn)
-    await conn.execute("update shard set owner = 'scheduler-1'")
+    await conn.execute("update shard set leader = 'scheduler-1'")
     await set_pool(conn, name="loader", slots=1, actor="test")
     shape: dict[str, list[str]] = {
         "fetch": [],
@@ -282,7 +282,7 @@ def write_log(
 
     async def put_chunk(conn: AsyncConnection) -> None:
         await conn.execute(
-            "insert into log_chunk (run_id, idx, map_index, epoch, seq, until, content)"
+            "insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, content)"
             " values (%s, %s, -1, %s, %s, %s, %s)",
             [run_id, idx, epoch, offset, end, content],
         )

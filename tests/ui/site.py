@@ -144,7 +144,7 @@ async def history(conn: AsyncConnection) -> dict[str, list[int]]:
     """Some DAGs with what two hours leave: good runs, failing ones, one that runs now, one that is paused."""
     now = datetime.now(UTC)
     epoch = await lead(conn)
-    await conn.execute("update shard set owner = 'scheduler-1'")
+    await conn.execute("update shard set leader = 'scheduler-1'")
     runner = await Runner.join(conn)
     await conn.execute("update runner set runner_id = 'runner-1', slots = 8")
     params = declare_params(

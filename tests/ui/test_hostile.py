@@ -31,7 +31,7 @@ PLACES = {
     "update run_status set reason = %s where state = 'failed'": [r"/runs/\d+\?tab=history"],
     "update task set reason = %s where state = 'failed'": [r"/runs/\d+/tasks/load\?tab=attempts"],
     "update result set value = to_jsonb(%s::text)": [],
-    "update journal set detail = jsonb_build_object('why', %s::text), actor = 'user:x'": [],
+    "update audit_log set detail = jsonb_build_object('why', %s::text), actor = 'user:x'": [],
 }
 
 
@@ -80,7 +80,7 @@ async def infest(conn: AsyncConnection) -> None:
     first = "(select c.schedule_id from schedule c join dag d on d.dag_id = c.dag_id where d.name = 'orders')"
     await conn.execute(f"update schedule_state set error = %s where schedule_id = {first}", [everything])
     await conn.execute("update schedule set changed_by = %s, origin = 'user'", [PLAIN[1]])
-    await conn.execute("update shard set owner = %s", [PLAIN[2]])
+    await conn.execute("update shard set leader = %s", [PLAIN[2]])
     await conn.execute("update runner set runner_id = %s", [PLAIN[3]])
 
 

@@ -47,7 +47,8 @@ async def move(conn: AsyncConnection, settings: Settings, *, epoch: int) -> None
     store.put_bytes(object_name(KEY.run_id, object_id), body)
     for (seq, _), piece in zip(found, pieces, strict=True):
         await conn.execute(
-            "update log_chunk set content = null, object_id = %s, at = %s, bytes = %s, digest = %s where epoch = %s and seq = %s",
+            "update log_chunk set content = null, object_id = %s, object_offset = %s, bytes = %s, digest = %s"
+            " where epoch = %s and seq = %s",
             [object_id, piece.at, piece.size, piece.digest, epoch, seq],
         )
 
@@ -58,7 +59,7 @@ async def write(conn: AsyncConnection, epoch: int, chunks: list[list[str]]) -> N
     for lines in chunks:
         content = "".join(f"17000000000{number:05d} {line}\n" for number, line in enumerate(lines))
         await conn.execute(
-            "insert into log_chunk (run_id, idx, map_index, epoch, seq, until, content) values (1, 0, -1, %s, %s, %s, %s)",
+            "insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, content) values (1, 0, -1, %s, %s, %s, %s)",
             [epoch, offset, offset + len(content), content],
         )
         offset += len(content)
@@ -168,7 +169,7 @@ async def test_a_log_that_grows_is_read_on_from_its_end(rollback_conn: AsyncConn
     third = await read_onward(reader, KEY, second.next, LogFilter())
     assert third.lines == [] and third.is_end
     await rollback_conn.execute(
-        "insert into log_chunk (run_id, idx, map_index, epoch, seq, until, content) values (1, 0, -1, 1, 999, 1010, 'two\n')"
+        "insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, content) values (1, 0, -1, 1, 999, 1010, 'two\n')"
     )
     fourth = await read_onward(reader, KEY, third.next, LogFilter())
     assert [line.text for _, line in fourth.lines] == ["two"]

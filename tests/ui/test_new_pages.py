@@ -84,7 +84,7 @@ def test_an_asset_shows_who_updates_it_and_who_waits_and_is_told_of(site: Site, 
 
     async def start_after_it(conn: AsyncConnection) -> None:
         await conn.execute(
-            "insert into cause (schedule_id, fire_at, kind, name, run_id, occurred_at)"
+            "insert into run_trigger (schedule_id, fire_at, kind, name, run_id, occurred_at)"
             " select schedule_id, fire_at, 'asset', %s, 1, fire_at from run where run_id = %s",
             [name, run_id],
         )
@@ -215,10 +215,10 @@ def test_what_executors_elsewhere_have_is_told_with_the_trouble(site: Site, peop
     async def queue(conn: AsyncConnection) -> int:
         await put(conn, make_dag("far", {"pod": []}))
         run_id = await start(conn, "far")
-        await conn.execute("delete from ready where run_id = %s", [run_id])
+        await conn.execute("delete from ready_task where run_id = %s", [run_id])
         await conn.execute("update task set state = 'queued', epoch = 1, session = 77 where run_id = %s", [run_id])
         await conn.execute(
-            "insert into dispatch (run_id, idx, map_index, epoch, session, executor, owner, queue, queued_at, tries, trouble)"
+            "insert into dispatch (run_id, idx, map_index, epoch, session, executor, owner, queue, queued_at, tries, last_error)"
             " values (%s, 0, -1, 1, 77, 'kubernetes', 5, 'default', clock(), 3, 'quota <b>exceeded</b>')",
             [run_id],
         )
@@ -236,7 +236,7 @@ def test_thousands_of_agents_are_counted_and_not_listed(site: Site, people: dict
     async def crowd(conn: AsyncConnection) -> None:
         await conn.execute(
             """insert into runner (session, runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots,
-                                   executor, lost_after_seconds, beat_at, started_at, silent_seconds)
+                                   executor, lost_after_seconds, heartbeat_at, started_at, silent_seconds)
                select 900000 + n, 'agent-' || n, '', 'pod', '', '', 0, 0, 0, '{}', 1,
                       'far', 90, clock(), clock(), case n when 1 then 80 else 0 end
                from generate_series(1, 2000) n"""

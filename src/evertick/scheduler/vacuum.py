@@ -26,7 +26,7 @@ from evertick.scheduler.retention import LOOK_SECONDS, Retention
 from evertick.storage.object_store import open_store
 
 # Small tables that every task or fire writes to. An external server's autovacuum may visit them only once a minute.
-QUICK_TABLES = ("ready", "lease", "timer", "retry_line", "retry_slot", "schedule_state", "remains")
+QUICK_TABLES = ("ready_task", "lease", "task_timer", "retry_queue", "retry_slot", "schedule_state", "pending_cleanup")
 # Vacuuming a thousand dead rows takes about 2 ms; fewer are not worth a transaction.
 MANY_DEAD_ROWS = 1000
 VACUUM_SECONDS = 5.0

@@ -60,9 +60,9 @@ async def overlap(nemesis: Nemesis, seconds: float = 0.5) -> float | None:
 async def _usurp(conn: psycopg.AsyncConnection, shard: int, seconds: float) -> int:
     """Whoever leads is not asked. In one transaction, so that it cannot renew in between."""
     async with conn.transaction():
-        forced = "update shard set lease_until = clock() - interval '1 second', heir = null where shard = %s"
+        forced = "update shard set lease_until = clock() - interval '1 second', successor = null where shard = %s"
         await conn.execute(forced, [shard])
-        cursor = await conn.execute("select take_shard(%s::smallint, 'usurper', %s)", [shard, seconds])
+        cursor = await conn.execute("select acquire_shard(%s::smallint, 'usurper', %s)", [shard, seconds])
         row = await cursor.fetchone()
     assert row is not None and row[0] is not None, "the shard could not be taken by force"
     return int(row[0])

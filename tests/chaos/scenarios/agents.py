@@ -108,7 +108,7 @@ async def api_away(stage: Stage) -> None:
     stage.cluster.tell("go")
     await stage.runs_over(held, within_seconds=RUN_SECONDS)
     await expect_once(stage, held + late)
-    lost = await stage.cluster.watch.value("select count(*) from runner where gone_reason like 'agent_lost%%'")
+    lost = await stage.cluster.watch.value("select count(*) from runner where end_reason like 'agent_lost%%'")
     stage.expect(lost == 0, f"{lost} agents were given up although they lived")
     await expect_nothing_left(stage)
 
@@ -128,7 +128,7 @@ async def _hour_ahead(stage: Stage) -> AsyncIterator[None]:
             yield
         finally:
             set_clock(file, 0)
-    refused = "select count(*) from journal where verb = 'refuse' and detail->>'needs' = 'agent' and detail->>'why' = 'refused'"
+    refused = "select count(*) from audit_log where action = 'refuse' and detail->>'needs' = 'agent' and detail->>'why' = 'refused'"
     stage.expect(await stage.cluster.watch.value(refused), "no token was refused, so none had to be renewed")
 
 

@@ -67,7 +67,7 @@ async def skewed_services(stage: Stage) -> None:
     for jump in JUMPS_SECONDS:
         for name in (scheduler.name, runner.name):
             await skew(stage.nemesis, name, stage.scaled(8, 0.8), jump)
-    lost = await stage.cluster.watch.value("select count(*) from runner where gone_reason like 'agent_lost%%'")
+    lost = await stage.cluster.watch.value("select count(*) from runner where end_reason like 'agent_lost%%'")
     stage.expect(lost == 0, f"{lost} runners were given up because of a clock")
 
 
@@ -85,7 +85,7 @@ async def skewed_database(stage: Stage) -> None:
             await elapse(stage.scaled(20, 3))
             set_clock(stage.cluster.folder / "postgres.clock", 0)
         await stage.nemesis.recovery(struck, stage.nemesis.works_again())
-    lost = await stage.cluster.watch.value("select count(*) from runner where gone_reason like 'agent_lost%%'")
+    lost = await stage.cluster.watch.value("select count(*) from runner where end_reason like 'agent_lost%%'")
     stage.expect(lost == 0, f"{lost} runners were given up because of the database's clock")
     stage.cluster.tell("go")
     await stage.runs_over(held)

@@ -95,9 +95,9 @@ async def retry_storm(stage: Stage) -> None:
     await stage.begin_load(seconds=stage.scaled(60, 12), quick=6)
     await planning.retry_storm(stage.nemesis, runs=int(stage.scaled(200, 12)))
     waits = await stage.cluster.watch.must(
-        "select extract(epoch from b.started_at - a.finished_at)::float8 from attempts a join attempts b"
+        "select extract(epoch from b.started_at - a.finished_at)::float8 from all_attempts a join all_attempts b"
         " on b.run_id = a.run_id and b.idx = a.idx and b.map_index = a.map_index and b.epoch = a.epoch + 1"
-        " join tasks t on t.run_id = a.run_id and t.idx = a.idx where t.dag = 'storm'"
+        " join all_tasks t on t.run_id = a.run_id and t.idx = a.idx where t.dag = 'storm'"
     )
     ordered = sorted(wait for (wait,) in waits)
     stage.expect(len(ordered) > 20, f"only {len(ordered)} retries")

@@ -76,7 +76,7 @@ async def long_outage(stage: Stage) -> None:
     stage.expect(all(row == ("success", 1) for row in states), f"not all succeeded at once: {states}")
     ended = {(e.run_id, e.pid) for e in effects_of(stage, "end", dags=HOLDING)}
     stage.expect(bodies == ended, "not the bodies that began have ended")
-    reaped = await stage.cluster.watch.value("select count(*) from runner where gone_at is not null")
+    reaped = await stage.cluster.watch.value("select count(*) from runner where ended_at is not null")
     stage.expect(reaped == 0, f"{reaped} runners were given up because of the outage")
 
 
@@ -90,10 +90,10 @@ async def slow_database(stage: Stage) -> None:
     await database.lock(stage.nemesis, stage.scaled(20, 3), table="runner")
     await database.crowd(stage.nemesis, stage.scaled(20, 3))
     async with stage.nemesis.fault(Fault.LOCK, database.POSTGRES, part="vacuum full") as struck:
-        for table in ("task", "run_status", "lease", "ready"):
+        for table in ("task", "run_status", "lease", "ready_task"):
             await stage.cluster.watch.rows(f"vacuum full {table}")
     await stage.nemesis.recovery(struck, stage.nemesis.works_again())
-    reaped = await stage.cluster.watch.value("select count(*) from runner where gone_at is not null")
+    reaped = await stage.cluster.watch.value("select count(*) from runner where ended_at is not null")
     stage.expect(reaped == 0, f"{reaped} runners were given up because the database was slow")
     stage.cluster.tell("go")
     await stage.runs_over(held)
@@ -104,8 +104,16 @@ async def lost_answers(stage: Stage) -> None:
     await stage.begin_load(seconds=stage.scaled(60, 10, 6), quick=6, per_second=6)
     for _ in range(int(stage.scaled(30, 2, 1))):
         leader = await stage.cluster.leader()
-        targets: list[tuple[str | None, str]] = [(CLIENT, "trigger_run"), ("runner-1", "step"), ("runner-2", "step")]
-        targets += [("runner-1", "extend"), (leader.name, "fire"), (leader.name, "renew_shard")] if leader else []
+        targets: list[tuple[str | None, str]] = [
+            (CLIENT, "trigger_run"),
+            ("runner-1", "finish_and_claim"),
+            ("runner-2", "finish_and_claim"),
+        ]
+        targets += (
+            [("runner-1", "extend_leases"), (leader.name, "fire_schedules"), (leader.name, "renew_shard")]
+            if leader
+            else []
+        )
         for target, match in targets:
             await network.drop_reply(stage.nemesis, to=target, match=match)
     dropped = {name: len(status["dropped"]) for name, status in stage.cluster.proxy.status().items()}
@@ -126,7 +134,7 @@ async def no_room(stage: Stage) -> None:
                 await elapse(stage.scaled(10, 2))
     stage.note(f"strangers: {crowd}")
     await stage.nemesis.recovery(struck, stage.nemesis.works_again())
-    reaped = await stage.cluster.watch.value("select count(*) from runner where gone_at is not null")
+    reaped = await stage.cluster.watch.value("select count(*) from runner where ended_at is not null")
     stage.expect(reaped == 0, f"{reaped} runners were given up because there was no connection for them")
     stage.cluster.tell("go")
     await stage.runs_over(held)

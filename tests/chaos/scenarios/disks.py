@@ -100,7 +100,7 @@ async def full_wal(stage: Stage) -> None:
             stage.note("the server gave up for lack of room, and was started again as an init system would")
             await server.start()
     await stage.nemesis.recovery(struck, stage.nemesis.works_again())
-    reaped = await stage.cluster.watch.value("select count(*) from runner where gone_at is not null")
+    reaped = await stage.cluster.watch.value("select count(*) from runner where ended_at is not null")
     stage.expect(reaped == 0, f"{reaped} runners were given up because the database had no room")
 
 

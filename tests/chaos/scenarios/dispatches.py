@@ -111,7 +111,7 @@ async def _freeze_holder(stage: Stage, victim: Member) -> float | None:
 def _has_nothing(stage: Stage, victim: Member) -> Condition:
     """Every attempt that it had elsewhere has another runner, which is there."""
     theirs = (
-        "select count(*) from dispatch d left join runner r on r.session = d.owner and r.gone_at is null"
+        "select count(*) from dispatch d left join runner r on r.session = d.owner and r.ended_at is null"
         " where r.session is null or r.runner_id = %s"
     )
 

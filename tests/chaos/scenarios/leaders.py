@@ -24,11 +24,11 @@ SPREAD = ("pulse", *(f"spike_{number}" for number in range(11)))
 # Election switched off: whoever asks leads, with the epoch that the others have, and no epoch is checked.
 EVERYBODY_LEADS = (
     "create or replace function fence(p_shard smallint, p_epoch bigint) returns void language sql as $$ select $$",
-    "create or replace function take_shard(p_shard smallint, p_owner text, p_seconds double precision) returns bigint"
+    "create or replace function acquire_shard(p_shard smallint, p_owner text, p_seconds double precision) returns bigint"
     " language sql as $$ select epoch from shard where shard = p_shard $$",
 )
 # And on again: nobody leads, so that they elect one.
-NOBODY_LEADS = "update shard set epoch = epoch + 1, lease_until = null, owner = null"
+NOBODY_LEADS = "update shard set epoch = epoch + 1, lease_until = null, leader = null"
 
 
 def three_schedulers(is_full: bool) -> Shape:
@@ -73,7 +73,7 @@ async def share_and_lose(stage: Stage) -> None:
         return sum(counts) == 4 and len(counts) == 3
 
     await eventually(is_even, 30, pause_seconds=0.1)
-    astray = "select sum(misplaced(shard, 1000)) = 0 from shard"
+    astray = "select sum(misplaced_count(shard, 1000)) = 0 from shard"
     await eventually(lambda: stage.cluster.watch.value(astray), 30, pause_seconds=0.1)
 
 
@@ -103,13 +103,13 @@ async def _all_at_home(stage: Stage, shards: int) -> None:
     """Every DAG and what hangs on it is in its shard, each of which somebody leads; the others are closed."""
     watch = stage.cluster.watch
     await eventually(watch.is_led, 30, pause_seconds=0.05)
-    at_home = "select sum(misplaced(shard, 1000)) = 0 from shard"
+    at_home = "select sum(misplaced_count(shard, 1000)) = 0 from shard"
     await eventually(lambda: watch.value(at_home), 30, pause_seconds=0.05)
     closed = "select count(*) = %s and bool_and(state = 'open') from shard where state <> 'closed'"
     if not stage.is_full:
         # The minute in which somebody might still write for a shard that it had read of before.
         await watch.must(
-            "update shard set moves_since = moves_since - interval '2 minutes' where moves_since is not null"
+            "update shard set rebalancing_since = rebalancing_since - interval '2 minutes' where rebalancing_since is not null"
         )
     await eventually(lambda: watch.value(closed, shards), 120, pause_seconds=0.05)
 
@@ -160,7 +160,7 @@ async def all_lead(stage: Stage) -> None:
     watch = stage.cluster.watch
     elected = await watch.must(
         "select pg_get_functiondef(oid) from pg_proc where pronamespace = current_schema()::regnamespace and proname = any(%s)",
-        ["fence", "take_shard"],
+        ["fence", "acquire_shard"],
     )
     async with stage.nemesis.fault(Fault.OVERLAP, "all", part="everybody"):
         for statement in EVERYBODY_LEADS:

@@ -74,10 +74,10 @@ with made as (
     select run_id, idx, version_id, 'success', 1, 1, clock() - interval '100 days', clock() - interval '100 days'
     from made, generate_series(0, 2) idx returning run_id, idx
 ), results as (
-    insert into result (run_id, idx, map_index, epoch, value) select run_id, idx, -1, 1, '1' from tasks
+    insert into result (run_id, idx, map_index, epoch, value) select run_id, idx, -1, 1, '1' from all_tasks
 )
-insert into log_chunk (run_id, idx, map_index, epoch, seq, until, is_late, content)
-select run_id, idx, -1, 1, 0, 1000, false, repeat('x', 1000) from tasks
+insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, is_late, content)
+select run_id, idx, -1, 1, 0, 1000, false, repeat('x', 1000) from all_tasks
 """
 
 
@@ -95,7 +95,7 @@ async def forget(stage: Stage) -> None:
     await stage.begin_load(seconds=stage.scaled(180, 24), quick=6, steady=8, paces=(3, 5))
 
     async def has_begun() -> bool:
-        return bool(await watch.value("select exists (select 1 from remains)"))
+        return bool(await watch.value("select exists (select 1 from pending_cleanup)"))
 
     # A leader rests before its first round.
     await eventually(has_begun, 60, pause_seconds=0.02)
@@ -114,7 +114,7 @@ async def forget(stage: Stage) -> None:
         await eventually(is_gone, stage.scaled(300, 60), pause_seconds=0.2)
     except AssertionError:
         stage.expect(False, f"what is old is still there: {await watch.rows(left)}")
-    noted = await watch.value("select sum((detail->>'runs')::int) from journal where verb = 'prune'")
+    noted = await watch.value("select sum((detail->>'runs')::int) from audit_log where action = 'prune'")
     old = await watch.value("select count(*) from chaos_audit.old_run")
     stage.note(f"{noted} old runs deleted, on record")
     stage.expect(noted == old, f"{old} old runs are gone, and {noted} are on record")

@@ -71,12 +71,12 @@ async def poison_candidate(stage: Stage) -> None:
     async with stage.nemesis.fault(Fault.POISON, "all", part="candidate") as struck:
 
         async def others_are_buried() -> bool:
-            gone = "select count(*) from runner where session = any(%s) and gone_at is not null"
+            gone = "select count(*) from runner where session = any(%s) and ended_at is not null"
             return bool(await stage.cluster.watch.value(gone, sessions) >= count - 1)
 
         await eventually(others_are_buried, 40, pause_seconds=0.1)
     ((spread, joined),) = await stage.cluster.watch.must(
-        "select max(gone_at) - min(gone_at), max(started_at) - min(started_at) from runner where session = any(%s)",
+        "select max(ended_at) - min(ended_at), max(started_at) - min(started_at) from runner where session = any(%s)",
         sessions,
     )
     stage.note(f"{count - 1} buried within {spread}, having joined within {joined}")

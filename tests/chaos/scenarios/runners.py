@@ -132,7 +132,7 @@ async def cut_runners(stage: Stage) -> None:
     lost_after = float(stage.cluster.settings["lost_after_seconds"])
     await begin_tasks(stage, "holding", 3)
     await network.cut_runner(stage.nemesis, stage.scaled(5, 4))
-    reaped = await stage.cluster.watch.value("select count(*) from runner where gone_at is not null")
+    reaped = await stage.cluster.watch.value("select count(*) from runner where ended_at is not null")
     stage.expect(reaped == 0, f"a cut below the threshold cost {reaped} runners")
     await begin_tasks(stage, "obedient", 3)
     runner = _busiest(stage, "obedient")
@@ -182,7 +182,7 @@ async def out_of_memory(stage: Stage) -> None:
                 with suppress(OSError):
                     (group / "cgroup.procs").write_text(str(effect.pid))
             await stage.runs_over(runs)
-    reasons = await stage.cluster.watch.must("select reason from tasks where run_id = any(%s)", runs)
+    reasons = await stage.cluster.watch.must("select reason from all_tasks where run_id = any(%s)", runs)
     stage.expect(all("out of memory" in (r or "") for (r,) in reasons), f"reasons: {reasons}")
     held = await begin_tasks(stage, "holding", 4)
     runner = _busiest(stage, "holding")
@@ -217,7 +217,7 @@ async def bad_bodies(stage: Stage) -> None:
     left = [pid for pid in pids if is_running(pid)]
     stage.expect(not left, f"processes survived their timeout: {left}")
     rows = await stage.cluster.watch.must(
-        "select t.dag, s.state::text, t.reason from tasks t join run_status s using (run_id) where run_id = any(%s)",
+        "select t.dag, s.state::text, t.reason from all_tasks t join run_status s using (run_id) where run_id = any(%s)",
         list(runs.values()),
     )
     stage.expect(

@@ -74,7 +74,7 @@ async def test_a_name_is_taken_whatever_its_case_and_nothing_is_journalled_then(
     await account(db, "Ann")
     again = await accounts.add_account(db, name="ann", role="admin", tags=None, password_hash=None, actor="test")
     assert again is None
-    assert await value(db, "select count(*) from journal where verb = 'add_user'") == 1
+    assert await value(db, "select count(*) from audit_log where action = 'add_user'") == 1
     await refused(
         db,
         UniqueViolation,
@@ -107,7 +107,7 @@ async def test_a_change_is_of_one_account_and_ends_what_that_one_gave_out(db: As
     assert await cursor.fetchall() == [("ann", "editor", "h"), ("bob", "viewer", None)]
     assert [await accounts.authenticate(db, secret) is None for secret in (b"a", b"b")] == [True, False]
     assert await value(db, "select revoked_at from credential where name = 'old'") == T0, "it ended when it ended"
-    assert await value(db, "select detail->'after'->>'role' from journal where verb = 'change_user'") == "editor"
+    assert await value(db, "select detail->'after'->>'role' from audit_log where action = 'change_user'") == "editor"
     assert await change(db, "cid", VIEWER) == "unknown"
 
 
@@ -147,7 +147,7 @@ async def test_failures_are_counted_by_subject_and_forgotten_by_subject(db: Asyn
     assert await accounts.record_login_attempt(db, [LoginAttempt("bob", 3)]) == 0
     assert await accounts.record_login_attempt(db, [LoginAttempt("ann", 3)]) == 1
     await accounts.forgive(db, [LoginAttempt("ann", 3)])
-    assert await value(db, "select array_agg(subject) from login_try") == ["bob"]
+    assert await value(db, "select array_agg(subject) from login_attempt") == ["bob"]
 
 
 async def test_tries_of_long_ago_go_but_not_those_of_who_tries_again(db: AsyncConnection) -> None:
@@ -156,19 +156,19 @@ async def test_tries_of_long_ago_go_but_not_those_of_who_tries_again(db: AsyncCo
     await accounts.record_login_attempt(db, [LoginAttempt("bob", 3)])
     await set_clock(db, later(DAY - 10))
     await accounts.record_login_attempt(db, [LoginAttempt("cid", 3)])
-    assert await value(db, "select count(*) from login_try") == 3
+    assert await value(db, "select count(*) from login_attempt") == 3
     await set_clock(db, later(DAY + 10))
     assert await accounts.record_login_attempt(db, [LoginAttempt("ann", 3)]) == 0
     assert await accounts.record_login_attempt(db, [LoginAttempt("ann", 3)]) == 2, (
         "four in a row, however long ago the first was"
     )
-    assert await value(db, "select array_agg(subject order by subject) from login_try") == ["ann", "cid"]
+    assert await value(db, "select array_agg(subject order by subject) from login_attempt") == ["ann", "cid"]
 
 
 async def test_an_address_forgets_a_failure_a_minute_and_one_for_a_password_that_was_right(db: AsyncConnection) -> None:
     """Whoever has a password of their own must not be able to try those of all others from there."""
     there, elsewhere = LoginAttempt("from a", 10, is_fading=True), LoginAttempt("from b", 10, is_fading=True)
-    counted = "select array_agg(failures order by subject) from login_try"
+    counted = "select array_agg(failures order by subject) from login_attempt"
     await set_clock(db, T0)
     for _ in range(8):
         assert await accounts.record_login_attempt(db, [there]) == 0
@@ -250,4 +250,4 @@ async def test_a_credential_is_revoked_once_and_by_who_has_it(db: AsyncConnectio
     assert await accounts.revoke(db, credential_id=first, actor="test", account="ANN") == "ann"
     assert await accounts.revoke(db, credential_id=first, actor="test") is None
     assert [await accounts.authenticate(db, secret) is None for secret in (b"first", b"second")] == [True, False]
-    assert await value(db, "select count(*) from journal where verb = 'revoke_token'") == 1
+    assert await value(db, "select count(*) from audit_log where action = 'revoke_token'") == 1

@@ -106,7 +106,7 @@ async def test_what_is_handed_over_runs_and_nothing_of_it_is_left(
         await ended(there, run_id)
         await all_cleaned_up(there, place)
     assert set(place.tries.values()) == {1} and set(place.begun.values()) == {1}
-    assert await value(there, "select gone_reason from runner where executor = 'far' and queues <> '{}'") == "stopped"
+    assert await value(there, "select end_reason from runner where executor = 'far' and queues <> '{}'") == "stopped"
 
 
 async def test_large_results_of_runs_that_are_gone_are_cleared_away_also_where_nothing_runs_itself(
@@ -292,7 +292,7 @@ async def test_what_an_agent_left_behind_counts_before_any_guess(
         await ended(there, run_id)
         await all_cleaned_up(there, place)
     assert await value(there, "select value from result") == "far"
-    assert await value(there, "select count(*) from runner where gone_at is null and queues = '{}'") == 0
+    assert await value(there, "select count(*) from runner where ended_at is null and queues = '{}'") == 0
 
 
 @pytest.mark.requirement("V5")
@@ -491,7 +491,7 @@ async def test_a_runner_that_died_with_a_full_queue_loses_nothing(
     first = dispatcher(database, tmp_path, place, Said())
     async with hosted(first):
         await eventually(lambda: sum(place.begun.values()) == 2 and len(place.tries) > 2)
-    assert await value(there, LISTED) == 6 or await value(there, "select count(*) from ready") > 0
+    assert await value(there, LISTED) == 6 or await value(there, "select count(*) from ready_task") > 0
     place.mood = lambda name, tries: "fine"
     said = Said()
     async with hosted(dispatcher(database, tmp_path, place, said)):
@@ -543,7 +543,7 @@ async def test_a_session_that_was_buried_begins_anew_and_adopts_its_own(
     said = Said()
     async with hosted(dispatcher(database, tmp_path, place, said)):
         await eventually(lambda: sum(place.begun.values()) == 2)
-        await there.execute("update runner set gone_at = clock(), gone_reason = 'x' where queues <> '{}'")
+        await there.execute("update runner set ended_at = clock(), end_reason = 'x' where queues <> '{}'")
         await said.saw("dispatch_adopted", attempts=2)
         place.let_go.set()
         await ended(there, run_id)
@@ -561,7 +561,7 @@ async def test_a_stray_that_nobody_has_on_a_list_is_taken_away(
         await there.execute("delete from dispatch")
         await said.saw("orphan_removed", attempt=name)
         await eventually(lambda: name not in place.things)
-        await there.execute("select reconcile(0::smallint, %s, 0, 0, 10)", [await lead(there)])
+        await there.execute("select reconcile_runs(0::smallint, %s, 0, 0, 10)", [await lead(there)])
 
 
 @pytest.mark.requirement("V11")
@@ -581,7 +581,7 @@ async def test_a_stray_that_cannot_be_taken_away_keeps_no_other_and_hides_nothin
         await eventually(lambda: place.looks >= before + 2)
         place.stuck.clear()
         await eventually(lambda: first not in place.things)
-        await there.execute("select reconcile(0::smallint, %s, 0, 0, 10)", [await lead(there)])
+        await there.execute("select reconcile_runs(0::smallint, %s, 0, 0, 10)", [await lead(there)])
 
 
 async def test_an_executor_whose_hints_break_is_looked_at_all_the_same(
@@ -639,7 +639,7 @@ async def test_all_kinds_of_trouble_at_once_end_well(
     ):
         await eventually(lambda: len(place.begun) > 5)
         bury = (
-            "update runner set gone_at = clock(), gone_reason = 'x' where session = (select min(owner) from dispatch)"
+            "update runner set ended_at = clock(), end_reason = 'x' where session = (select min(owner) from dispatch)"
         )
         await there.execute(bury)
         leader = await lead(there)

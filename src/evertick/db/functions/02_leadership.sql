@@ -19,26 +19,26 @@ end $$;
 
 -- Whether that scheduler may take a shard: no lease is valid, and the shard is not being transferred to another
 -- scheduler.
-create function is_free(s shard, p_owner text) returns boolean language sql stable as $$
+create function is_shard_free(s shard, p_owner text) returns boolean language sql stable as $$
     select (s.lease_until is null or s.lease_until < clock()) and s.state <> 'closed'
-       and (s.heir is null or s.heir = p_owner or s.heir_until < clock())
+       and (s.successor is null or s.successor = p_owner or s.successor_until < clock())
 $$;
 
-create function take_shard(p_shard smallint, p_owner text, p_seconds double precision)
+create function acquire_shard(p_shard smallint, p_owner text, p_seconds double precision)
 returns bigint language plpgsql as $$
 declare
     taken bigint;
 begin
-    perform 1 from shard s where s.shard = p_shard and is_free(s, p_owner);
+    perform 1 from shard s where s.shard = p_shard and is_shard_free(s, p_owner);
     if not found then
         return null;
     end if;
     perform pg_advisory_xact_lock(4711, p_shard);
     update shard s
-    set epoch = s.epoch + 1, owner = p_owner, lease_until = clock() + make_interval(secs => p_seconds),
-        is_watched = false,
-        led_since = clock(), heir = null, heir_until = null
-    where s.shard = p_shard and is_free(s, p_owner)
+    set epoch = s.epoch + 1, leader = p_owner, lease_until = clock() + make_interval(secs => p_seconds),
+        has_session_lock = false,
+        leader_since = clock(), successor = null, successor_until = null
+    where s.shard = p_shard and is_shard_free(s, p_owner)
     returning s.epoch into taken;
     return taken;
 end $$;
@@ -55,14 +55,14 @@ end $$;
 -- able to hold the session lock from its first moment: if it dies without the lock, its lease must expire first. So the
 -- lock is released here, and not only with the session. It is released before the commit. That is safe: a scheduler
 -- that finds it free waits for this row, and then finds it released.
-create function resign_shard(p_shard smallint, p_epoch bigint, p_heir text, p_heir_seconds double precision)
+create function release_shard(p_shard smallint, p_epoch bigint, p_heir text, p_heir_seconds double precision)
 returns boolean language plpgsql as $$
 declare
-    held boolean := exists (select 1 from shard s where s.shard = p_shard and s.is_watched);
+    held boolean := exists (select 1 from shard s where s.shard = p_shard and s.has_session_lock);
 begin
     update shard s
-    set lease_until = null, owner = null, is_watched = false, heir = p_heir,
-        heir_until = clock() + make_interval(secs => p_heir_seconds)
+    set lease_until = null, leader = null, has_session_lock = false, successor = p_heir,
+        successor_until = clock() + make_interval(secs => p_heir_seconds)
     where s.shard = p_shard and s.epoch = p_epoch;
     if not found then
         return false;
@@ -77,32 +77,33 @@ end $$;
 -- while the row says that the leader's session holds the lock, a free lock proves that the session has ended, and with
 -- it the leader's lease. For a leader without the lock (after a frozen predecessor, or behind a pooler) the lease must
 -- expire. Returns for how long a standby has nothing to do.
-create function stand_by(p_shard smallint, p_owner text, p_seconds double precision, p_watches boolean,
-                         out taken bigint, out is_watched boolean, out free_in double precision, out of_shards smallint)
+create function try_acquire_shard(p_shard smallint, p_owner text, p_seconds double precision, p_watches boolean,
+                                  out taken bigint, out has_session_lock boolean, out free_in double precision,
+                                  out shard_count smallint)
 language plpgsql as $$
 begin
     -- Held to the end of this transaction, so that no other scheduler can reach the same conclusion meanwhile.
-    is_watched := p_watches and pg_try_advisory_xact_lock(4712, p_shard);
-    if is_watched and exists (select 1 from shard s where s.shard = p_shard and s.is_watched
+    has_session_lock := p_watches and pg_try_advisory_xact_lock(4712, p_shard);
+    if has_session_lock and exists (select 1 from shard s where s.shard = p_shard and s.has_session_lock
                               and s.lease_until is not null) then
         perform pg_advisory_xact_lock(4711, p_shard);
-        update shard s set lease_until = null where s.shard = p_shard and s.is_watched;
+        update shard s set lease_until = null where s.shard = p_shard and s.has_session_lock;
     end if;
-    taken := take_shard(p_shard, p_owner, p_seconds);
+    taken := acquire_shard(p_shard, p_owner, p_seconds);
     if taken is null then
-        is_watched := false;
-        select greatest(extract(epoch from s.lease_until - clock()), 0), s.of_shards into free_in, of_shards
+        has_session_lock := false;
+        select greatest(extract(epoch from s.lease_until - clock()), 0), s.shard_count into free_in, shard_count
         from shard s where s.shard = p_shard;
         return;
     end if;
-    if is_watched then
+    if has_session_lock then
         perform pg_advisory_lock(4712, p_shard);
     end if;
-    update shard s set is_watched = stand_by.is_watched where s.shard = p_shard and s.epoch = taken
-    returning s.of_shards into of_shards;
+    update shard s set has_session_lock = try_acquire_shard.has_session_lock where s.shard = p_shard and s.epoch = taken
+    returning s.shard_count into shard_count;
 end $$;
 
-create function open_shards() returns int language sql stable as $$
+create function open_shard_count() returns int language sql stable as $$
     select count(*)::int from shard s where s.state = 'open'
 $$;
 
@@ -113,38 +114,39 @@ $$;
 
 -- Sets the number of shards. Nothing is moved here: each leader notices at its next renewal, and moves what is not its
 -- own. p_if_never_chosen: only if the number was never set. Returns whether it was written.
-create function set_shards(p_shards int, p_actor text, p_if_never_chosen boolean) returns boolean language plpgsql as $$
+create function set_shard_count(p_shards int, p_actor text, p_if_never_chosen boolean)
+returns boolean language plpgsql as $$
 declare
     before int;
     t timestamptz := clock();
 begin
     perform pg_advisory_xact_lock(4714, 0);
-    if p_if_never_chosen and exists (select 1 from shard s where s.chosen_at is not null) then
+    if p_if_never_chosen and exists (select 1 from shard s where s.count_set_at is not null) then
         return false;
     end if;
-    before := open_shards();
+    before := open_shard_count();
     insert into shard (shard, epoch) select n, 0 from generate_series(0, p_shards - 1) n on conflict (shard) do nothing;
     update shard s
-    set state = case when s.shard < p_shards then 'open' when s.state = 'closed' then 'closed' else 'leaving' end,
-        moves_since = case when s.shard >= p_shards and s.state = 'closed' then null else t end,
-        chosen_at = t;
-    perform count_shards();
-    insert into journal (occurred_at, verb, actor, detail)
+    set state = case when s.shard < p_shards then 'open' when s.state = 'closed' then 'closed' else 'draining' end,
+        rebalancing_since = case when s.shard >= p_shards and s.state = 'closed' then null else t end,
+        count_set_at = t;
+    perform refresh_shard_count();
+    insert into audit_log (occurred_at, action, actor, detail)
     values (t, 'set_shards', p_actor, jsonb_build_object('shards', p_shards, 'before', before));
     return true;
 end $$;
 
-create function count_shards() returns void language sql as $$
-    update shard s set of_shards = (select count(*) from shard x where x.state <> 'closed')
+create function refresh_shard_count() returns void language sql as $$
+    update shard s set shard_count = (select count(*) from shard x where x.state <> 'closed')
 $$;
 
 -- Registers a scheduler as alive and returns how the shards are distributed. A shard is free when no lease is valid,
--- and when the session of a leader that has the session lock no longer holds it (stand_by). A scheduler that was silent
--- for most of a lease may be frozen, and is not counted: it would be given a shard that it cannot take. Being
--- registered need not survive a crash of the server.
-create function survey(p_owner text, p_seconds double precision, p_watches boolean)
+-- and when the session of a leader that has the session lock no longer holds it (try_acquire_shard). A scheduler that
+-- was silent for most of a lease may be frozen, and is not counted: it would be given a shard that it cannot take.
+-- Being registered need not survive a crash of the server.
+create function survey_shards(p_owner text, p_seconds double precision, p_watches boolean)
 returns table (
-    shard smallint, state text, owner text, heir text, is_free boolean, free_in double precision, live text[]
+    shard smallint, state text, leader text, successor text, is_free boolean, free_in double precision, live text[]
 ) language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -167,39 +169,43 @@ begin
                   and l.database = (select d.oid from pg_database d where d.datname = current_database())
                       and l.granted);
     return query
-    select s.shard, s.state, s.owner, h.heir, s.lease_until is null or s.lease_until < t
-               or (p_watches and s.is_watched and s.shard <> all(held)),
-           extract(epoch from greatest(s.lease_until, case when h.heir is not null then s.heir_until end) - t)::double
+    select s.shard, s.state, s.leader, h.heir, s.lease_until is null or s.lease_until < t
+               or (p_watches and s.has_session_lock and s.shard <> all(held)),
+           extract(epoch from greatest(s.lease_until, case when h.heir is not null
+               then s.successor_until end) - t)::double
                precision, there
-    from shard s cross join lateral (select case when s.heir_until > t then s.heir end as heir) h
+    from shard s cross join lateral (select case when s.successor_until > t then s.successor end as heir) h
     where s.state <> 'closed' order by s.shard;
 end $$;
 
 -- The shard of the rows that belong to a run. Those of a deleted run belong to shard 0.
-create function home_of(p_run_id bigint) returns smallint language plpgsql stable as $$
+create function shard_of_run(p_run_id bigint) returns smallint language plpgsql stable as $$
 begin
     return coalesce((select d.shard from run_status r join dag d on d.dag_id = r.dag_id where r.run_id = p_run_id), 0);
 end $$;
 
 -- What of one shard belongs to another, each kind no further than p_limit.
-create function misplaced(p_shard smallint, p_limit int) returns bigint language sql stable as $$
+create function misplaced_count(p_shard smallint, p_limit int) returns bigint language sql stable as $$
     select (select count(*)
-            from (select 1 from dag d where d.shard = p_shard and shard_of(d.name, open_shards()) <> p_shard
+            from (select 1 from dag d where d.shard = p_shard and shard_of(d.name, open_shard_count()) <> p_shard
                   limit p_limit) x)
          + (select count(*) from (select 1 from schedule_state s join schedule c on c.schedule_id = s.schedule_id
                                   join dag d on d.dag_id = c.dag_id where s.shard = p_shard and d.shard <> p_shard
                                       limit p_limit) x)
          + (select count(*) from (select 1 from backfill b join dag d on d.dag_id = b.dag_id
                                   where b.shard = p_shard and d.shard <> p_shard limit p_limit) x)
-         + (select count(*) from (select 1 from deferral x where x.shard = p_shard and home_of(x.run_id) <> p_shard
+         + (select count(*) from (select 1 from deferral x where x.shard = p_shard and shard_of_run(x.run_id) <> p_shard
                                   limit p_limit) x)
-         + (select count(*) from (select 1 from timer x where x.shard = p_shard and home_of(x.run_id) <> p_shard
+         + (select count(*) from (select 1 from task_timer x where x.shard = p_shard
+             and shard_of_run(x.run_id) <> p_shard
                                   limit p_limit) x)
-         + (select count(*) from (select 1 from retry_line x where x.shard = p_shard and home_of(x.run_id) <> p_shard
+         + (select count(*) from (select 1 from retry_queue x where x.shard = p_shard
+             and shard_of_run(x.run_id) <> p_shard
                                   limit p_limit) x)
-         + (select count(*) from (select 1 from retry_slot x where x.shard = p_shard and home_of(x.run_id) <> p_shard
+         + (select count(*) from (select 1 from retry_slot x where x.shard = p_shard
+             and shard_of_run(x.run_id) <> p_shard
                                   limit p_limit) x)
-         + (select count(*) from (select 1 from deadline x where x.shard = p_shard and home_of(x.run_id) <> p_shard
+         + (select count(*) from (select 1 from deadline x where x.shard = p_shard and shard_of_run(x.run_id) <> p_shard
                                   limit p_limit) x)
 $$;
 
@@ -207,11 +213,11 @@ $$;
 -- waits for a lock: a locked row moves the next time. Because a transaction may be writing a row for the shard that its
 -- DAG had a moment ago, the leader continues for a minute after the last change; then the rebalancing is over, and a
 -- shard that is leaving closes.
-create function move_out(p_shard smallint, p_epoch bigint, p_limit int, out moved int, out is_over boolean,
-                         out is_closed boolean)
+create function rebalance_shard(p_shard smallint, p_epoch bigint, p_limit int, out moved int, out is_over boolean,
+                                out is_closed boolean)
 language plpgsql as $$
 declare
-    n int := open_shards();
+    n int := open_shard_count();
     k int;
     hung text;
     t timestamptz := clock();
@@ -237,52 +243,54 @@ begin
     get diagnostics k = row_count;
     moved := moved + k;
     with gone as materialized (
-        select x.run_id, x.idx, x.map_index, home_of(x.run_id) as home from deferral x
-        where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for no key update skip locked)
+        select x.run_id, x.idx, x.map_index, shard_of_run(x.run_id) as home from deferral x
+        where x.shard = p_shard and shard_of_run(x.run_id) <> p_shard limit p_limit for no key update skip locked)
     update deferral x set shard = g.home from gone g
     where x.run_id = g.run_id and x.idx = g.idx and x.map_index = g.map_index and x.shard = p_shard;
     get diagnostics k = row_count;
     moved := moved + k;
     -- Their shard is part of their key, and a row like it may be there already.
-    foreach hung in array array['timer', 'retry_line', 'retry_slot', 'deadline'] loop
+    foreach hung in array array['task_timer', 'retry_queue', 'retry_slot', 'deadline'] loop
         execute format('
             with gone as (
                 delete from %1$I w where w.ctid = any(array(
-                    select x.ctid from %1$I x where x.shard = $1 and home_of(x.run_id) <> $1
+                    select x.ctid from %1$I x where x.shard = $1 and shard_of_run(x.run_id) <> $1
                         limit $2 for update skip locked))
                 returning w
             ), placed as (
                 insert into %1$I
                 select n.* from gone g
-                cross join lateral jsonb_populate_record(g.w, jsonb_build_object(''shard'', home_of((g.w).run_id))) n
+                cross join lateral jsonb_populate_record(g.w,
+                    jsonb_build_object(''shard'', shard_of_run((g.w).run_id))) n
                 on conflict do nothing
             )
             select count(*) from gone', hung) into k using p_shard, p_limit;
         moved := moved + k;
     end loop;
-    if moved = 0 and misplaced(p_shard, 1) = 0 then
-        select e.is_over, e.is_closed into is_over, is_closed from end_moves(p_shard, p_epoch, t) e;
+    if moved = 0 and misplaced_count(p_shard, 1) = 0 then
+        select e.is_over, e.is_closed into is_over, is_closed from finish_rebalancing(p_shard, p_epoch, t) e;
     end if;
 end $$;
 
 -- Ends the rebalancing when nothing is left to move. Only the leader of that epoch does this, and only once every
 -- transaction that could still write for the shard has ended.
-create function end_moves(p_shard smallint, p_epoch bigint, p_now timestamptz, out is_over boolean,
-                          out is_closed boolean)
+create function finish_rebalancing(p_shard smallint, p_epoch bigint, p_now timestamptz, out is_over boolean,
+                                   out is_closed boolean)
 language plpgsql as $$
 begin
     is_closed := false;
     perform pg_advisory_xact_lock(4714, 0);
-    update shard s set moves_since = null
-    where s.shard = p_shard and s.epoch = p_epoch and s.moves_since < p_now - interval '1 minute';
+    update shard s set rebalancing_since = null
+    where s.shard = p_shard and s.epoch = p_epoch and s.rebalancing_since < p_now - interval '1 minute';
     is_over := found;
     if is_over then
-        update shard s set state = 'closed', epoch = s.epoch + 1, lease_until = null, owner = null, is_watched = false
-        where s.shard = p_shard and s.epoch = p_epoch and s.state = 'leaving';
+        update shard s set state = 'closed', epoch = s.epoch + 1, lease_until = null, leader = null,
+            has_session_lock = false
+        where s.shard = p_shard and s.epoch = p_epoch and s.state = 'draining';
         is_closed := found;
     end if;
     if is_closed then
-        perform count_shards();
+        perform refresh_shard_count();
     end if;
 end $$;
 
@@ -293,10 +301,10 @@ begin
     if not exists (select 1 from shard s where s.state = 'closed') then
         return;
     end if;
-    if exists (select 1 from shard s where s.state = 'closed' and misplaced(s.shard, 1) > 0) then
+    if exists (select 1 from shard s where s.state = 'closed' and misplaced_count(s.shard, 1) > 0) then
         perform pg_advisory_xact_lock(4714, 0);
-        update shard s set state = 'leaving', moves_since = clock()
-            where s.state = 'closed' and misplaced(s.shard, 1) > 0;
-        perform count_shards();
+        update shard s set state = 'draining', rebalancing_since = clock()
+            where s.state = 'closed' and misplaced_count(s.shard, 1) > 0;
+        perform refresh_shard_count();
     end if;
 end $$;

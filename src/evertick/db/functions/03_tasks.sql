@@ -3,67 +3,68 @@
 -- transaction must not wait for its client (measured against pipelined statements in
 -- docs/decisions/0002-stored-moves.md).
 --
--- Lock order everywhere: shard fence, schedule_state by id, run_status by id, dag (admission), gates by id, gate_wait,
--- ready, task, lease, dispatch. `claim` takes no run lock: it skips locked rows of `ready` and waits only for the row
--- of the task that it claims. A gate takes the tasks that it admits from gate_wait in the same way (gates.sql).
+-- Lock order everywhere: shard fence, schedule_state by id, run_status by id, dag (admission), gates by id,
+-- gate_waiter, ready_task, task, lease, dispatch. `claim_tasks` takes no run lock: it skips locked rows of `ready_task`
+-- and waits only for the row of the task that it claims. A gate takes the tasks that it admits from gate_waiter in
+-- the same way (gates.sql).
 --
 -- Groups with retries run again as a whole when they fail (docs/decisions/0028-group-retries.md). The tasks after such
--- a group count its tasks only when all of them have ended (edge.out_of). Then the group either begins again, and
+-- a group count its tasks only when all of them have ended (edge.leaves_group). Then the group either begins again, and
 -- nothing was counted, or all of its ends are counted at once. `run_group.ended` counts them.
 
 -- Literals are typed where a CASE begins: a text that is cast at the end goes through the type's input function per
 -- row. Not inlined, because setting up so large an expression costs each statement more than calling it costs a row.
 -- When a task may start, given how its upstream ended. The twin of domain/dags/trigger_rules.py; a test compares both.
-create function decide(rule trigger_rule, total int, success int, failed int, upstream_failed int, skipped int,
-                       setup_total int, setup_success int, setup_skipped int)
-returns decision language plpgsql immutable as $$
+create function evaluate_trigger_rule(rule trigger_rule, total int, success int, failed int, upstream_failed int,
+                                      skipped int, setup_total int, setup_success int, setup_skipped int)
+returns rule_decision language plpgsql immutable as $$
 begin
-    return case when total = 0 then 'run'::decision else case rule
-        when 'always' then 'run'::decision
+    return case when total = 0 then 'run'::rule_decision else case rule
+        when 'always' then 'run'::rule_decision
         when 'all_success' then case
-            when failed + upstream_failed > 0 then 'upstream_failed'::decision
+            when failed + upstream_failed > 0 then 'upstream_failed'::rule_decision
             when skipped > 0 then 'skip'
             when success >= total then 'run' else 'wait' end
         when 'all_failed' then case
-            when success + skipped > 0 then 'skip'::decision
+            when success + skipped > 0 then 'skip'::rule_decision
             when failed + upstream_failed >= total then 'run' else 'wait' end
         when 'all_done' then case
-            when success + failed + upstream_failed + skipped >= total then 'run'::decision else 'wait' end
+            when success + failed + upstream_failed + skipped >= total then 'run'::rule_decision else 'wait' end
         when 'all_done_min_one_success' then case
-            when skipped > 0 then 'skip'::decision
+            when skipped > 0 then 'skip'::rule_decision
             when success + failed + upstream_failed < total then 'wait'
             when success > 0 then 'run' else 'upstream_failed' end
         when 'all_done_setup_success' then case
-            when success + failed + upstream_failed + skipped < total then 'wait'::decision
+            when success + failed + upstream_failed + skipped < total then 'wait'::rule_decision
             when setup_total = 0 or setup_success > 0 then 'run'
             when setup_skipped >= setup_total then 'skip' else 'upstream_failed' end
         when 'one_success' then case
-            when success > 0 then 'run'::decision
+            when success > 0 then 'run'::rule_decision
             when success + failed + upstream_failed + skipped < total then 'wait'
             when skipped >= total then 'skip' else 'upstream_failed' end
         when 'one_failed' then case
-            when failed + upstream_failed > 0 then 'run'::decision
+            when failed + upstream_failed > 0 then 'run'::rule_decision
             when success + skipped >= total then 'skip' else 'wait' end
         when 'one_done' then case
-            when success + failed > 0 then 'run'::decision
+            when success + failed > 0 then 'run'::rule_decision
             when upstream_failed + skipped >= total then 'skip' else 'wait' end
         when 'none_failed' then case
-            when failed + upstream_failed > 0 then 'upstream_failed'::decision
+            when failed + upstream_failed > 0 then 'upstream_failed'::rule_decision
             when success + skipped >= total then 'run' else 'wait' end
         when 'none_failed_min_one_success' then case
-            when failed + upstream_failed > 0 then 'upstream_failed'::decision
+            when failed + upstream_failed > 0 then 'upstream_failed'::rule_decision
             when skipped >= total then 'skip'
             when success + skipped >= total then 'run' else 'wait' end
         when 'none_skipped' then case
-            when skipped > 0 then 'skip'::decision
+            when skipped > 0 then 'skip'::rule_decision
             when success + failed + upstream_failed >= total then 'run' else 'wait' end
         when 'all_skipped' then case
-            when success + failed + upstream_failed > 0 then 'skip'::decision
+            when success + failed + upstream_failed > 0 then 'skip'::rule_decision
             when skipped >= total then 'run' else 'wait' end
     end end;
 end $$;
 
-create function state_after(d decision, is_held boolean) returns task_state language sql immutable as $$
+create function state_for_decision(d rule_decision, is_held boolean) returns task_state language sql immutable as $$
     select case d when 'run' then case when is_held then 'pending'::task_state else 'available' end
                   when 'skip' then 'skipped' when 'upstream_failed' then 'upstream_failed'
                   else 'waiting' end
@@ -73,18 +74,18 @@ $$;
 -- whether to notify runners. Tasks of a backfill get the last rank, whatever their priority; an installation without
 -- backfills pays nothing for this check. Pending tasks pass their gates at the end of the transaction, unless a pause
 -- holds them; they take their place on an ordered key in any case.
-create function offer(p_tasks ended[]) returns int language plpgsql as $$
+create function enqueue_tasks(p_tasks task_ref[]) returns int language plpgsql as $$
 declare
     offered int;
     has_backfills boolean := exists (select 1 from backfill);
-    entering ended[];
-    held ended[];
+    entering task_ref[];
+    held task_ref[];
     now timestamptz := clock();
 begin
     if coalesce(cardinality(p_tasks), 0) = 0 then
         return 0;
     end if;
-    insert into ready (queue, rank, run_id, idx, map_index, expires_at, offered_at)
+    insert into ready_task (queue, rank, run_id, idx, map_index, expires_at, enqueued_at)
     select s.queue,
            case when not has_backfills then 9 - s.priority
                 when (select r.kind from run r where r.run_id = t.run_id) = 'backfill' then 9
@@ -95,12 +96,12 @@ begin
     order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
     get diagnostics offered = row_count;
     if offered < cardinality(p_tasks) then
-        select array_agg(t) filter (where not d.paused), array_agg(t) filter (where d.paused and s.is_ordered)
+        select array_agg(t) filter (where not d.is_paused), array_agg(t) filter (where d.is_paused and s.has_order_key)
         into entering, held
         from unnest(p_tasks) t
         cross join lateral (select r.dag_id from run_status r where r.run_id = (t).run_id offset 0) r
-        cross join lateral (select x.paused from dag x where x.dag_id = r.dag_id offset 0) d
-        cross join lateral (select x.is_ordered from task_spec x where x.version_id = (t).version_id
+        cross join lateral (select x.is_paused from dag x where x.dag_id = r.dag_id offset 0) d
+        cross join lateral (select x.has_order_key from task_spec x where x.version_id = (t).version_id
                             and x.idx = (t).idx offset 0) s
         where (t).state = 'pending';
         perform enter_gates(entering);
@@ -113,32 +114,33 @@ end $$;
 
 -- Starts runs: first tasks enter, and waiting rows (of a cleared run) are evaluated again. Returns the tasks that ended
 -- at once. The caller holds the runs' locks and has set them running. New runs have no waiting rows.
-create function start_runs(p_run_ids bigint[], p_are_new boolean default false) returns ended[] language plpgsql as $$
+create function start_runs(p_run_ids bigint[], p_are_new boolean default false)
+returns task_ref[] language plpgsql as $$
 declare
-    moved ended[];
+    moved task_ref[];
 begin
     with entering as (
         insert into task (run_id, idx, version_id, state)
         select r.run_id, s.idx, r.version_id, case when s.is_gated or s.is_mapped then 'pending'::task_state
             else 'available' end
-        from run_status r join task_spec s on s.version_id = r.version_id and s.starts_at_once
+        from run_status r join task_spec s on s.version_id = r.version_id and s.is_root
         where r.run_id = any(p_run_ids) and not (s.is_mapped and has_instances(r.run_id, s.idx))
         on conflict (run_id, idx, map_index) do nothing
         returning run_id, idx, map_index, version_id, state
     )
-    select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from entering;
-    if offer(array(select m from unnest(moved) m where (m).state = 'available')) < cardinality(moved) then
+    select array_agg(row(run_id, idx, map_index, version_id, state)::task_ref) into moved from entering;
+    if enqueue_tasks(array(select m from unnest(moved) m where (m).state = 'available')) < cardinality(moved) then
         -- Whatever a pause says by now: an unpause cannot see a run that is not committed, and would not process it
         -- later.
         perform enter_gates(array(select m from unnest(moved) m where (m).state = 'pending'));
     end if;
-    return case when p_are_new then '{}' else decide_waiting(p_run_ids) end;
+    return case when p_are_new then '{}' else evaluate_waiting_tasks(p_run_ids) end;
 end $$;
 
 -- Decides every waiting row of the runs from its counters: what may run is offered, what can never run ends.
-create function decide_waiting(p_run_ids bigint[]) returns ended[] language plpgsql as $$
+create function evaluate_waiting_tasks(p_run_ids bigint[]) returns task_ref[] language plpgsql as $$
 declare
-    moved ended[];
+    moved task_ref[];
     t timestamptz := clock();
 begin
     with decided as (
@@ -146,8 +148,8 @@ begin
         set state = n.state,
             finished_at = case when n.state in ('skipped', 'upstream_failed') then t end
         from (
-            select w.run_id, w.idx, w.map_index, state_after(decide(
-                       s.rule, s.upstream_total + coalesce(w.n_more, 0), coalesce(w.n_success, 0),
+            select w.run_id, w.idx, w.map_index, state_for_decision(evaluate_trigger_rule(
+                       s.trigger_rule, s.upstream_total + coalesce(w.n_extra, 0), coalesce(w.n_success, 0),
                            coalesce(w.n_failed, 0),
                        coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
                        s.setup_total, coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0)),
@@ -159,15 +161,15 @@ begin
           and k.state = 'waiting' and n.state <> 'waiting'
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
-    select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from decided;
-    perform offer(moved);
+    select array_agg(row(run_id, idx, map_index, version_id, state)::task_ref) into moved from decided;
+    perform enqueue_tasks(moved);
     return array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
 end $$;
 
 -- The queued runs of a DAG that may start as far as their schedules are concerned: of a schedule whose runs must not
 -- overlap, the oldest, and only while none of it runs. Called only for DAGs that have such a schedule, and not inlined:
 -- the admission of all others must not depend on the schedules.
-create function whose_turn(p_dag_id int) returns setof bigint language plpgsql stable as $$
+create function next_runs_in_order(p_dag_id int) returns setof bigint language plpgsql stable as $$
 begin
     return query
     select x.run_id from (
@@ -183,16 +185,16 @@ end $$;
 
 -- The queued runs of a DAG for which a task of a running run waits: they were cleared after it had begun. Called only
 -- for DAGs whose tasks wait for the run before.
-create function waited_for(p_dag_id int) returns setof bigint language plpgsql stable as $$
+create function runs_blocking_others(p_dag_id int) returns setof bigint language plpgsql stable as $$
 begin
     return query
     select q.run_id from run_status q
     where q.dag_id = p_dag_id and q.state = 'queued' and exists (
         select 1 from task_gate t
         cross join lateral (select x.gate_id from gate x
-                            where x.kind = 'past' and x.name = past_name(q.run_id, t.idx) offset 0) g
+                            where x.kind = 'past' and x.name = previous_task_name(q.run_id, t.idx) offset 0) g
         where t.version_id = q.version_id and t.kind = 'past'
-          and exists (select 1 from gate_line l where l.blocked_on = g.gate_id));
+          and exists (select 1 from gate_queue l where l.blocked_on = g.gate_id));
 end $$;
 
 -- Starts queued runs of the DAGs as far as pause and max_active_runs allow, oldest first. A run for which a running run
@@ -207,9 +209,9 @@ begin
     with room as (
         select d.dag_id, case when d.max_active_runs is null then 1000 else d.max_active_runs - (
                    select count(*) from run_status a where a.dag_id = d.dag_id and a.state = 'running') end as free,
-               case when d.has_turns then array(select x from whose_turn(d.dag_id) x) end as turn,
-               case when d.awaits_past then array(select x from waited_for(d.dag_id) x) end as wanted
-        from dag d where d.dag_id = any(p_dag_ids) and not d.paused
+               case when d.serializes_runs then array(select x from next_runs_in_order(d.dag_id) x) end as turn,
+               case when d.depends_on_past then array(select x from runs_blocking_others(d.dag_id) x) end as wanted
+        from dag d where d.dag_id = any(p_dag_ids) and not d.is_paused
     ), chosen as (
         select q.run_id from room, lateral (
             select run_id from run_status q
@@ -229,23 +231,23 @@ begin
     if admitted is null then
         return 0;
     end if;
-    perform settle(start_runs(admitted));
+    perform complete_tasks(start_runs(admitted));
     return cardinality(admitted);
 end $$;
 
 -- Completes tasks that have just ended: successors are counted up, evaluated, enqueued, or end as well, level by level;
 -- then each run's counters move, and a run without open tasks is closed. The caller holds the runs' locks.
-create function settle(p_ended ended[]) returns int language plpgsql as $$
+create function complete_tasks(p_ended task_ref[]) returns int language plpgsql as $$
 declare
-    frontier ended[] := coalesce(p_ended, '{}');
-    everything ended[] := frontier;
-    moved ended[];
+    frontier task_ref[] := coalesce(p_ended, '{}');
+    everything task_ref[] := frontier;
+    moved task_ref[];
     offered int := 0;
     -- without groups with retries this is one lookup in an empty table
     has_groups boolean := exists (select 1 from retry_group);
     -- for each task of the frontier: whether its end counts outside of its group now; inside it was counted before
     left_groups boolean[];
-    to_retry group_key[] := '{}';
+    to_retry group_ref[] := '{}';
     counted int := 0;
     t timestamptz := clock();
 begin
@@ -268,7 +270,7 @@ begin
                 from unnest(frontier, left_groups) e(run_id, idx, map_index, version_id, state, has_left)
                 join task_spec s on s.version_id = e.version_id and s.idx = e.idx
                 join edge g on g.version_id = e.version_id and g.src = e.idx
-                    and (g.out_of is null) = (e.has_left is null)
+                    and (g.leaves_group is null) = (e.has_left is null)
                 group by e.run_id, g.dst, e.version_id
             ), total as (
                 -- Added up here, not in the update of the conflict: changing a waiting row needs its run's lock, which
@@ -283,7 +285,7 @@ begin
                        coalesce(w.n_skipped, 0) + h.skipped as skipped,
                        coalesce(w.n_setup_success, 0) + h.setup_success as setup_success,
                        coalesce(w.n_setup_skipped, 0) + h.setup_skipped as setup_skipped,
-                       coalesce(w.n_more, 0) as more, w.state is null as is_new
+                       coalesce(w.n_extra, 0) as more, w.state is null as is_new
                 from hit h
                 left join lateral (select * from task k where k.run_id = h.run_id and k.idx = h.dst
                                    and k.map_index = -1 offset 0) w
@@ -300,9 +302,9 @@ begin
                 join run_status r on r.run_id = h.run_id
                 join dag d on d.dag_id = r.dag_id
                 cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state
-                                    else state_after(decide(
-                    s.rule, s.upstream_total + h.more, h.success, h.failed, h.upstream_failed, h.skipped,
-                    s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated or s.is_mapped)
+                                    else state_for_decision(evaluate_trigger_rule(
+                    s.trigger_rule, s.upstream_total + h.more, h.success, h.failed, h.upstream_failed, h.skipped,
+                    s.setup_total, h.setup_success, h.setup_skipped), d.is_paused or s.is_gated or s.is_mapped)
                         end as state) n
                 -- a mapped task that has become its instances waits no more, either
                 where not (s.is_mapped and h.is_new and has_instances(h.run_id, h.dst))
@@ -315,17 +317,17 @@ begin
                 where k.state = 'waiting'
                 returning k.run_id, k.idx, k.map_index, k.version_id, k.state
             )
-            select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state <> 'waiting')
+            select array_agg(row(run_id, idx, map_index, version_id, state)::task_ref) filter (where state <> 'waiting')
             into moved from counted;
             exit when moved is null;
-            offered := offered + offer(moved);
+            offered := offered + enqueue_tasks(moved);
             frontier := array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
             left_groups := null;
             exit when cardinality(frontier) = 0;
             everything := everything || frontier;
         end loop;
         exit when not has_groups;
-        select l.heard, to_retry || l.again into frontier, to_retry from leave_groups(everything[counted + 1:]) l;
+        select l.heard, to_retry || l.again into frontier, to_retry from complete_groups(everything[counted + 1:]) l;
         exit when cardinality(frontier) = 0;
         counted := cardinality(everything);
         left_groups := array_fill(true, array[cardinality(frontier)]);
@@ -334,14 +336,14 @@ begin
         -- One more open task until everything is counted again: the run must not end in between.
         update run_status r set open_tasks = r.open_tasks + 1
         where r.run_id = any(array(select a.run_id from unnest(to_retry) a)) and r.state = 'running';
-        return offered + close_runs(everything) + retry_groups(to_retry);
+        return offered + close_finished_runs(everything) + retry_groups(to_retry);
     end if;
-    return offered + close_runs(everything);
+    return offered + close_finished_runs(everything);
 end $$;
 
 -- Moves each run's counters by the tasks that ended, and closes the runs that have nothing open (V7). Returns how many
 -- queued runs could start in the places that became free.
-create function close_runs(p_ended ended[]) returns int language plpgsql as $$
+create function close_finished_runs(p_ended task_ref[]) returns int language plpgsql as $$
 declare
     limited int[];
     closed bigint[];
@@ -351,8 +353,8 @@ declare
     told bigint[];
     again bigint[];
     -- without failure streaks and default notifications this is a lookup in two empty tables
-    has_episodes boolean := exists (select 1 from episode);
-    has_defaults boolean := exists (select 1 from default_notice);
+    has_episodes boolean := exists (select 1 from failure_streak);
+    has_defaults boolean := exists (select 1 from default_notification_rule);
     t timestamptz := clock();
 begin
     with per_run as (
@@ -375,12 +377,13 @@ begin
         where r.run_id = p.run_id and r.state not in ('success', 'failed', 'canceled')
         returning r.run_id, r.dag_id, r.version_id, r.state, r.retried, p.has_updated, p.is_past, p.is_told
     )
-    select array_agg(distinct c.dag_id) filter (where (d.max_active_runs is not null or d.has_turns)
+    select array_agg(distinct c.dag_id) filter (where (d.max_active_runs is not null or d.serializes_runs)
                                                   and c.state not in ('queued', 'running')),
            array_agg(c.run_id) filter (where case when c.state = 'failed' and d.has_run_retries then c.retried < (
                select v.run_retries from dag_version v where v.version_id = c.version_id) end),
-           array_agg(c.run_id) filter (where d.is_awaited and c.state not in ('queued', 'running')),
-           array_agg(c.run_id) filter (where (d.notifies or has_episodes or (has_defaults and c.state = 'failed'))
+           array_agg(c.run_id) filter (where d.has_dependents and c.state not in ('queued', 'running')),
+           array_agg(c.run_id) filter (where (d.has_notifications or has_episodes
+               or (has_defaults and c.state = 'failed'))
                                            and c.state not in ('queued', 'running')),
            bool_or(c.has_updated), bool_or(c.is_past), bool_or(c.is_told)
     into limited, again, closed, told, has_updated, is_past, is_told
@@ -392,20 +395,21 @@ begin
         told := (select array_agg(x) from unnest(told) x where x <> all(again));
     end if;
     if is_past then
-        perform note_past(p_ended);
+        perform depends_on_past_tasks(p_ended);
     end if;
     if closed is not null or has_updated then
-        perform note_arrivals(closed, p_ended);
+        perform record_dependency_events(closed, p_ended);
     end if;
     if is_told or told is not null then
-        perform tell_ends(case when is_told then p_ended end, told);
+        perform notify_ends(case when is_told then p_ended end, told);
     end if;
     return case when again is null then 0 else retry_runs(again) end + case when limited is null then 0
         else admit_runs(limited) end;
 end $$;
 
 -- Whether all tasks of a group with retries have ended: only then the tasks after it count any of them.
-create function is_over(p_run_id bigint, p_version_id int, p_grp int) returns boolean language sql stable as $$
+create function is_group_finished(p_run_id bigint, p_version_id int, p_grp int)
+returns boolean language sql stable as $$
     select coalesce((select g.ended >= cardinality(w.members) + g.more from run_group g
                      join retry_group w on w.version_id = p_version_id and w.grp = p_grp
                      where g.run_id = p_run_id and g.grp = p_grp), false)
@@ -414,7 +418,7 @@ $$;
 -- How the upstream of the waiting tasks of a run has ended, by the tasks themselves, and how many more there are than
 -- the version names, because some of them are mapped. p_idxs null: of all that wait. Counted once for all instances of
 -- a task.
-create function upstream_of(p_run_id bigint, p_idxs int[])
+create function count_upstream(p_run_id bigint, p_idxs int[])
 returns table (
     idx int, map_index int, success int, failed int, upstream_failed int, skipped int, setup_success int,
     setup_skipped int, more int
@@ -430,9 +434,10 @@ returns table (
                (count(u.idx) - count(distinct g.src) filter (where u.idx is not null))::int as more
         from (select distinct k.idx, k.version_id from task k
               where k.run_id = p_run_id and (p_idxs is null or k.idx = any(p_idxs)) and k.state = 'waiting') w
-        left join lateral (select x.src, x.out_of is null or is_over(p_run_id, x.version_id, x.out_of) as is_heard
+        left join lateral (select x.src, x.leaves_group is null
+            or is_group_finished(p_run_id, x.version_id, x.leaves_group) as is_delivered
                            from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
-        left join lateral (select case when g.is_heard then x.state end as state, x.idx
+        left join lateral (select case when g.is_delivered then x.state end as state, x.idx
                            from task x where x.run_id = p_run_id and x.idx = g.src offset 0) u on true
         left join lateral (select x.is_setup from task_spec x where x.version_id = w.version_id
                            and x.idx = g.src offset 0) s on true
@@ -462,8 +467,8 @@ begin
                v.task_count,
                case when h.is_held then null else t end
         from run r join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = r.version_id
-        cross join lateral (select d.paused or d.max_active_runs is not null
-                                   or (d.has_turns and r.schedule_id is not null) as is_held) h
+        cross join lateral (select d.is_paused or d.max_active_runs is not null
+                                   or (d.serializes_runs and r.schedule_id is not null) as is_held) h
         where r.run_id = any(p_run_ids)
         order by r.run_id
         on conflict (run_id) do nothing
@@ -477,7 +482,7 @@ begin
         perform set_task_deadlines(p_run_ids);
     end if;
     if started is not null then
-        perform settle(start_runs(started, true));
+        perform complete_tasks(start_runs(started, true));
     end if;
     if held is not null then
         perform admit_runs(held);
@@ -486,37 +491,37 @@ begin
 end $$;
 
 -- Attempts that are not their task's last: they become history, and tasks that have to wait get their timer. Apart
--- from finish, because a statement pays for every table it names, and most attempts are the last. p_session null: each
--- names its own.
-create function remember(p_session bigint, p_retried jsonb) returns void language plpgsql as $$
+-- from finish_attempts, because a statement pays for every table it names, and most attempts are the last. p_session
+-- null: each names its own.
+create function record_attempts(p_session bigint, p_retried jsonb) returns void language plpgsql as $$
 begin
-    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, let_in_at,
-                         taken_at, started_at,
-                         start_seconds, finished_at, retry_at)
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, admitted_at,
+                         queued_at, started_at,
+                         startup_seconds, finished_at, retry_at)
     select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, coalesce(p_session, m.session), m.kind, m.reason,
-        m.exit_code, m.let_in_at,
-           m.taken_at, m.started_at, m.start_seconds, clock(), coalesce(m.not_before, clock())
+        m.exit_code, m.admitted_at,
+           m.queued_at, m.started_at, m.startup_seconds, clock(), coalesce(m.not_before, clock())
     from jsonb_to_recordset(p_retried) as m(run_id bigint, idx int, map_index int, epoch int, attempt smallint,
                                             kind text,
-         reason text, exit_code int, let_in_at timestamptz, taken_at timestamptz, started_at timestamptz,
-             start_seconds real,
+         reason text, exit_code int, admitted_at timestamptz, queued_at timestamptz, started_at timestamptz,
+             startup_seconds real,
          not_before timestamptz, session bigint)
     on conflict (run_id, idx, map_index, epoch) do nothing;
-    insert into timer (shard, due_at, run_id, idx, map_index)
+    insert into task_timer (shard, due_at, run_id, idx, map_index)
     select g.shard, m.not_before, m.run_id, m.idx, m.map_index
     from jsonb_to_recordset(p_retried) as m(run_id bigint, idx int, map_index int, not_before timestamptz)
     join run_status r on r.run_id = m.run_id
     join dag g on g.dag_id = r.dag_id
     where m.not_before is not null
     on conflict do nothing;
-    perform tell_retries(p_retried);
+    perform notify_retries(p_retried);
 end $$;
 
 -- Pending tasks that nothing holds any more become available at once, unless their DAG is paused. Those with gates pass
 -- them first.
-create function release(p_tasks ended[]) returns int language plpgsql as $$
+create function release_pending_tasks(p_tasks task_ref[]) returns int language plpgsql as $$
 declare
-    freed ended[];
+    freed task_ref[];
 begin
     with moved as (
         update task k set state = 'available'
@@ -525,41 +530,42 @@ begin
         join dag d on d.dag_id = r.dag_id
         join task_spec s on s.version_id = p.version_id and s.idx = p.idx
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
-          and k.state = 'pending' and k.not_before is null and not d.paused and not s.is_gated
+          and k.state = 'pending' and k.not_before is null and not d.is_paused and not s.is_gated
           and not (s.is_mapped and k.map_index = -1)
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into freed from moved m;
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) into freed from moved m;
     if coalesce(cardinality(freed), 0) < cardinality(p_tasks) then
         perform enter_gates(array(
             select p from unnest(p_tasks) p
             join task_spec s on s.version_id = (p).version_id and s.idx = (p).idx
                 and (s.is_gated or (s.is_mapped and (p).map_index = -1))
             join run_status r on r.run_id = (p).run_id
-            join dag d on d.dag_id = r.dag_id and not d.paused));
+            join dag d on d.dag_id = r.dag_id and not d.is_paused));
     end if;
-    return offer(freed);
+    return enqueue_tasks(freed);
 end $$;
 
 -- Counts ended tasks for their groups. Of groups that are finished by this: the tasks whose ends count outside now, and
 -- the groups that begin again instead. The caller holds the runs' locks.
-create function leave_groups(p_ended ended[], out heard ended[], out again group_key[]) language plpgsql as $$
+create function complete_groups(p_ended task_ref[], out heard task_ref[], out again group_ref[]) language plpgsql as $$
 declare
-    over group_key[];
+    over group_ref[];
 begin
     heard := '{}';
     again := '{}';
     with counted as (
         insert into run_group as g (run_id, grp, ended)
-        select e.run_id, s.grp, count(*)::int from unnest(p_ended) e
-        cross join lateral (select x.grp from task_spec x where x.version_id = e.version_id and x.idx = e.idx offset 0)
+        select e.run_id, s.group_id, count(*)::int from unnest(p_ended) e
+        cross join lateral (select x.group_id from task_spec x where x.version_id = e.version_id and x.idx = e.idx
+            offset 0)
             s
-        where s.grp is not null
-        group by e.run_id, s.grp order by e.run_id, s.grp
+        where s.group_id is not null
+        group by e.run_id, s.group_id order by e.run_id, s.group_id
         on conflict (run_id, grp) do update set ended = g.ended + excluded.ended
         returning g.run_id, g.grp, g.ended, g.more
     )
-    select array_agg(row(c.run_id, r.version_id, c.grp)::group_key) into over
+    select array_agg(row(c.run_id, r.version_id, c.grp)::group_ref) into over
     from counted c
     cross join lateral (select x.version_id from run_status x where x.run_id = c.run_id offset 0) r
     cross join lateral (select x.members from retry_group x where x.version_id = r.version_id
@@ -568,9 +574,9 @@ begin
     if over is null then
         return;
     end if;
-    again := array(select o from unnest(over) o where begins_again(o));
+    again := array(select o from unnest(over) o where should_retry_group(o));
     heard := array(
-        select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended
+        select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref
         from unnest(over) o
         join retry_group w on w.version_id = o.version_id and w.grp = o.grp
         cross join unnest(w.members) m(idx)
@@ -580,16 +586,16 @@ end $$;
 
 -- Whether a finished group runs again: a task in it failed, the group failed by that, and it has retries left. Not if
 -- it merely could not start, and not in a run that was canceled or timed out.
-create function begins_again(p_group group_key) returns boolean language sql stable as $$
+create function should_retry_group(p_group group_ref) returns boolean language sql stable as $$
     select count(*) filter (where k.state = 'failed') > 0
-       and count(*) filter (where s.decides_grp and k.state in ('failed', 'canceled', 'upstream_failed')) > 0
+       and count(*) filter (where s.decides_group and k.state in ('failed', 'canceled', 'upstream_failed')) > 0
     from run_status r
     join dag_version v on v.version_id = r.version_id
     join run_group g on g.run_id = r.run_id and g.grp = p_group.grp
     join retry_group w on w.version_id = r.version_id and w.grp = p_group.grp and g.retried < w.retries
     cross join unnest(w.members) m(idx)
     cross join lateral (select x.state from task x where x.run_id = r.run_id and x.idx = m.idx offset 0) k
-    cross join lateral (select x.decides_grp from task_spec x where x.version_id = r.version_id
+    cross join lateral (select x.decides_group from task_spec x where x.version_id = r.version_id
                         and x.idx = m.idx offset 0) s
     where r.run_id = p_group.run_id and r.state = 'running' and not r.cancel_requested
       and coalesce(r.started_at + make_interval(secs => v.run_timeout) > clock(), true)
@@ -598,11 +604,11 @@ $$;
 -- Everything in these groups waits again, as after a clear, and the attempts become history. What a branch outside did
 -- not choose stays skipped: the branch does not run again. The caller holds the runs' locks. Returns how many tasks can
 -- start.
-create function retry_groups(p_groups group_key[]) returns int language plpgsql as $$
+create function retry_groups(p_groups group_ref[]) returns int language plpgsql as $$
 declare
-    one group_key;
+    one group_ref;
     what retry_group;
-    everything ended[] := '{}';
+    everything task_ref[] := '{}';
     tries int;
 begin
     foreach one in array p_groups loop
@@ -610,14 +616,14 @@ begin
         -- Nothing of it has been counted outside, so nothing there is reset.
         update run_group g set retried = g.retried + 1, ended = 0 where g.run_id = one.run_id and g.grp = one.grp
         returning g.retried into tries;
-        insert into journal (occurred_at, verb, actor, run_id, detail)
+        insert into audit_log (occurred_at, action, actor, run_id, detail)
         values (clock(), 'retry', 'evertick', one.run_id,
                 jsonb_build_object('group', what.name, 'retried', tries, 'failed', (
             select jsonb_agg(distinct s.name) from unnest(what.members) m(idx)
             join task k on k.run_id = one.run_id and k.idx = m.idx and k.state = 'failed'
             join task_spec s on s.version_id = one.version_id and s.idx = m.idx)));
         everything := everything || array(
-            select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended
+            select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref
             from unnest(what.members) m(idx)
             cross join lateral (select * from task x where x.run_id = one.run_id and x.idx = m.idx offset 0) k
             where not (k.state = 'skipped' and k.started_at is null and coalesce(k.reason, '') like 'not chosen by %'
@@ -626,5 +632,5 @@ begin
                     and s.idx = u.idx
                 where k.reason = format('not chosen by %s', s.name))));
     end loop;
-    return reopen(everything);   -- all at once: a group that is still to begin again must not be counted
+    return reopen_tasks(everything);   -- all at once: a group that is still to begin again must not be counted
 end $$;

@@ -6,14 +6,14 @@
 -- while the table was empty compares each with each (measured: 4 to 13 times slower with 3,000 queued tasks). p_low is
 -- where to begin, ten ranks for each queue: it skips deleted rows that cannot be vacuumed yet because of an old
 -- snapshot. Without it the scan begins at the head.
-create function claim(p_session bigint, p_queues text[], p_free int, p_low bigint[])
-returns setof step_row language plpgsql as $$
+create function claim_tasks(p_session bigint, p_queues text[], p_free int, p_low bigint[])
+returns setof exchange_row language plpgsql as $$
 declare
     wanted int := p_free;
     got int;
     t timestamptz := clock();
 begin
-    perform 1 from runner where session = p_session and gone_at is null and request is null;
+    perform 1 from runner where session = p_session and ended_at is null and request is null;
     if not found then
         return;
     end if;
@@ -22,13 +22,13 @@ begin
         return query
         with picked as materialized (
             select p.* from generate_series(0, 9) k(rank) cross join lateral (
-                select r.ctid as place, r.rank, r.seq, r.run_id, r.idx, r.map_index from ready r
+                select r.ctid as place, r.rank, r.seq, r.run_id, r.idx, r.map_index from ready_task r
                 where r.queue = p_queues[n] and r.rank = k.rank
                   and r.seq >= coalesce(p_low[10 * (n - 1) + k.rank + 1], 0)
                 order by r.seq limit wanted for update skip locked) p
             limit wanted
         ), taken as (
-            delete from ready r where r.ctid = any(array(select p.place from picked p))
+            delete from ready_task r where r.ctid = any(array(select p.place from picked p))
         ), moved as (
             update task k
             set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session,
@@ -42,7 +42,7 @@ begin
         )
         select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id, r.fire_at, r.params::text,
                case when m.map_index >= 0 then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index) else
-               (select jsonb_object_agg(s.name, case when s.is_mapped then results_of(m.run_id, i.src)
+               (select jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(m.run_id, i.src)
                                         else v.value end)::text
                 from task_input i
                 join task_spec s on s.version_id = i.version_id and s.idx = i.src
@@ -72,17 +72,17 @@ $$;
 -- until, start_in}]. Returns the reports that were refused because the attempt is no longer the session's, and how many
 -- tasks were offered. The same report twice is one event: the second finds the task ended by that very attempt and is
 -- silently dropped. p_unchosen: tasks that a branch among them has skipped, which end with it.
-create function finish(p_session bigint, p_reports jsonb, p_infra_retries int, p_unchosen ended[] default null,
-                       out refused ended[], out offered int)
+create function finish_attempts(p_session bigint, p_reports jsonb, p_infra_retries int,
+                                p_unchosen task_ref[] default null, out refused task_ref[], out offered int)
 language plpgsql as $$
 declare
-    moved_now ended[];
-    ended_now ended[];
-    again ended[];
-    cleared ended[];
+    moved_now task_ref[];
+    ended_now task_ref[];
+    again task_ref[];
+    cleared task_ref[];
     retried jsonb;
     polled jsonb;
-    left_now ended[];
+    left_now task_ref[];
     t timestamptz := clock();
 begin
     perform 1 from run_status s
@@ -91,9 +91,10 @@ begin
     with report as materialized (
         select * from read_reports(p_reports)
     ), decided as (
-        select x.*, k.attempt, k.losses, k.started_at, k.request, k.version_id, s.is_gated,
+        select x.*, k.attempt, k.lost_attempts, k.started_at, k.request, k.version_id, s.is_gated,
                case when n.state = 'pending' and x.kind = 'lost'
-                    then t + make_interval(secs => case k.losses when 0 then 0 else least(5 * 2 ^ (k.losses - 1), 300)
+                    then t + make_interval(secs => case k.lost_attempts when 0 then 0
+                        else least(5 * 2 ^ (k.lost_attempts - 1), 300)
                                            end)
                     when n.state = 'pending' then t + make_interval(secs => greatest(coalesce(x.retry_in, 0), 0))
                end as not_before,
@@ -111,7 +112,8 @@ begin
             when x.kind = 'deferred' then 'deferred'
             when x.kind = 'given_back' then 'pending'
             when x.kind = 'lost' then
-                case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending'::task_state else 'failed' end
+                case when s.rerun_on_loss and k.lost_attempts < p_infra_retries then 'pending'::task_state
+                    else 'failed' end
             when x.no_retry or k.attempt >= s.max_attempts then 'failed'
             else 'pending' end as state) n
     ), freed as (
@@ -127,11 +129,11 @@ begin
             attempt = case when d.kind in ('given_back', 'lost') and d.state = 'pending' then d.attempt - 1
                            when d.state = 'deferred' then 0   -- it went well: errors are counted from zero again
                            else d.attempt end,
-            losses = case when d.kind = 'lost' then d.losses + 1 else d.losses end,
+            lost_attempts = case when d.kind = 'lost' then d.lost_attempts + 1 else d.lost_attempts end,
             session = case when d.kind in ('given_back', 'lost') then null else p_session end,
             request = null,
             not_before = case when d.not_before > t then d.not_before end,
-            start_seconds = d.start_in,
+            startup_seconds = d.start_in,
             finished_at = case when d.state not in ('pending', 'deferred') then t end,
             exit_code = d.exit_code,
             reason = case when d.request is null or d.state = 'canceled' or d.kind in ('failed', 'timed_out', 'lost')
@@ -141,71 +143,72 @@ begin
           and k.state = 'running' and k.epoch = d.epoch and k.session = p_session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.kind, d.reason,
                   d.result, d.request, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until, d.is_gated,
-                  k.let_in_at, k.taken_at, k.start_seconds
+                  k.admitted_at, k.queued_at, k.startup_seconds
     ), kept as (
         insert into result (run_id, idx, map_index, epoch, value)
         select m.run_id, m.idx, m.map_index, m.epoch, m.result from moved m
         where m.state = 'success' and m.result is not null
         on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value
     ), logged as (
-        insert into log_chunk (run_id, idx, map_index, epoch, seq, until, content)
+        insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, content)
         select m.run_id, m.idx, m.map_index, m.epoch, m.seq, m.until, m.log from moved m where m.log is not null
         on conflict (run_id, idx, map_index, epoch, seq) do nothing
     )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended),
-           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref)
                filter (where m.state not in ('pending', 'deferred') and m.request is distinct from 'clear'),
-           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref)
                filter (where m.state = 'pending' and m.not_before is null),
-           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) filter
                (where m.request = 'clear'),
            jsonb_agg(to_jsonb(m) - array['result', 'log']) filter (where m.state = 'pending'),
-           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.is_gated),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) filter (where m.is_gated),
            jsonb_agg(to_jsonb(m) - 'log') filter (where m.state = 'deferred')
     into moved_now, ended_now, again, cleared, retried, left_now, polled from moved m;
     if left_now is not null then
-        perform leave_gates(left_now);
+        perform release_gates(left_now);
     end if;
     if retried is not null then
-        perform remember(p_session, retried);
+        perform record_attempts(p_session, retried);
     end if;
     if polled is not null then
-        perform note_polls(polled);
+        perform record_polls(polled);
     end if;
     if coalesce(cardinality(moved_now), 0) < jsonb_array_length(p_reports) then
-        select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::ended) into refused
+        select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::task_ref) into refused
         from read_reports(p_reports) x
         where not exists (select 1 from unnest(moved_now) m
                           where m.run_id = x.run_id and m.idx = x.idx and m.map_index = x.map_index)
           and not exists (select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
                           and k.epoch = x.epoch and k.session = p_session and k.state <> 'running');
     end if;
-    offered := settle(ended_now || p_unchosen);
+    offered := complete_tasks(ended_now || p_unchosen);
     if again is not null then
-        offered := offered + release(again);
+        offered := offered + release_pending_tasks(again);
     end if;
     if cleared is not null then
-        offered := offered + reopen(cleared);
+        offered := offered + reopen_tasks(cleared);
     end if;
 end $$;
 
 -- One round trip of a runner: records the ended attempts and claims tasks for its free slots. With p_aging, tasks that
--- waited too long are claimed first (claim_fairly).
-create function step(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int,
-                     p_low bigint[], p_aging double precision)
-returns setof step_row language plpgsql as $$
+-- waited too long are claimed first (claim_overdue_first).
+create function finish_and_claim(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int,
+                                 p_low bigint[], p_aging double precision)
+returns setof exchange_row language plpgsql as $$
 declare
-    stale ended[];
+    stale task_ref[];
     offered int := 0;
     claimed int := 0;
-    unchosen ended[];
+    unchosen task_ref[];
 begin
     if p_reports is not null then
         if p_reports @? '$[*].skip' then
-            unchosen := skip_unchosen(p_session, p_reports);
+            unchosen := skip_unselected_branches(p_session, p_reports);
         end if;
-        select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries, unchosen) f;
-        offered := offered + pass_gates();
+        select f.refused, f.offered into stale, offered from finish_attempts(p_session, p_reports, p_infra_retries,
+            unchosen) f;
+        offered := offered + apply_effects();
         return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;
     end if;
@@ -214,10 +217,10 @@ begin
                             null::timestamptz, null::text, null::text, null::int, null::bigint;
     end if;
     if p_free > 0 and p_aging is null then
-        return query select * from claim(p_session, p_queues, p_free, p_low);
+        return query select * from claim_tasks(p_session, p_queues, p_free, p_low);
         get diagnostics claimed = row_count;
     elsif p_free > 0 then
-        return query select * from claim_fairly(p_session, p_queues, p_free, p_low, p_aging);
+        return query select * from claim_overdue_first(p_session, p_queues, p_free, p_low, p_aging);
         get diagnostics claimed = row_count;
     end if;
     if offered > claimed then
@@ -228,13 +231,14 @@ end $$;
 
 -- A heartbeat. p_held: [[run_id, idx, map_index, epoch]]. The reply lists what the runner lost, what is recorded as its
 -- own but missing from its list (a claim whose reply was lost), what was asked to stop, and the request to the runner.
-create function extend(p_session bigint, p_held jsonb)
+create function extend_leases(p_session bigint, p_held jsonb)
 returns table (kind text, run_id bigint, idx int, map_index int, epoch int) language plpgsql as $$
 #variable_conflict use_column
 declare
     asked text;
 begin
-    update runner set beat = beat + 1, beat_at = clock() where session = p_session and gone_at is null
+    update runner set heartbeat_seq = heartbeat_seq + 1, heartbeat_at = clock() where session = p_session
+        and ended_at is null
     returning request into asked;
     if not found then
         return query select 'gone', null::bigint, null::int, null::int, null::int;
@@ -258,7 +262,8 @@ end $$;
 
 -- Applies changed routing rules to the tasks of a version whose code did not change. Tasks that are queued already stay
 -- in their queue. Returns how many tasks got another queue.
-create function reroute(p_dag_id int, p_version_id int, p_tasks jsonb, p_actor text) returns int language plpgsql as $$
+create function reroute_ready_tasks(p_dag_id int, p_version_id int, p_tasks jsonb, p_actor text)
+returns int language plpgsql as $$
 declare
     moved jsonb;
 begin
@@ -273,7 +278,7 @@ begin
     if moved is null then
         return 0;
     end if;
-    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    insert into audit_log (occurred_at, action, actor, dag_id, detail)
     values (clock(), 'route', p_actor, p_dag_id, jsonb_build_object('version_id', p_version_id, 'tasks', moved));
     return (select count(*) from jsonb_object_keys(moved));
 end $$;
@@ -290,27 +295,28 @@ create function pattern_regex(p_pattern text) returns text language sql immutabl
 $$;
 
 -- The full name of a task, for those regular expressions.
-create function address_of(p_version_id int, p_idx int) returns text language sql stable as $$
+create function task_address(p_version_id int, p_idx int) returns text language sql stable as $$
     select d.name || '::' || replace(s.name, '.', '::') || '::'
     from task_spec s join dag_version v on v.version_id = s.version_id join dag d on d.dag_id = v.dag_id
     where s.version_id = p_version_id and s.idx = p_idx
 $$;
 
 -- Whether a runner with these patterns takes a task of its queues.
-create function takes(p_match text[], p_version_id int, p_idx int) returns boolean language plpgsql stable as $$
+create function matches_patterns(p_match text[], p_version_id int, p_idx int)
+returns boolean language plpgsql stable as $$
 begin
     return p_match = '{}'
-        or exists (select 1 from unnest(p_match) m where address_of(p_version_id, p_idx) ~ pattern_regex(m));
+        or exists (select 1 from unnest(p_match) m where task_address(p_version_id, p_idx) ~ pattern_regex(m));
 end $$;
 
 -- Claims exactly these queued rows, as far as they are still there and not locked, in the given order. p_places: 10 x
--- (position of the queue in p_queues, from 0) + rank. The guards are those of claim.
-create function claim_rows(p_session bigint, p_queues text[], p_places int[], p_seqs bigint[])
-returns setof step_row language plpgsql as $$
+-- (position of the queue in p_queues, from 0) + rank. The guards are those of claim_tasks.
+create function claim_selected(p_session bigint, p_queues text[], p_places int[], p_seqs bigint[])
+returns setof exchange_row language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
-    perform 1 from runner where session = p_session and gone_at is null and request is null;
+    perform 1 from runner where session = p_session and ended_at is null and request is null;
     if not found then
         return;
     end if;
@@ -319,11 +325,11 @@ begin
         select w.turn, w.place, r.spot, r.seq, r.run_id, r.idx, r.map_index
         from unnest(p_places, p_seqs) with ordinality w(place, seq, turn)
         cross join lateral (
-            select q.ctid as spot, q.seq, q.run_id, q.idx, q.map_index from ready q
+            select q.ctid as spot, q.seq, q.run_id, q.idx, q.map_index from ready_task q
             where q.queue = p_queues[w.place / 10 + 1] and q.rank = (w.place % 10)::smallint and q.seq = w.seq
             for update skip locked) r
     ), taken as (
-        delete from ready r where r.ctid = any(array(select p.spot from picked p))
+        delete from ready_task r where r.ctid = any(array(select p.spot from picked p))
     ), moved as (
         update task k
         set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session,
@@ -337,7 +343,7 @@ begin
     )
     select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id, r.fire_at, r.params::text,
            case when m.map_index >= 0 then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index) else
-           (select jsonb_object_agg(s.name, case when s.is_mapped then results_of(m.run_id, i.src)
+           (select jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(m.run_id, i.src)
                                     else v.value end)::text
             from task_input i
             join task_spec s on s.version_id = i.version_id and s.idx = i.src
@@ -349,8 +355,9 @@ end $$;
 
 -- The heads of queues that have waited longer than p_aging seconds for each level between them and the rank that strict
 -- order serves next; the most overdue first. One lookup for each rank of each queue, however long the queues are. The
--- counterpart of engine/finish_and_claim.py, which explains it; a test compares both. plpgsql, because it keeps the plan.
-create function overdue(p_queues text[], p_low bigint[], p_aging double precision, p_most int)
+-- counterpart of engine/finish_and_claim.py, which explains it; a test compares both. plpgsql, because it keeps the
+-- plan.
+create function overdue_queues(p_queues text[], p_low bigint[], p_aging double precision, p_most int)
 returns table (place int, seq bigint) language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -359,10 +366,10 @@ begin
     return query
     with head as materialized (
         select 10 * (n.n - 1) + k.rank as place, n.n, k.rank, h.seq,
-               extract(epoch from t - h.offered_at)::double precision as waited
+               extract(epoch from t - h.enqueued_at)::double precision as waited
         from generate_subscripts(p_queues, 1) n(n) cross join generate_series(0, 9) k(rank)
         cross join lateral (
-            select r.seq, r.offered_at from ready r
+            select r.seq, r.enqueued_at from ready_task r
             where r.queue = p_queues[n.n] and r.rank = k.rank
               and r.seq >= coalesce(p_low[10 * (n.n - 1) + k.rank + 1], 0)
             order by r.seq limit 1) h
@@ -378,21 +385,22 @@ begin
 end $$;
 
 -- claim, with up to half of the free slots, one at least, for tasks that waited too long.
-create function claim_fairly(p_session bigint, p_queues text[], p_free int, p_low bigint[], p_aging double precision)
-returns setof step_row language plpgsql as $$
+create function claim_overdue_first(p_session bigint, p_queues text[], p_free int, p_low bigint[],
+                                    p_aging double precision)
+returns setof exchange_row language plpgsql as $$
 declare
     places int[];
     seqs bigint[];
     got int := 0;
 begin
     select array_agg(o.place), array_agg(o.seq) into places, seqs
-    from overdue(p_queues, p_low, p_aging, (p_free + 1) / 2) o;
+    from overdue_queues(p_queues, p_low, p_aging, (p_free + 1) / 2) o;
     if places is not null then
-        return query select * from claim_rows(p_session, p_queues, places, seqs);
+        return query select * from claim_selected(p_session, p_queues, places, seqs);
         get diagnostics got = row_count;
     end if;
     if p_free > got then
-        return query select * from claim(p_session, p_queues, p_free - got, p_low);
+        return query select * from claim_tasks(p_session, p_queues, p_free - got, p_low);
     end if;
 end $$;
 
@@ -400,9 +408,9 @@ end $$;
 -- recorded and could start them. As for its end, only the attempt's owner may do this, and not after it was asked to
 -- stop. Tasks that were evaluated already stay as they are. The caller completes the returned tasks together with the
 -- end.
-create function skip_unchosen(p_session bigint, p_reports jsonb) returns ended[] language plpgsql as $$
+create function skip_unselected_branches(p_session bigint, p_reports jsonb) returns task_ref[] language plpgsql as $$
 declare
-    skipped ended[];
+    skipped task_ref[];
     t timestamptz := clock();
 begin
     perform 1 from run_status s
@@ -425,6 +433,6 @@ begin
             where k.state = 'waiting'
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into skipped from moved m;
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) into skipped from moved m;
     return skipped;
 end $$;

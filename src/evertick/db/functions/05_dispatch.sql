@@ -8,22 +8,22 @@
 
 -- How many more tasks a runner may take: every row of the work list that it owns counts, so that claims never exceed
 -- its slots, even if the runner has lost track of some (K8).
-create function dispatch_room(p_session bigint) returns int language sql stable as $$
+create function free_dispatch_slots(p_session bigint) returns int language sql stable as $$
     select r.slots - (select count(*) from dispatch d where d.owner = p_session)::int
-    from runner r where r.session = p_session and r.gone_at is null and r.request is null
+    from runner r where r.session = p_session and r.ended_at is null and r.request is null
 $$;
 
--- Claims exactly these queued rows for the runner's executor, as claim_rows does for the runner itself. p_sessions: one
--- new session for each. No lease, because nothing runs yet.
-create function queue_rows(p_session bigint, p_queues text[], p_places int[], p_seqs bigint[], p_sessions bigint[])
-returns setof queued_row language plpgsql as $$
+-- Claims exactly these queued rows for the runner's executor, as claim_selected does for the runner itself.
+-- p_sessions: one new session for each. No lease, because nothing runs yet.
+create function queue_selected(p_session bigint, p_queues text[], p_places int[], p_seqs bigint[], p_sessions bigint[])
+returns setof dispatch_row language plpgsql as $$
 declare
     room int;
     t timestamptz := clock();
 begin
     -- A claim whose answer never arrived may still be under way: they must count one after the other.
     perform 1 from runner r where r.session = p_session for no key update;
-    room := dispatch_room(p_session);
+    room := free_dispatch_slots(p_session);
     if coalesce(room, 0) <= 0 then
         return;
     end if;
@@ -32,16 +32,16 @@ begin
         select w.turn, w.place, r.spot, r.seq, r.queue, r.run_id, r.idx, r.map_index
         from unnest(p_places, p_seqs) with ordinality w(place, seq, turn)
         cross join lateral (
-            select q.ctid as spot, q.seq, q.queue, q.run_id, q.idx, q.map_index from ready q
+            select q.ctid as spot, q.seq, q.queue, q.run_id, q.idx, q.map_index from ready_task q
             where q.queue = p_queues[w.place / 10 + 1] and q.rank = (w.place % 10)::smallint and q.seq = w.seq
             for update skip locked) r
         limit room
     ), taken as (
-        delete from ready r where r.ctid = any(array(select p.spot from picked p))
+        delete from ready_task r where r.ctid = any(array(select p.spot from picked p))
     ), moved as (
         update task k
         set state = 'queued', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_sessions[p.turn],
-            taken_at = t, started_at = null, finished_at = null, reason = null, exit_code = null
+            queued_at = t, started_at = null, finished_at = null, reason = null, exit_code = null
         from picked p
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
         returning k.run_id, k.idx, k.map_index, k.epoch, k.session, p.turn, p.place, p.seq, p.queue
@@ -54,33 +54,34 @@ begin
 end $$;
 
 -- Claims up to p_free tasks of the queues for the runner's executor, in the order of claim; with p_aging tasks that
--- waited too long first, as claim_fairly does.
+-- waited too long first, as claim_overdue_first does.
 create function claim_for_dispatch(p_session bigint, p_queues text[], p_free int, p_low bigint[],
                                    p_aging double precision, p_sessions bigint[])
-returns setof queued_row language plpgsql as $$
+returns setof dispatch_row language plpgsql as $$
 declare
     places int[] := '{}';
     seqs bigint[] := '{}';
     head_places int[];
     head_seqs bigint[];
 begin
-    p_free := least(p_free, dispatch_room(p_session));
+    p_free := least(p_free, free_dispatch_slots(p_session));
     if coalesce(p_free, 0) <= 0 then
         return;
     end if;
     if p_aging is not null then
         select coalesce(array_agg(o.place), '{}'), coalesce(array_agg(o.seq), '{}') into places, seqs
-        from overdue(p_queues, p_low, p_aging, (p_free + 1) / 2) o;
+        from overdue_queues(p_queues, p_low, p_aging, (p_free + 1) / 2) o;
     end if;
     -- One series for queue and rank, so that no plan can change the order in which they are read.
     select array_agg(h.place), array_agg(h.seq) into head_places, head_seqs from (
         select k.place, p.seq from generate_series(0, 10 * cardinality(p_queues) - 1) k(place) cross join lateral (
-            select r.seq from ready r
+            select r.seq from ready_task r
             where r.queue = p_queues[k.place / 10 + 1] and r.rank = (k.place % 10)::smallint
               and r.seq >= coalesce(p_low[k.place + 1], 0) and r.seq <> all(seqs)
             order by r.seq limit p_free for update skip locked) p
         limit p_free - cardinality(places)) h;
-    return query select * from queue_rows(p_session, p_queues, places || head_places, seqs || head_seqs, p_sessions);
+    return query select * from queue_selected(p_session, p_queues, places || head_places,
+                                               seqs || head_seqs, p_sessions);
 end $$;
 
 -- Records the end of attempts that never began. p_reports: [{r, i, m, e, s, kind, reason, retry_in, no_retry}]; s is
@@ -91,10 +92,10 @@ end $$;
 create function end_dispatches(p_reports jsonb, p_infra_retries int, out moved_sessions bigint[], out offered int)
 language plpgsql as $$
 declare
-    ended_now ended[];
-    again ended[];
-    cleared ended[];
-    left_now ended[];
+    ended_now task_ref[];
+    again task_ref[];
+    cleared task_ref[];
+    left_now task_ref[];
     retried jsonb;
     t timestamptz := clock();
 begin
@@ -107,10 +108,11 @@ begin
         from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, s bigint, kind text, reason text,
              retry_in double precision, no_retry boolean)
     ), decided as (
-        select x.*, k.attempt, k.losses, k.request, k.version_id, s.is_gated, n.state,
+        select x.*, k.attempt, k.lost_attempts, k.request, k.version_id, s.is_gated, n.state,
                case when n.state <> 'pending' then null
                     when x.kind = 'lost'
-                    then t + make_interval(secs => case k.losses when 0 then 0 else least(5 * 2 ^ (k.losses - 1), 300)
+                    then t + make_interval(secs => case k.lost_attempts when 0 then 0
+                        else least(5 * 2 ^ (k.lost_attempts - 1), 300)
                                            end)
                     else t + make_interval(secs => greatest(x.retry_in, 0)) end as not_before
         from report x
@@ -124,7 +126,8 @@ begin
             when k.request in ('cancel', 'clear') then 'canceled'
             when x.kind = 'given_back' then 'pending'
             when x.kind = 'lost' then
-                case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending'::task_state else 'failed' end
+                case when s.rerun_on_loss and k.lost_attempts < p_infra_retries then 'pending'::task_state
+                    else 'failed' end
             when x.no_retry or k.attempt >= s.max_attempts then 'failed'
             else 'pending' end as state) n
     ), moved as (
@@ -132,7 +135,7 @@ begin
         set state = d.state,
             attempt = case when d.kind in ('given_back', 'lost') and d.state = 'pending' then d.attempt - 1
                 else d.attempt end,
-            losses = case when d.kind = 'lost' then d.losses + 1 else d.losses end,
+            lost_attempts = case when d.kind = 'lost' then d.lost_attempts + 1 else d.lost_attempts end,
             session = case when d.state = 'pending' and d.kind in ('given_back', 'lost') then null else d.session end,
             request = null,
             not_before = case when d.not_before > t then d.not_before end,
@@ -143,7 +146,7 @@ begin
           and k.state = 'queued' and k.epoch = d.epoch and k.session = d.session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.session, d.kind,
             d.reason,
-                  d.request, d.attempt, d.is_gated, k.let_in_at, k.taken_at
+                  d.request, d.attempt, d.is_gated, k.admitted_at, k.queued_at
     ), unlisted as (
         delete from dispatch w where w.ctid = any(array(
             select h.ctid from moved m cross join lateral (
@@ -151,27 +154,27 @@ begin
                   and y.epoch = m.epoch and y.session = m.session offset 0) h))
     )
     select array_agg(m.session),
-           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref)
                filter (where m.state <> 'pending' and m.request is distinct from 'clear'),
-           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref)
                filter (where m.state = 'pending' and m.not_before is null),
-           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) filter
                (where m.request = 'clear'),
-           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.is_gated),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) filter (where m.is_gated),
            jsonb_agg(to_jsonb(m)) filter (where m.state = 'pending')
     into moved_sessions, ended_now, again, cleared, left_now, retried from moved m;
     if left_now is not null then
-        perform leave_gates(left_now);
+        perform release_gates(left_now);
     end if;
     if retried is not null then
-        perform remember(null, retried);
+        perform record_attempts(null, retried);
     end if;
-    offered := settle(ended_now);
+    offered := complete_tasks(ended_now);
     if again is not null then
-        offered := offered + release(again);
+        offered := offered + release_pending_tasks(again);
     end if;
     if cleared is not null then
-        offered := offered + reopen(cleared);
+        offered := offered + reopen_tasks(cleared);
     end if;
 end $$;
 
@@ -179,13 +182,13 @@ create function end_queued(p_reports jsonb, p_infra_retries int, out moved_sessi
 language plpgsql as $$
 begin
     select e.moved_sessions, e.offered into moved_sessions, offered from end_dispatches(p_reports, p_infra_retries) e;
-    offered := offered + pass_gates();
+    offered := offered + apply_effects();
 end $$;
 
 -- Deletes attempts from the work list of which the executor has nothing any more. Only attempts that have ended, or
 -- never existed there: what is queued or runs under that very session stays. p_sessions of the attempts. Returns how
 -- many.
-create function forget_dispatches(p_sessions bigint[]) returns int language plpgsql as $$
+create function delete_dispatches(p_sessions bigint[]) returns int language plpgsql as $$
 declare
     forgotten int;
 begin
@@ -203,15 +206,16 @@ begin
     return forgotten;
 end $$;
 
--- What a task is given of those above it, as `claim` gives it.
-create function inputs_of(p_run_id bigint, p_version_id int, p_idx int, p_map_index int)
+-- What a task is given of those above it, as `claim_tasks` gives it.
+create function task_inputs(p_run_id bigint, p_version_id int, p_idx int, p_map_index int)
 returns text language plpgsql stable as $$
 begin
     if p_map_index >= 0 then
         return inputs_of_instance(p_run_id, p_version_id, p_idx, p_map_index);
     end if;
     return (
-        select jsonb_object_agg(s.name, case when s.is_mapped then results_of(p_run_id, i.src) else v.value end)::text
+        select jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(p_run_id, i.src)
+            else v.value end)::text
         from task_input i
         join task_spec s on s.version_id = i.version_id and s.idx = i.src
         left join result v on v.run_id = p_run_id and v.idx = i.src and v.map_index = -1
@@ -225,11 +229,11 @@ end $$;
 -- that) or 'stale' (it is no longer the task's attempt).
 create function start_attempt(p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_session bigint, p_nonce text,
                               p_agent jsonb, p_lost_after double precision)
-returns started_attempt language plpgsql as $$
+returns agent_start language plpgsql as $$
 declare
-    answer started_attempt;
+    answer agent_start;
     found_state task_state;
-    asked task_request;
+    asked stop_request;
     first_nonce text;
     remote text;
     t timestamptz := clock();
@@ -261,7 +265,7 @@ begin
         return answer;
     end if;
     select r.fire_at, r.params::text into answer.fire_at, answer.params from run r where r.run_id = p_run_id;
-    answer.inputs := inputs_of(p_run_id, answer.version_id, p_idx, p_map_index);
+    answer.inputs := task_inputs(p_run_id, answer.version_id, p_idx, p_map_index);
     if answer.verdict = 'again' then
         return answer;
     end if;
@@ -270,7 +274,7 @@ begin
       and k.state = 'queued' and k.epoch = p_epoch and k.session = p_session and k.request is null;
     insert into runner (session, runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots,
                         executor,
-                        lost_after_seconds, beat_at, started_at)
+                        lost_after_seconds, heartbeat_at, started_at)
     select p_session, x.runner_id, x.version, x.host, x.boot_id, x.pid_namespace, x.uid, x.pid, x.pid_started, '{}', 1,
         remote,
            p_lost_after, t, t
@@ -287,12 +291,12 @@ begin
 end $$;
 
 -- How an agent's attempt ended, through the ordinary door; with its only attempt the agent is gone. p_reports: as
--- `finish` has them.
+-- `finish_attempts` has them.
 create function finish_attempt(p_session bigint, p_reports jsonb, p_infra_retries int)
-returns setof step_row language plpgsql as $$
+returns setof exchange_row language plpgsql as $$
 begin
-    return query select * from step(p_session, p_reports, p_infra_retries, '{}', 0, null, null);
-    update runner r set gone_at = clock(), gone_reason = 'finished'
-    where r.session = p_session and r.gone_at is null
+    return query select * from finish_and_claim(p_session, p_reports, p_infra_retries, '{}', 0, null, null);
+    update runner r set ended_at = clock(), end_reason = 'finished'
+    where r.session = p_session and r.ended_at is null
         and not exists (select 1 from lease l where l.session = p_session);
 end $$;

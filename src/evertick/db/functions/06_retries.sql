@@ -3,7 +3,7 @@
 
 -- How many more retries of a queue may become active. p_bound null: half of the slots of the live runners that serve
 -- it. The bound is one for all shards, so that their leaders count one after the other.
-create function retry_room(p_queue text, p_bound int) returns int language plpgsql as $$
+create function free_retry_slots(p_queue text, p_bound int) returns int language plpgsql as $$
 declare
     places smallint[] := array(select s.shard from shard s);
 begin
@@ -15,15 +15,15 @@ begin
         select true from task k
         where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
           -- a cleared task is no retry
-          and ((k.state = 'available' and k.epoch = x.epoch and k.attempt + k.losses > 0)
+          and ((k.state = 'available' and k.epoch = x.epoch and k.attempt + k.lost_attempts > 0)
                or (k.state in ('queued', 'running') and k.epoch = x.epoch + 1))) is null;
     return coalesce(p_bound, (select greatest(sum(r.slots) / 2, 1) from runner r
-                              where r.gone_at is null and p_queue = any(r.queues)), 1)
+                              where r.ended_at is null and p_queue = any(r.queues)), 1)
          - (select count(*) from retry_slot x where x.shard = any(places) and x.queue = p_queue);
 end $$;
 
 -- Whether a task is still pending for that instant; a cancel, a clear or a mark does not clean up behind it.
-create function waits_until(p_run_id bigint, p_idx int, p_map_index int, p_instant timestamptz)
+create function is_delayed_until(p_run_id bigint, p_idx int, p_map_index int, p_instant timestamptz)
 returns boolean language sql stable as $$
     select exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
                    and k.state = 'pending' and k.not_before = p_instant)
@@ -32,21 +32,21 @@ $$;
 -- Takes retries out of the retry queue: they become available, or merely pending if their DAG is paused or they have
 -- gates to pass. Rows are found by key and changed by ctid (docs/decisions/0005-plans-that-do-not-flip.md); only the
 -- leader changes the retry queue. Returns how many became available.
-create function let_retries_in(p_places tid[]) returns int language plpgsql as $$
+create function admit_retries(p_places tid[]) returns int language plpgsql as $$
 declare
-    due ended[];
+    due task_ref[];
 begin
     with gone as (
-        delete from retry_line l where l.ctid = any(p_places)
+        delete from retry_queue l where l.ctid = any(p_places)
         returning l.shard, l.queue, l.due_at, l.run_id, l.idx, l.map_index
     ), placed as (
-        select g.*, h.place, d.paused or s.is_gated as is_held from gone g
+        select g.*, h.place, d.is_paused or s.is_gated as is_held from gone g
         cross join lateral (select k.ctid as place, k.version_id from task k where k.run_id = g.run_id and k.idx = g.idx
                             and k.map_index = g.map_index offset 0) h
         cross join lateral (select x.is_gated from task_spec x where x.version_id = h.version_id
                             and x.idx = g.idx offset 0) s
         cross join lateral (select r.dag_id from run_status r where r.run_id = g.run_id offset 0) r
-        cross join lateral (select x.paused from dag x where x.dag_id = r.dag_id offset 0) d
+        cross join lateral (select x.is_paused from dag x where x.dag_id = r.dag_id offset 0) d
     ), moved as (
         update task k set state = case when p.is_held then 'pending'::task_state else 'available' end, not_before = null
         from placed p
@@ -57,15 +57,15 @@ begin
         select m.shard, m.queue, m.run_id, m.idx, m.map_index, m.epoch from moved m where m.state = 'available'
         on conflict (shard, queue, run_id, idx, map_index) do update set epoch = excluded.epoch
     )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into due from moved m;
-    return offer(due);
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) into due from moved m;
+    return enqueue_tasks(due);
 end $$;
 
 -- Due pending tasks enter the retry queue of their queue, and leave it as far as there is room. Locked runs are
 -- skipped, and the limit counts only what is taken: neither hides the others. Returns how many became available, how
 -- many had to be set aside, when the next one is due, and whether any task waits in a retry queue.
-create function promote(p_shard smallint, p_epoch bigint, p_limit int, p_bound int, out promoted int, out refused int,
-                        out next_due timestamptz, out has_line boolean)
+create function promote_due_tasks(p_shard smallint, p_epoch bigint, p_limit int, p_bound int, out promoted int,
+                                  out refused int, out next_due timestamptz, out has_line boolean)
 language plpgsql as $$
 declare
     q text;
@@ -80,62 +80,63 @@ begin
     refused := 0;
     with due as materialized (
         select come.* from (
-            select w.ctid as place, w.due_at, w.run_id, w.idx, w.map_index from timer w
+            select w.ctid as place, w.due_at, w.run_id, w.idx, w.map_index from task_timer w
             where w.shard = p_shard and w.due_at <= t order by w.due_at offset 0) come
         cross join lateral (select from run_status r where r.run_id = come.run_id for no key update skip locked) locked
         limit p_limit
     ), passed as (
-        delete from timer w where w.ctid = any(array(select d.place from due d))
+        delete from task_timer w where w.ctid = any(array(select d.place from due d))
     )
-    insert into retry_line (shard, queue, due_at, run_id, idx, map_index)
+    insert into retry_queue (shard, queue, due_at, run_id, idx, map_index)
     select p_shard, s.queue, d.due_at, d.run_id, d.idx, d.map_index
     from due d
     cross join lateral (select x.version_id from task x where x.run_id = d.run_id and x.idx = d.idx
                         and x.map_index = d.map_index and x.state = 'pending' and x.not_before = d.due_at offset 0) k
     cross join lateral (select x.queue from task_spec x where x.version_id = k.version_id and x.idx = d.idx offset 0) s
     on conflict do nothing;
-    q := (select min(l.queue) from retry_line l where l.shard = p_shard);
+    q := (select min(l.queue) from retry_queue l where l.shard = p_shard);
     while q is not null loop
-        room := retry_room(q, p_bound);
+        room := free_retry_slots(q, p_bound);
         if room > 0 then
             chosen := array(
                 select first.place from (
-                    select l.ctid as place, l.run_id from retry_line l
-                    where l.shard = p_shard and l.queue = q and waits_until(l.run_id, l.idx, l.map_index, l.due_at)
+                    select l.ctid as place, l.run_id from retry_queue l
+                    where l.shard = p_shard and l.queue = q and is_delayed_until(l.run_id, l.idx, l.map_index, l.due_at)
                     order by l.due_at offset 0) first
                 cross join lateral (select from run_status r where r.run_id = first.run_id
                                     for no key update skip locked) locked
                 limit least(room, p_limit));
             if cardinality(chosen) = 0 then
-                delete from retry_line l
-                where l.shard = p_shard and l.queue = q and not waits_until(l.run_id, l.idx, l.map_index, l.due_at);
+                delete from retry_queue l
+                where l.shard = p_shard and l.queue = q and not is_delayed_until(l.run_id, l.idx, l.map_index,
+                    l.due_at);
             end if;
             begin
-                promoted := promoted + let_retries_in(chosen);
+                promoted := promoted + admit_retries(chosen);
             exception when others then
                 if not is_poison(sqlstate) then
                     raise;
                 end if;
                 foreach one in array chosen loop
                     begin
-                        promoted := promoted + let_retries_in(array[one]);
+                        promoted := promoted + admit_retries(array[one]);
                     exception when others then
                         if not is_poison(sqlstate) then
                             raise;
                         end if;
                         -- Out of the line; reconcile winds its timer up again when its time to be tried again has come.
-                        delete from retry_line l where l.ctid = one returning l.run_id into guilty;
-                        perform set_aside('run', guilty, 'promote', sqlerrm, true);
+                        delete from retry_queue l where l.ctid = one returning l.run_id into guilty;
+                        perform quarantine_row('run', guilty, 'promote', sqlerrm, true);
                         refused := refused + 1;
                     end;
                 end loop;
             end;
         end if;
-        q := (select min(l.queue) from retry_line l where l.shard = p_shard and l.queue > q);
+        q := (select min(l.queue) from retry_queue l where l.shard = p_shard and l.queue > q);
     end loop;
-    promoted := promoted + pass_gates();
-    select min(w.due_at) into next_due from timer w where w.shard = p_shard;
-    has_line := exists (select 1 from retry_line l where l.shard = p_shard);
+    promoted := promoted + apply_effects();
+    select min(w.due_at) into next_due from task_timer w where w.shard = p_shard;
+    has_line := exists (select 1 from retry_queue l where l.shard = p_shard);
 end $$;
 
 -- Runs that have just failed and may begin again as a whole: everything in them waits again, as after a clear, and
@@ -146,17 +147,17 @@ declare
 begin
     update run_status r set retried = r.retried + 1 where r.run_id = any(p_run_ids) and r.state = 'failed';
     update run_group g set retried = 0 where g.run_id = any(p_run_ids) and g.retried > 0;
-    insert into journal (occurred_at, verb, actor, run_id, detail)
+    insert into audit_log (occurred_at, action, actor, run_id, detail)
     select t, 'retry', 'evertick', r.run_id,
         jsonb_strip_nulls(jsonb_build_object('retried', r.retried, 'reason', r.reason))
     from run_status r where r.run_id = any(p_run_ids);
-    perform tell(array(
-        select row(r.run_id, r.version_id, -1, '', 'retry', 'failed', r.retried, r.reason)::happening
+    perform enqueue_notifications(array(
+        select row(r.run_id, r.version_id, -1, '', 'retry', 'failed', r.retried, r.reason)::notification_event
         from unnest(p_run_ids) p(run_id)
         cross join lateral (select * from run_status x where x.run_id = p.run_id offset 0) r
-        cross join lateral (select from dag d where d.dag_id = r.dag_id and d.notifies offset 0) d));
-    return reopen(array(
-        select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
+        cross join lateral (select from dag d where d.dag_id = r.dag_id and d.has_notifications offset 0) d));
+    return reopen_tasks(array(
+        select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref from task k
         where k.run_id = any(p_run_ids)
             and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')));
 end $$;
@@ -167,29 +168,29 @@ end $$;
 create function time_out_run(p_shard smallint, p_epoch bigint, p_run_id bigint) returns int language plpgsql as $$
 declare
     why text;
-    stopped ended[];
+    stopped task_ref[];
     asked int;
 begin
     perform fence(p_shard, p_epoch);
     begin
         perform 1 from run_status r where r.run_id = p_run_id and r.state = 'running' for no key update;
-        if not is_overdue(p_run_id) then
+        if not is_run_overdue(p_run_id) then
             return null;
         end if;
         select format('run_timeout: exceeded %s s', v.run_timeout) into why
         from run_status r join dag_version v on v.version_id = r.version_id where r.run_id = p_run_id;
         update run_status r set reason = why where r.run_id = p_run_id and r.state = 'running';
         select s.stopped, s.asked into stopped, asked from stop_tasks(p_run_id, why) s;
-        insert into journal (occurred_at, verb, actor, run_id, detail)
+        insert into audit_log (occurred_at, action, actor, run_id, detail)
         values (clock(), 'time_out', 'evertick', p_run_id, jsonb_build_object('reason', why, 'asked_to_stop', asked));
-        perform close_runs(stopped);
-        perform pass_gates();
+        perform close_finished_runs(stopped);
+        perform apply_effects();
         return asked;
     exception when others then
         if not is_poison(sqlstate) then
             raise;
         end if;
-        perform set_aside('run', p_run_id, 'time_out', sqlerrm, true);
+        perform quarantine_row('run', p_run_id, 'time_out', sqlerrm, true);
         return -1;
     end;
 end $$;
@@ -197,24 +198,24 @@ end $$;
 -- Available tasks that no runner took within their queue_timeout fail, without another try. A claim or a pause removes
 -- the row and with it the limit. The ready queue is one for all shards. Returns how many failed and how many had to be
 -- set aside.
-create function time_out_waits(p_shard smallint, p_epoch bigint, p_limit int, out failed int, out refused int)
+create function time_out_queued_tasks(p_shard smallint, p_epoch bigint, p_limit int, out failed int, out refused int)
 language plpgsql as $$
 declare
-    late ready[];
-    one ready;
+    late ready_task[];
+    one ready_task;
 begin
     perform fence(p_shard, p_epoch);
     failed := 0;
     refused := 0;
     late := array(
         select first.whole from (
-            select q as whole, q.run_id from ready q
-            where q.expires_at <= clock() and not is_set_aside('run', q.run_id) order by q.expires_at offset 0) first
+            select q as whole, q.run_id from ready_task q
+            where q.expires_at <= clock() and not is_quarantined('run', q.run_id) order by q.expires_at offset 0) first
         cross join lateral (select from run_status r where r.run_id = first.run_id for no key update skip locked) locked
         limit p_limit);
     begin
-        failed := fail_waits(late);
-        perform pass_gates();
+        failed := fail_expired_tasks(late);
+        perform apply_effects();
         return;
     exception when others then
         if not is_poison(sqlstate) then
@@ -223,27 +224,27 @@ begin
     end;
     foreach one in array late loop
         begin
-            failed := failed + fail_waits(array[one]);
+            failed := failed + fail_expired_tasks(array[one]);
         exception when others then
             if not is_poison(sqlstate) then
                 raise;
             end if;
-            perform set_aside('run', one.run_id, 'time_out', sqlerrm, true);
+            perform quarantine_row('run', one.run_id, 'time_out', sqlerrm, true);
             refused := refused + 1;
         end;
     end loop;
-    perform pass_gates();
+    perform apply_effects();
 end $$;
 
 -- The caller holds the runs' locks. A task that a runner is just taking stays with it.
-create function fail_waits(p_late ready[]) returns int language plpgsql as $$
+create function fail_expired_tasks(p_late ready_task[]) returns int language plpgsql as $$
 declare
-    over ended[];
+    over task_ref[];
 begin
     with expired as (
-        delete from ready q where q.ctid = any(array(
+        delete from ready_task q where q.ctid = any(array(
             select h.place from unnest(p_late) p cross join lateral (
-                select x.ctid as place from ready x
+                select x.ctid as place from ready_task x
                 where x.queue = p.queue and x.rank = p.rank and x.seq = p.seq for update skip locked) h))
         returning q.run_id, q.idx, q.map_index, q.queue
     ), placed as (
@@ -260,8 +261,8 @@ begin
         where k.ctid = p.place and k.state = 'available'
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into over from moved m;
-    perform leave_gates(over);
-    perform settle(over);
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) into over from moved m;
+    perform release_gates(over);
+    perform complete_tasks(over);
     return coalesce(cardinality(over), 0);
 end $$;

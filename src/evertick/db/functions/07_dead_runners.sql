@@ -3,23 +3,24 @@
 -- A runner that is provably gone: what it held goes back through the ordinary door, all at once. Where the database
 -- refuses that, one by one, so that an attempt that cannot be moved keeps no other (A13); it is set aside and found
 -- again later.
-create function bury(p_session bigint, p_reason text, p_infra_retries int) returns int language plpgsql as $$
+create function mark_runner_dead(p_session bigint, p_reason text, p_infra_retries int)
+returns int language plpgsql as $$
 declare
     reports jsonb;
     report jsonb;
     moved int := 0;
 begin
-    update runner set gone_at = coalesce(gone_at, clock()), gone_reason = coalesce(gone_reason, p_reason)
+    update runner set ended_at = coalesce(ended_at, clock()), end_reason = coalesce(end_reason, p_reason)
     where session = p_session;
     select jsonb_agg(jsonb_build_object('r', l.run_id, 'i', l.idx, 'm', l.map_index, 'e', l.epoch, 'kind', 'lost',
                                         'reason', p_reason) order by l.run_id, l.idx, l.map_index)
-    into reports from lease l where l.session = p_session and not is_set_aside('run', l.run_id);
+    into reports from lease l where l.session = p_session and not is_quarantined('run', l.run_id);
     if reports is null then
         return 0;
     end if;
     begin
-        perform finish(p_session, reports, p_infra_retries);
-        perform pass_gates();
+        perform finish_attempts(p_session, reports, p_infra_retries);
+        perform apply_effects();
         return jsonb_array_length(reports);
     exception when others then
         if not is_poison(sqlstate) then
@@ -28,16 +29,16 @@ begin
     end;
     for report in select x from jsonb_array_elements(reports) x loop
         begin
-            perform finish(p_session, jsonb_build_array(report), p_infra_retries);
+            perform finish_attempts(p_session, jsonb_build_array(report), p_infra_retries);
             moved := moved + 1;
         exception when others then
             if not is_poison(sqlstate) then
                 raise;
             end if;
-            perform set_aside('run', (report->>'r')::bigint, 'bury', sqlerrm, true);
+            perform quarantine_row('run', (report->>'r')::bigint, 'bury', sqlerrm, true);
         end;
     end loop;
-    perform pass_gates();
+    perform apply_effects();
     return moved;
 end $$;
 
@@ -52,8 +53,9 @@ declare
 begin
     perform fence(p_shard, p_epoch);
     refused := 0;
-    select case when r.gone_at is not null then 'agent_lost: its runner is gone'
-                when r.beat = r.watched_beat and r.silent_seconds > greatest(p_lost_after, r.lost_after_seconds)
+    select case when r.ended_at is not null then 'agent_lost: its runner is gone'
+                when r.heartbeat_seq = r.observed_seq and r.silent_seconds > greatest(p_lost_after,
+                    r.lost_after_seconds)
                      and not has_claimed_since(p_session, greatest(p_lost_after, r.lost_after_seconds))
                 then format('agent_lost: no heartbeat for %s s', round(greatest(p_lost_after, r.lost_after_seconds)))
                     end
@@ -64,13 +66,13 @@ begin
     if why is null then
         return;
     end if;
-    reaped := bury(p_session, why, p_infra_retries);
+    reaped := mark_runner_dead(p_session, why, p_infra_retries);
     select count(*) into refused from lease l where l.session = p_session;
 end $$;
 
 -- Owners whose attempts another runner should take over: they have ended, never existed, or have been silent for a
 -- while. Steps from owner to owner through the index, because there are few of them and many attempts.
-create function lost_owners(p_silent_seconds double precision) returns setof bigint language sql stable as $$
+create function dead_dispatch_owners(p_silent_seconds double precision) returns setof bigint language sql stable as $$
     with recursive holder as (
         (select owner from dispatch order by owner limit 1)
         union all
@@ -78,7 +80,7 @@ create function lost_owners(p_silent_seconds double precision) returns setof big
         from holder h where h.owner is not null
     )
     select h.owner from holder h left join runner r on r.session = h.owner
-    where h.owner is not null and (r.session is null or r.gone_at is not null or r.silent_seconds > p_silent_seconds)
+    where h.owner is not null and (r.session is null or r.ended_at is not null or r.silent_seconds > p_silent_seconds)
 $$;
 
 -- A runner takes over the attempts of such an owner: of its own executor and of its own queues, because these determine
@@ -91,11 +93,11 @@ declare
     adopted int;
 begin
     with orphan as materialized (
-        select d.place from lost_owners(p_silent_seconds) o(owner)
+        select d.place from dead_dispatch_owners(p_silent_seconds) o(owner)
         cross join lateral (
             select x.ctid as place from dispatch x
             cross join lateral (select r.executor, r.queues from runner r
-                                where r.session = p_session and r.gone_at is null offset 0) me
+                                where r.session = p_session and r.ended_at is null offset 0) me
             where x.owner = o.owner and x.executor = me.executor and x.queue = any(me.queues)
             limit p_most for update of x skip locked) d
         where o.owner <> p_session

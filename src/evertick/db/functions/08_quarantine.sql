@@ -8,13 +8,13 @@ create function is_poison(p_code text) returns boolean language sql immutable as
     select left(p_code, 2) in ('22', '23', '54', 'XX') or p_code = 'P0001'
 $$;
 
-create function is_set_aside(p_kind text, p_subject_id bigint) returns boolean language sql stable as $$
+create function is_quarantined(p_kind text, p_subject_id bigint) returns boolean language sql stable as $$
     select exists (select 1 from quarantine q where q.kind = p_kind and q.subject_id = p_subject_id
                    and (q.retry_at is null or q.retry_at > clock()))
 $$;
 
 -- Ten seconds, then twice as long with every failure, up to an hour.
-create function set_aside(p_kind text, p_subject_id bigint, p_verb text, p_reason text, p_is_tried_again boolean)
+create function quarantine_row(p_kind text, p_subject_id bigint, p_verb text, p_reason text, p_is_tried_again boolean)
 returns void language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -26,7 +26,7 @@ begin
         set verb = excluded.verb, reason = excluded.reason, failures = q.failures + 1, failed_at = t,
             retry_at = case when p_is_tried_again
                             then t + make_interval(secs => least(10 * 2 ^ least(q.failures, 20), 3600)) end;
-    insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
+    insert into audit_log (occurred_at, action, actor, dag_id, run_id, detail)
     select t, 'quarantine', 'evertick',
            case p_kind when 'dag' then p_subject_id
                        when 'schedule' then (select c.dag_id from schedule c where c.schedule_id = p_subject_id) end,
@@ -35,8 +35,8 @@ begin
 end $$;
 
 -- A schedule that cannot be planned leaves the index of due schedules, with a visible reason; the others continue.
-create function set_schedule_aside(p_shard smallint, p_epoch bigint, p_schedule_id int, p_version int, p_reason text,
-                                   p_is_tried_again boolean)
+create function quarantine_schedule(p_shard smallint, p_epoch bigint, p_schedule_id int, p_version int, p_reason text,
+                                    p_is_tried_again boolean)
 returns boolean language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
@@ -45,14 +45,14 @@ begin
     if not found then
         return false;
     end if;
-    perform set_aside('schedule', p_schedule_id, 'fire', p_reason, p_is_tried_again);
+    perform quarantine_row('schedule', p_schedule_id, 'fire', p_reason, p_is_tried_again);
     return true;
 end $$;
 
 -- Schedules whose retry time has come may fire. A row that has not failed again for as long as it was set aside is
 -- deleted, and so is that of a schedule that was published again. Timers and queue entries whose task is gone or waits
 -- for something else by now are dropped.
-create function take_back(p_shard smallint) returns void language plpgsql as $$
+create function release_quarantine(p_shard smallint) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
@@ -64,7 +64,7 @@ begin
     where q.retry_at + greatest(q.retry_at - q.failed_at, interval '1 minute') < t
        or (q.kind = 'schedule' and q.retry_at is null
            and not exists (select 1 from schedule_state s where s.schedule_id = q.subject_id and s.error is not null));
-    delete from retry_line l where l.shard = p_shard and not waits_until(l.run_id, l.idx, l.map_index, l.due_at);
-    delete from timer w
+    delete from retry_queue l where l.shard = p_shard and not is_delayed_until(l.run_id, l.idx, l.map_index, l.due_at);
+    delete from task_timer w
     where w.shard = p_shard and w.due_at <= t and (select true from run_status r where r.run_id = w.run_id) is null;
 end $$;

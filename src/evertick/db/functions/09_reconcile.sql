@@ -8,12 +8,12 @@ declare
 begin
     update task k
     set n_success = c.success, n_failed = c.failed, n_upstream_failed = c.upstream_failed, n_skipped = c.skipped,
-        n_setup_success = c.setup_success, n_setup_skipped = c.setup_skipped, n_more = c.more
-    from upstream_of(p_run_id, p_idxs) c
+        n_setup_success = c.setup_success, n_setup_skipped = c.setup_skipped, n_extra = c.more
+    from count_upstream(p_run_id, p_idxs) c
     where k.run_id = p_run_id and k.idx = c.idx and k.map_index = c.map_index and k.state = 'waiting'
       and (coalesce(k.n_success, 0), coalesce(k.n_failed, 0), coalesce(k.n_upstream_failed, 0),
            coalesce(k.n_skipped, 0), coalesce(k.n_setup_success, 0), coalesce(k.n_setup_skipped, 0),
-               coalesce(k.n_more, 0))
+               coalesce(k.n_extra, 0))
           is distinct from
           (c.success, c.failed, c.upstream_failed, c.skipped, c.setup_success, c.setup_skipped, c.more);
     get diagnostics changed = row_count;
@@ -49,7 +49,7 @@ declare
     status run_status;
     repairs text[] := '{}';
     n int;
-    lost ended[];
+    lost task_ref[];
     unlisted jsonb;
     t timestamptz := clock();
 begin
@@ -69,15 +69,15 @@ begin
     if n > 0 then
         repairs := array_append(repairs, 'upstream_counter_drift');
     end if;
-    if exists (select 1 from task_spec s where s.version_id = status.version_id and s.starts_at_once
+    if exists (select 1 from task_spec s where s.version_id = status.version_id and s.is_root
                and (select true from task k where k.run_id = p_run_id and k.idx = s.idx limit 1) is null) then
         repairs := array_append(repairs, 'run_without_tasks');
-        perform settle(start_runs(array[p_run_id]));
+        perform complete_tasks(start_runs(array[p_run_id]));
     else
-        lost := decide_waiting(array[p_run_id]);
+        lost := evaluate_waiting_tasks(array[p_run_id]);
         if coalesce(cardinality(lost), 0) > 0 then
             repairs := array_append(repairs, 'undecided_task');
-            perform settle(lost);
+            perform complete_tasks(lost);
         end if;
     end if;
 
@@ -86,10 +86,10 @@ begin
         insert into task (run_id, idx, version_id, state)
         select distinct p_run_id, g.dst, status.version_id, 'waiting'::task_state
         from task k
-        cross join lateral (select x.dst, x.out_of from edge x where x.version_id = status.version_id
+        cross join lateral (select x.dst, x.leaves_group from edge x where x.version_id = status.version_id
                             and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
-          and (g.out_of is null or is_over(p_run_id, status.version_id, g.out_of))
+          and (g.leaves_group is null or is_group_finished(p_run_id, status.version_id, g.leaves_group))
           and not has_instances(p_run_id, g.dst)
         on conflict (run_id, idx, map_index) do nothing
         returning idx
@@ -99,27 +99,27 @@ begin
         repairs := array_append(repairs, 'uncounted_upstream');
         perform recount_upstream(p_run_id, array(
             select k.idx from task k where k.run_id = p_run_id and k.state = 'waiting'));
-        perform settle(decide_waiting(array[p_run_id]));
+        perform complete_tasks(evaluate_waiting_tasks(array[p_run_id]));
     end if;
 
     -- available but not queued; queued but not available is removed by the claim that meets it
     lost := array(
-        select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended
+        select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref
         from task k
         where k.run_id = p_run_id and k.state = 'available'
           -- one walk along the line, kept as a hash
-          and (k.idx, k.map_index) not in (select q.idx, q.map_index from ready q where q.run_id = p_run_id)
+          and (k.idx, k.map_index) not in (select q.idx, q.map_index from ready_task q where q.run_id = p_run_id)
         for update of k skip locked);
     if cardinality(lost) > 0 then
         repairs := array_append(repairs, 'available_not_offered');
-        perform offer(lost);
+        perform enqueue_tasks(lost);
     end if;
 
     -- pending until a time without a timer
-    insert into timer (shard, due_at, run_id, idx, map_index)
+    insert into task_timer (shard, due_at, run_id, idx, map_index)
     select d.shard, k.not_before, k.run_id, k.idx, k.map_index
     from task k join dag d on d.dag_id = status.dag_id
-    where k.run_id = p_run_id and k.state = 'pending' and k.not_before is not null and not is_timed(k)
+    where k.run_id = p_run_id and k.state = 'pending' and k.not_before is not null and not waits_for_time(k)
     on conflict do nothing;
     get diagnostics n = row_count;
     if n > 0 then
@@ -127,17 +127,17 @@ begin
     end if;
 
     -- pending although nothing holds it
-    lost := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
+    lost := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref from task k
                   where k.run_id = p_run_id and k.state = 'pending' and k.not_before is null and not exists (
-                      select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx
+                      select 1 from gate_waiter w where w.run_id = k.run_id and w.idx = k.idx
                           and w.map_index = k.map_index));
-    if cardinality(lost) > 0 and not (select d.paused from dag d where d.dag_id = status.dag_id) then
+    if cardinality(lost) > 0 and not (select d.is_paused from dag d where d.dag_id = status.dag_id) then
         repairs := array_append(repairs, 'pending_without_gate');
-        perform release(lost);
+        perform release_pending_tasks(lost);
     end if;
 
     -- deferred without a row that wakes it
-    lost := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
+    lost := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref from task k
                   where k.run_id = p_run_id and k.state = 'deferred' and not exists (
                       select 1 from deferral w
                       where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index and w.epoch = k.epoch));
@@ -172,20 +172,20 @@ begin
     if recount_run(p_run_id) then
         repairs := array_append(repairs, 'run_counter_drift');
     end if;
-    perform close_if_done(p_run_id);
+    perform close_run_if_done(p_run_id);
     if found and exists (select 1 from run_status r where r.run_id = p_run_id and r.state <> 'running')
        and cardinality(repairs) = 0 then
         repairs := array_append(repairs, 'run_not_closed');
     end if;
     if cardinality(repairs) > 0 then
-        insert into journal (occurred_at, verb, actor, run_id, detail)
+        insert into audit_log (occurred_at, action, actor, run_id, detail)
         values (t, 'reconcile', 'evertick', p_run_id, jsonb_build_object('repairs', repairs));
     end if;
     return repairs;
 end $$;
 
 -- Closes a running run whose tasks have all ended, whatever its counter says.
-create function close_if_done(p_run_id bigint) returns boolean language plpgsql as $$
+create function close_run_if_done(p_run_id bigint) returns boolean language plpgsql as $$
 begin
     update run_status r
     set open_tasks = 0, failed_leaves = c.bad, finished_at = clock(),
@@ -205,15 +205,15 @@ begin
     if not found then
         return false;
     end if;
-    perform tell_ends(null, array[p_run_id]);
+    perform notify_ends(null, array[p_run_id]);
     return true;
 end $$;
 
 -- A text that changes with everything that can happen in a run: an attempt, an end, a task that started, a request of
 -- an operator.
-create function fingerprint(p_run_id bigint) returns text language sql stable as $$
+create function run_fingerprint(p_run_id bigint) returns text language sql stable as $$
     select concat_ws(' ', r.open_tasks, count(k.*), sum(k.epoch), max(k.finished_at),
-                     (select max(j.entry_id) from journal j where j.run_id = p_run_id and j.verb <> 'quarantine'))
+                     (select max(j.entry_id) from audit_log j where j.run_id = p_run_id and j.action <> 'quarantine'))
     from run_status r left join task k on k.run_id = r.run_id where r.run_id = p_run_id group by r.open_tasks
 $$;
 
@@ -221,7 +221,7 @@ $$;
 -- something) or 'stuck' (nothing can move, and no final state follows). Stable, so that all its subqueries see one
 -- snapshot: every move is one transaction, and no snapshot shows half of one. p_in_line: how many of its tasks are
 -- queued, counted a moment before; null if they were not counted.
-create function examine_run(p_run_id bigint, p_in_line int) returns text language plpgsql stable as $$
+create function inspect_run(p_run_id bigint, p_in_line int) returns text language plpgsql stable as $$
 declare
     status run_status;
     planned int;
@@ -233,7 +233,7 @@ begin
         return 'sound';
     end if;
     select v.task_count + status.extra_tasks into planned from dag_version v where v.version_id = status.version_id;
-    select d.paused into is_paused from dag d where d.dag_id = status.dag_id;
+    select d.is_paused into is_paused from dag d where d.dag_id = status.dag_id;
     select count(*) filter (where k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))::int as
         ended,
            count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed'))::int as bad,
@@ -260,36 +260,37 @@ begin
                 select 1 from dispatch w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index
                     and w.epoch = k.epoch)
             when 'pending' then case when k.not_before is null then not is_paused and not exists (
-                select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
-                                     else not is_timed(k) end
+                select 1 from gate_waiter w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
+                                     else not waits_for_time(k) end
             when 'deferred' then not exists (
                 select 1 from deferral w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
             else false end)
        or exists (
         -- without one of its first tasks
-        select 1 from task_spec s where s.version_id = status.version_id and s.starts_at_once
+        select 1 from task_spec s where s.version_id = status.version_id and s.is_root
         and (select true from task k where k.run_id = p_run_id and k.idx = s.idx limit 1) is null)
        or exists (
         -- an end that was not counted, so that what follows has no row at all
         select 1 from task k
-        cross join lateral (select x.dst, x.out_of from edge x where x.version_id = status.version_id
+        cross join lateral (select x.dst, x.leaves_group from edge x where x.version_id = status.version_id
                             and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
-          and (g.out_of is null or is_over(p_run_id, status.version_id, g.out_of))
+          and (g.leaves_group is null or is_group_finished(p_run_id, status.version_id, g.leaves_group))
           and (select true from task n where n.run_id = p_run_id and n.idx = g.dst limit 1) is null)
-       or exists (select 1 from groups_that_drifted(p_run_id))
+       or exists (select 1 from drifted_groups(p_run_id))
        or (seen.waiting > 0 and exists (
         -- counted wrongly, or counted and not decided
-        select 1 from upstream_of(p_run_id, null) u
+        select 1 from count_upstream(p_run_id, null) u
         cross join lateral (select * from task x where x.run_id = p_run_id and x.idx = u.idx
                             and x.map_index = u.map_index offset 0) w
         cross join lateral (select * from task_spec x where x.version_id = w.version_id and x.idx = w.idx offset 0) s
         where (coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0),
                coalesce(w.n_skipped, 0),
-               coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0), coalesce(w.n_more, 0))
+               coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0), coalesce(w.n_extra, 0))
               is distinct from (u.success, u.failed, u.upstream_failed, u.skipped, u.setup_success, u.setup_skipped,
                                 u.more)
-           or decide(s.rule, s.upstream_total + u.more, u.success, u.failed, u.upstream_failed, u.skipped,
+           or evaluate_trigger_rule(s.trigger_rule, s.upstream_total + u.more, u.success, u.failed, u.upstream_failed,
+               u.skipped,
                      s.setup_total,
                      u.setup_success, u.setup_skipped) <> 'wait')) then
         return 'drifted';
@@ -299,13 +300,13 @@ end $$;
 
 -- Whether a pending task has its timer, or its place in the line of retries: in whatever shard, because its DAG may
 -- just be moving.
-create function is_timed(p_task task) returns boolean language sql stable as $$
+create function waits_for_time(p_task task) returns boolean language sql stable as $$
     select exists (select 1 from shard h
-                   join timer w on w.shard = h.shard and w.due_at = p_task.not_before and w.run_id = p_task.run_id
+                   join task_timer w on w.shard = h.shard and w.due_at = p_task.not_before and w.run_id = p_task.run_id
                                 and w.idx = p_task.idx and w.map_index = p_task.map_index)
         or exists (select 1 from shard h
                    join task_spec s on s.version_id = p_task.version_id and s.idx = p_task.idx
-                   join retry_line l on l.shard = h.shard and l.queue = s.queue and l.due_at = p_task.not_before
+                   join retry_queue l on l.shard = h.shard and l.queue = s.queue and l.due_at = p_task.not_before
                                      and l.run_id = p_task.run_id and l.idx = p_task.idx
                                          and l.map_index = p_task.map_index)
 $$;
@@ -315,10 +316,10 @@ $$;
 -- slice by size, too: a large run is processed alone. p_counts_line: whether to check for tasks that should be queued,
 -- which reads the whole ready queue and so is not done in every round. p_elapsed: seconds since the round before, for
 -- stuck runs. Returns where to continue; null means from the beginning, and the work of once per round is done then.
-create function reconcile(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint, p_limit int,
-                          p_counts_line boolean default true, p_elapsed double precision default 0,
-                          p_tasks int default 20000, out last_dag_id int, out last_run_id bigint, out repaired text[],
-                          out refused int)
+create function reconcile_runs(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint, p_limit int,
+                               p_counts_line boolean default true, p_elapsed double precision default 0,
+                               p_tasks int default 20000, out last_dag_id int, out last_run_id bigint,
+                               out repaired text[], out refused int)
 language plpgsql set enable_hashjoin = on as $$
 declare
     r record;
@@ -340,7 +341,7 @@ begin
             join dag_version v on v.version_id = s.version_id
         )
         select s.dag_id, s.run_id, case when p_counts_line then coalesce(l.tasks, 0) end as in_line
-        from slice s left join (select q.run_id, count(*)::int as tasks from ready q where p_counts_line
+        from slice s left join (select q.run_id, count(*)::int as tasks from ready_task q where p_counts_line
                                 group by q.run_id) l
              on l.run_id = s.run_id
         where s.before < p_tasks
@@ -348,15 +349,15 @@ begin
     loop
         last_dag_id := r.dag_id;
         last_run_id := r.run_id;
-        continue when is_set_aside('run', r.run_id);
+        continue when is_quarantined('run', r.run_id);
         begin
-            verdict := examine_run(r.run_id, r.in_line);
+            verdict := inspect_run(r.run_id, r.in_line);
             if verdict = 'drifted' then
                 repaired := repaired || reconcile_run(r.run_id);
             end if;
             if verdict = 'stuck' then
                 insert into orphan_watch as w (run_id, fingerprint, watched_seconds)
-                    values (r.run_id, fingerprint(r.run_id), 0)
+                    values (r.run_id, run_fingerprint(r.run_id), 0)
                 on conflict (run_id) do update
                     set fingerprint = excluded.fingerprint,
                         watched_seconds = case when w.fingerprint = excluded.fingerprint
@@ -368,7 +369,7 @@ begin
             if not is_poison(sqlstate) then
                 raise;
             end if;
-            perform set_aside('run', r.run_id, 'reconcile', sqlerrm, true);
+            perform quarantine_row('run', r.run_id, 'reconcile', sqlerrm, true);
             refused := refused + 1;
         end;
     end loop;
@@ -380,18 +381,18 @@ begin
         last_run_id := null;
         delete from orphan_watch w where (
             select true from run_status x where x.run_id = w.run_id and x.state = 'running') is null;
-        perform take_back(p_shard);
-        perform admit_passed_over(p_shard);
+        perform release_quarantine(p_shard);
+        perform admit_skipped_runs(p_shard);
         if p_shard = 0 then
             perform reopen_shards();
         end if;
     end if;
-    perform pass_gates();
+    perform apply_effects();
 end $$;
 
 -- Sets the next run of the round aside: checking it alone takes longer than the time limit. Returns which one it was.
-create function skip_run(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint, out skipped_dag_id int,
-                         out skipped_run_id bigint)
+create function skip_run_once(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint,
+                              out skipped_dag_id int, out skipped_run_id bigint)
 language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
@@ -401,42 +402,43 @@ begin
       and (x.dag_id, x.state, x.run_id) > (p_after_dag, 'running'::run_state, p_after_run)
     order by x.dag_id, x.state, x.run_id limit 1;
     if found then
-        perform set_aside('run', skipped_run_id, 'reconcile', 'looking at it takes too long', true);
+        perform quarantine_row('run', skipped_run_id, 'reconcile', 'looking at it takes too long', true);
     end if;
 end $$;
 
 -- Admits queued runs that were skipped when room became free. One DAG whose runs cannot start does not block any other.
 -- Returns how many runs started and how many DAGs were set aside.
-create function admit_passed_over(p_shard smallint, out admitted int, out refused int) language plpgsql as $$
+create function admit_skipped_runs(p_shard smallint, out admitted int, out refused int) language plpgsql as $$
 declare
     d int;
 begin
     admitted := 0;
     refused := 0;
-    foreach d in array array(select x from dags_with_room(p_shard) x order by x) loop
+    foreach d in array array(select x from dags_with_free_slots(p_shard) x order by x) loop
         begin
             admitted := admitted + admit_runs(array[d]);
         exception when others then
             if not is_poison(sqlstate) then
                 raise;
             end if;
-            perform set_aside('dag', d, 'admit', sqlerrm, true);
+            perform quarantine_row('dag', d, 'admit', sqlerrm, true);
             refused := refused + 1;
         end;
     end loop;
 end $$;
 
-create function admit(p_shard smallint, p_epoch bigint, out admitted int, out refused int) language plpgsql as $$
+create function admit_queued_runs(p_shard smallint, p_epoch bigint, out admitted int, out refused int)
+language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
-    select a.admitted, a.refused into admitted, refused from admit_passed_over(p_shard) a;
-    perform pass_gates();
+    select a.admitted, a.refused into admitted, refused from admit_skipped_runs(p_shard) a;
+    perform apply_effects();
 end $$;
 
 -- A run in which nothing has been able to move for as long as the threshold says, and which cannot be repaired either,
 -- fails; so do the tasks that wait in it. Returns whether it was failed: 'reaped', 'moved' (not an orphan after all),
 -- 'refused'.
-create function reap_orphan(p_shard smallint, p_epoch bigint, p_run_id bigint, p_after double precision)
+create function fail_orphaned_run(p_shard smallint, p_epoch bigint, p_run_id bigint, p_after double precision)
 returns text language plpgsql as $$
 declare
     status run_status;
@@ -446,11 +448,11 @@ begin
     perform fence(p_shard, p_epoch);
     begin
         select r.* into status from run_status r where r.run_id = p_run_id and r.state = 'running' for no key update;
-        if not found or cardinality(reconcile_run(p_run_id)) > 0 or examine_run(p_run_id, 0) <> 'stuck' or not exists (
+        if not found or cardinality(reconcile_run(p_run_id)) > 0 or inspect_run(p_run_id, 0) <> 'stuck' or not exists (
             select 1 from orphan_watch w where w.run_id = p_run_id and w.watched_seconds >= p_after
-               and w.fingerprint = fingerprint(p_run_id)) then
+               and w.fingerprint = run_fingerprint(p_run_id)) then
             delete from orphan_watch w where w.run_id = p_run_id;
-            perform pass_gates();
+            perform apply_effects();
             return 'moved';
         end if;
         insert into task as k (run_id, idx, version_id, state, finished_at, reason)
@@ -468,24 +470,24 @@ begin
                              where k.run_id = p_run_id and s.is_leaf
                                  and k.state in ('failed', 'canceled', 'upstream_failed'))
         where r.run_id = p_run_id and r.state = 'running';
-        insert into journal (occurred_at, verb, actor, run_id, detail)
+        insert into audit_log (occurred_at, action, actor, run_id, detail)
         values (t, 'reap', 'evertick', p_run_id, jsonb_build_object('reason', why));
         delete from orphan_watch w where w.run_id = p_run_id;
-        perform tell_ends(null, array[p_run_id]);
+        perform notify_ends(null, array[p_run_id]);
         perform admit_runs(array[status.dag_id]);
-        perform pass_gates();
+        perform apply_effects();
         return 'reaped';
     exception when others then
         if not is_poison(sqlstate) then
             raise;
         end if;
-        perform set_aside('run', p_run_id, 'reap', sqlerrm, true);
+        perform quarantine_row('run', p_run_id, 'reap', sqlerrm, true);
         return 'refused';
     end;
 end $$;
 
 -- The groups of a run whose counters differ from its tasks.
-create function groups_that_drifted(p_run_id bigint)
+create function drifted_groups(p_run_id bigint)
 returns table (grp int, ended int, more int) language sql stable as $$
     select w.grp, c.ended, c.more
     from run_status r
@@ -506,7 +508,7 @@ declare
     drifted int;
 begin
     insert into run_group as g (run_id, grp, ended, more)
-    select p_run_id, d.grp, d.ended, d.more from groups_that_drifted(p_run_id) d
+    select p_run_id, d.grp, d.ended, d.more from drifted_groups(p_run_id) d
     on conflict (run_id, grp) do update set ended = excluded.ended, more = excluded.more;
     get diagnostics drifted = row_count;
     return drifted;

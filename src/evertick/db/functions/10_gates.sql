@@ -1,32 +1,32 @@
 -- Gates: pools, keys, limits and orders between pending and available. Why there are queues, why gates need no run lock
 -- and why they are processed at the end of the transaction: docs/decisions/0013-gates.md.
 --
--- Lock order: runs, DAG, gates by id, gate_wait, ready, task, lease. Only work_gates locks gates, once per transaction
--- and at its end. A verb that takes a pending or available task away deletes from gate_wait first, then from ready,
--- then moves the task.
+-- Lock order: runs, DAG, gates by id, gate_waiter, ready_task, task, lease. Only process_gates locks gates, once per
+-- transaction and at its end. A verb that takes a pending or available task away deletes from gate_waiter first, then
+-- from ready_task, then moves the task.
 
 -- Notes tasks that are pending and must pass their gates at the end of this transaction. The caller holds their runs'
 -- locks.
-create function enter_gates(p_tasks ended[]) returns void language plpgsql as $$
+create function enter_gates(p_tasks task_ref[]) returns void language plpgsql as $$
 begin
     if coalesce(cardinality(p_tasks), 0) > 0 then
         perform set_config('evertick.entering', (
-            coalesce(nullif(current_setting('evertick.entering', true), ''), '{}')::ended[] || p_tasks)::text, true);
+            coalesce(nullif(current_setting('evertick.entering', true), ''), '{}')::task_ref[] || p_tasks)::text, true);
     end if;
 end $$;
 
 -- Notes tasks that are pending for an ordered key although a pause keeps them from its queue, and ended tasks that the
 -- next run may wait for. No task is admitted: they only count.
-create function note_tasks(p_tasks ended[]) returns void language plpgsql as $$
+create function note_tasks(p_tasks task_ref[]) returns void language plpgsql as $$
 begin
     if coalesce(cardinality(p_tasks), 0) > 0 then
         perform set_config('evertick.noted', (
-            coalesce(nullif(current_setting('evertick.noted', true), ''), '{}')::ended[] || p_tasks)::text, true);
+            coalesce(nullif(current_setting('evertick.noted', true), ''), '{}')::task_ref[] || p_tasks)::text, true);
     end if;
 end $$;
 
 -- Notes which of these ended tasks the next run may wait for.
-create function note_past(p_ended ended[]) returns void language sql as $$
+create function depends_on_past_tasks(p_ended task_ref[]) returns void language sql as $$
     select note_tasks(array(
         select e from unnest(p_ended) e
         join task_spec s on s.version_id = (e).version_id and s.idx = (e).idx and s.awaits_past))
@@ -34,14 +34,14 @@ $$;
 
 -- Tasks that are no longer available, queued or running hold no slots: what they held is noted, and counted back at the
 -- end. Those that have ended leave their ordered keys, too; their successors there may be next.
-create function leave_gates(p_tasks ended[]) returns void language plpgsql as $$
+create function release_gates(p_tasks task_ref[]) returns void language plpgsql as $$
 declare
-    given gate_weight[];
+    given gate_slots[];
 begin
     with left_now as (
-        delete from gate_hold h where h.ctid = any(array(
+        delete from gate_holder h where h.ctid = any(array(
             select x.place from unnest(p_tasks) p cross join lateral (
-                select y.ctid as place from gate_hold y
+                select y.ctid as place from gate_holder y
                 where y.run_id = p.run_id and y.idx = p.idx and y.map_index = p.map_index offset 0) x))
         returning h.gate_ids, h.weights
     ), over as (
@@ -52,35 +52,35 @@ begin
             where p.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')))
         returning o.gate_id
     )
-    select array_agg(row(s.gate_id, s.weight)::gate_weight) into given
+    select array_agg(row(s.gate_id, s.weight)::gate_slots) into given
     from (select g.gate_id, sum(g.weight)::int as weight
           from (select n.gate_id, n.weight from left_now l
                 cross join lateral unnest(l.gate_ids, l.weights) as n(gate_id, weight)
                 union all select o.gate_id, 0 from over o) g group by g.gate_id) s;
     if given is not null then
         perform set_config('evertick.released', (
-            coalesce(nullif(current_setting('evertick.released', true), ''), '{}')::gate_weight[] || given)::text,
+            coalesce(nullif(current_setting('evertick.released', true), ''), '{}')::gate_slots[] || given)::text,
                 true);
     end if;
 end $$;
 
 -- Removes tasks of a run from their gate queues: all, those of one index, or one of them. A verb that takes a pending
 -- task away calls this first. The gates are processed again at the end: one may have been reserved for a removed task.
-create function quit_lines(p_run_ids bigint[], p_idx int, p_map_index int default null)
+create function leave_gate_queues(p_run_ids bigint[], p_idx int, p_map_index int default null)
 returns void language plpgsql as $$
 declare
-    touched gate_weight[];
+    touched gate_slots[];
 begin
     with gone as (
-        delete from gate_wait w where w.run_id = any(p_run_ids) and (p_idx is null or w.idx = p_idx)
+        delete from gate_waiter w where w.run_id = any(p_run_ids) and (p_idx is null or w.idx = p_idx)
           and (p_map_index is null or w.map_index = p_map_index)
         returning w.line_id
     )
-    select array_agg(distinct row(l.blocked_on, 0)::gate_weight) into touched
-    from gone g join gate_line l on l.line_id = g.line_id where l.blocked_on is not null;
+    select array_agg(distinct row(l.blocked_on, 0)::gate_slots) into touched
+    from gone g join gate_queue l on l.line_id = g.line_id where l.blocked_on is not null;
     if touched is not null then
         perform set_config('evertick.released', (
-            coalesce(nullif(current_setting('evertick.released', true), ''), '{}')::gate_weight[] || touched)::text,
+            coalesce(nullif(current_setting('evertick.released', true), ''), '{}')::gate_slots[] || touched)::text,
                 true);
     end if;
 end $$;
@@ -88,14 +88,14 @@ end $$;
 -- The end of every verb that moves tasks: carries out what was noted on the way. Mapped tasks first become their
 -- instances, which may end some and start others, and tasks that wait for something outside are deferred. Returns how
 -- many tasks became available.
-create function pass_gates() returns int language plpgsql as $$
+create function apply_effects() returns int language plpgsql as $$
 declare
     coming text := nullif(current_setting('evertick.entering', true), '');
     released text := nullif(current_setting('evertick.released', true), '');
     noted text := nullif(current_setting('evertick.noted', true), '');
-    entering ended[] := '{}';
-    heads ended[];
-    outside ended[];
+    entering task_ref[] := '{}';
+    heads task_ref[];
+    outside task_ref[];
     offered int := 0;
 begin
     if coming is null and released is null and noted is null then
@@ -103,16 +103,16 @@ begin
     end if;
     while coming is not null loop
         perform set_config('evertick.entering', '', true);
-        select array_agg(e) filter (where s.is_mapped), array_agg(e) filter (where s.defers),
-               entering || array_agg(e) filter (where not s.is_mapped and not s.defers) into heads, outside, entering
-        from unnest(coming::ended[]) e
-        cross join lateral (select x.is_mapped and (e).map_index = -1 as is_mapped, x.defers from task_spec x
+        select array_agg(e) filter (where s.is_mapped), array_agg(e) filter (where s.is_wait),
+               entering || array_agg(e) filter (where not s.is_mapped and not s.is_wait) into heads, outside, entering
+        from unnest(coming::task_ref[]) e
+        cross join lateral (select x.is_mapped and (e).map_index = -1 as is_mapped, x.is_wait from task_spec x
                             where x.version_id = (e).version_id and x.idx = (e).idx offset 0) s;
         if outside is not null then
-            perform defer(outside);
+            perform defer_tasks(outside);
         end if;
         exit when heads is null;
-        offered := offered + expand_all(heads);
+        offered := offered + expand_tasks(heads);
         coming := nullif(current_setting('evertick.entering', true), '');
     end loop;
     -- what became of that may have noted more
@@ -122,7 +122,7 @@ begin
     if noted is not null then
         perform set_config('evertick.noted', '', true);
     end if;
-    return offered + work_gates(entering, coalesce(noted, '{}')::ended[], coalesce(released, '{}')::gate_weight[],
+    return offered + process_gates(entering, coalesce(noted, '{}')::task_ref[], coalesce(released, '{}')::gate_slots[],
                                 '{}');
 end $$;
 
@@ -141,7 +141,7 @@ begin
 end $$;
 
 -- The version of a task on an ordered key. The verb that creates a run checks that its parameter is such a number.
-create function version_of(p_version jsonb, p_run_id bigint) returns bigint language plpgsql stable as $$
+create function order_version(p_version jsonb, p_run_id bigint) returns bigint language plpgsql stable as $$
 begin
     if jsonb_typeof(p_version) = 'number' then
         return p_version::bigint;
@@ -151,13 +151,14 @@ begin
 end $$;
 
 -- A task as the name of a gate: what the next run waits for.
-create function past_name(p_run_id bigint, p_idx int) returns text language sql immutable as $$
+create function previous_task_name(p_run_id bigint, p_idx int) returns text language sql immutable as $$
     select p_run_id || '/' || p_idx
 $$;
 
 -- The same task of the run before this one: of its schedule, or of its backfill. Null for the first one, for a run that
 -- is of neither, and where the task is new.
-create function past_of(p_run_id bigint, p_version_id int, p_idx int) returns text language plpgsql stable as $$
+create function previous_task_of(p_run_id bigint, p_version_id int, p_idx int)
+returns text language plpgsql stable as $$
 declare
     this run;
     before run_status;
@@ -174,21 +175,21 @@ begin
                               where b.run_id = p_run_id order by o.fire_at desc, o.run_id desc limit 1) end;
     select s.name into wanted from task_spec s where s.version_id = p_version_id and s.idx = p_idx;
     -- Most runs have the version of the run before, where the index is the same; only otherwise it is looked up.
-    return past_name(before.run_id, coalesce(
+    return previous_task_name(before.run_id, coalesce(
         (select s.idx from task_spec s where s.version_id = before.version_id and s.idx = p_idx and s.name = wanted),
         (select s.idx from task_spec s where s.version_id = before.version_id and s.name = wanted)));
 end $$;
 
 -- The state and the run's state are checked again: a noted task may have moved since.
-create function wants_of(p_tasks ended[]) returns gate_want[] language sql stable as $$
+create function gate_requests_of(p_tasks task_ref[]) returns gate_request[] language sql stable as $$
     select coalesce(array_agg(row(p.run_id, p.idx, p.map_index, p.version_id,
                                   case when r.kind = 'backfill' then 9 else 9 - s.priority end, g.kind,
                                   case g.kind when 'group' then p.run_id || '/' || g.name
-                                              when 'past' then past_of(p.run_id, p.version_id, p.idx)
+                                              when 'past' then previous_task_of(p.run_id, p.version_id, p.idx)
                                               else coalesce(g.name, gate_name(g.parts, p.run_id)) end,
                                   g.weight, coalesce(g.capacity, case g.kind when 'mutex' then 1000000 else 0 end),
-                                  case g.kind when 'order' then version_of(g.version, p.run_id) else 1 end,
-                                  g.period)::gate_want), '{}')
+                                  case g.kind when 'order' then order_version(g.version, p.run_id) else 1 end,
+                                  g.period)::gate_request), '{}')
     from (select distinct run_id, idx, map_index, version_id from unnest(p_tasks)) p
     cross join lateral (select from task k where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
                         and k.state = 'pending' and k.not_before is null offset 0) k
@@ -197,15 +198,15 @@ create function wants_of(p_tasks ended[]) returns gate_want[] language sql stabl
     cross join lateral (select * from task_gate x where x.version_id = p.version_id and x.idx = p.idx offset 0) g
     cross join lateral (select x.kind from run x where x.run_id = p.run_id offset 0) r
     where (select r.state from run_status r where r.run_id = p.run_id) = 'running'
-      and (select true from gate_wait w where w.run_id = p.run_id and w.idx = p.idx and w.map_index = p.map_index) is
+      and (select true from gate_waiter w where w.run_id = p.run_id and w.idx = p.idx and w.map_index = p.map_index) is
           null
 $$;
 
 -- By task, with gates in order of their ids. Two of a task's keys may turn out to be the same one; and a task that
 -- depends on the run before may have none.
-create function arrivals_of(p_wants gate_want[]) returns gate_arrival[] language sql stable as $$
+create function gate_candidates_of(p_wants gate_request[]) returns gate_candidate[] language sql stable as $$
     select array_agg(row(t.run_id, t.idx, t.map_index, t.version_id, t.rank, t.gate_ids, t.weights, t.checks,
-                         t.needs)::gate_arrival
+                         t.needs)::gate_candidate
                      order by t.rank, t.run_id, t.idx, t.map_index)
     from (
         select n.run_id, n.idx, n.map_index, n.version_id, n.rank,
@@ -226,7 +227,7 @@ create function arrivals_of(p_wants gate_want[]) returns gate_arrival[] language
 $$;
 
 -- Whether the task that a gate is named after succeeded or was skipped. If its run was deleted, it blocks nothing.
-create function is_past_over(p_name text) returns boolean language sql stable as $$
+create function is_previous_done(p_name text) returns boolean language sql stable as $$
     select not exists (select 1 from run_status r where r.run_id = split_part(p_name, '/', 1)::bigint)
         -- in another version it may have been mapped
         or coalesce((select bool_and(k.state in ('success', 'skipped')) from task k
@@ -236,39 +237,41 @@ $$;
 
 -- Up to which need a check lets pass. On an ordered key the need is a task's version, and there is room up to the
 -- smallest version that is open: equal ones go together, larger ones wait.
-create function room_at(p_gate_id int) returns bigint language plpgsql stable as $$
+create function free_slots(p_gate_id int) returns bigint language plpgsql stable as $$
 declare
     g gate;
 begin
     select x.* into g from gate x where x.gate_id = p_gate_id;
     return case g.kind
         when 'order' then (select o.version from gate_order o where o.gate_id = p_gate_id order by o.version limit 1)
-        when 'past' then is_past_over(g.name)::int
+        when 'past' then is_previous_done(g.name)::int
         else g.capacity - g.used end;
 end $$;
 
 -- How many tasks with these needs fit in now. Null where nothing limits them.
-create function fits_in(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[])
+create function fitting_count(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[])
 returns int language sql stable as $$
     select least(
         (select min(greatest(g.capacity - g.used, 0) / n.weight)
          from unnest(p_gate_ids, p_weights) as n(gate_id, weight)
          cross join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g),
         case when p_checks <> '{}' then (
-            select min(case when n.need > room_at(n.gate_id) then 0 when g.kind = 'rate' then room_at(n.gate_id) end)
+            select min(case when n.need > free_slots(n.gate_id) then 0 when g.kind = 'rate'
+                then free_slots(n.gate_id) end)
             from unnest(p_checks, p_needs) as n(gate_id, need)
             cross join lateral (select x.kind from gate x where x.gate_id = n.gate_id offset 0) g) end)
 $$;
 
 -- The first of these gates that has no room for one more, and how much is needed there. Null where there is none.
 -- Checks come first: a task that waits for others or for a time need not be processed whenever a slot becomes free.
-create function blocker_of(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[], out gate_id int,
-                           out need bigint)
+create function blocking_gate(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[], out gate_id int,
+                              out need bigint)
 language plpgsql stable as $$
 begin
     if p_checks <> '{}' then
         select n.gate_id, n.need into gate_id, need
-        from unnest(p_checks, p_needs) as n(gate_id, need) where n.need > room_at(n.gate_id) order by n.gate_id limit 1;
+        from unnest(p_checks, p_needs) as n(gate_id, need) where n.need > free_slots(n.gate_id) order by n.gate_id
+            limit 1;
         if found then
             return;
         end if;
@@ -280,7 +283,7 @@ begin
 end $$;
 
 -- Records the versions of tasks on their ordered keys. A task that is recorded there keeps its place.
-create function take_places(p_tasks gate_arrival[]) returns void language sql as $$
+create function reserve_order(p_tasks gate_candidate[]) returns void language sql as $$
     insert into gate_order (gate_id, version, run_id, idx, map_index, since)
     select n.gate_id, n.need, a.run_id, a.idx, a.map_index, clock()
     from unnest(p_tasks) a cross join lateral unnest(a.checks, a.needs) as n(gate_id, need)
@@ -290,9 +293,9 @@ create function take_places(p_tasks gate_arrival[]) returns void language sql as
 $$;
 
 -- Frees the slots of rates whose time is over. The instant itself belongs to the next period.
-create function return_slots(p_gate_ids int[]) returns void language sql as $$
+create function expire_rate_slots(p_gate_ids int[]) returns void language sql as $$
     with back as (
-        delete from gate_pass p where p.gate_id = any(p_gate_ids) and p.until <= clock() returning p.gate_id
+        delete from rate_slot p where p.gate_id = any(p_gate_ids) and p.until <= clock() returning p.gate_id
     )
     update gate g set used = g.used - b.slots
     from (select x.gate_id, count(*)::int as slots from back x group by x.gate_id) b
@@ -301,30 +304,30 @@ $$;
 
 -- When the next slot of these rates becomes free, as far as a task waits for one: the leader processes the gate at that
 -- time. Now, if one is free already: it became free while the tasks were processed at another gate.
-create function set_openings(p_gate_ids int[]) returns void language sql as $$
-    update gate g set opens_at = n.opens_at
-    from (select x.gate_id, case when not exists (select 1 from gate_line l where l.blocked_on = x.gate_id) then null
+create function set_next_openings(p_gate_ids int[]) returns void language sql as $$
+    update gate g set next_opening = n.next_opening
+    from (select x.gate_id, case when not exists (select 1 from gate_queue l where l.blocked_on = x.gate_id) then null
                                  when x.used < x.capacity then clock()
-                                 else (select p.until from gate_pass p where p.gate_id = x.gate_id order by p.until
-                                       limit 1) end as opens_at
+                                 else (select p.until from rate_slot p where p.gate_id = x.gate_id order by p.until
+                                       limit 1) end as next_opening
           from gate x where x.gate_id = any(p_gate_ids) and x.kind = 'rate') n
-    where g.gate_id = n.gate_id and g.opens_at is distinct from n.opens_at
+    where g.gate_id = n.gate_id and g.next_opening is distinct from n.next_opening
 $$;
 
 -- Lets tasks in: they become available and hold their gates. A task that waits no more is left out.
-create function let_in(p_tasks gate_arrival[]) returns int language plpgsql as $$
+create function admit_tasks(p_tasks gate_candidate[]) returns int language plpgsql as $$
 declare
-    freed ended[];
+    freed task_ref[];
     t timestamptz := clock();
 begin
     with moved as (
-        update task k set state = 'available', let_in_at = t
+        update task k set state = 'available', admitted_at = t
         from unnest(p_tasks) p
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
           and k.state = 'pending' and k.not_before is null
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, p.gate_ids, p.weights
     ), kept as (
-        insert into gate_hold (run_id, idx, map_index, gate_ids, weights, since)
+        insert into gate_holder (run_id, idx, map_index, gate_ids, weights, since)
         select m.run_id, m.idx, m.map_index, m.gate_ids, m.weights, t from moved m
     ), counted as (
         update gate g set used = g.used + n.weight
@@ -332,20 +335,20 @@ begin
               from moved m cross join lateral unnest(m.gate_ids, m.weights) as x(gate_id, weight) group by x.gate_id) n
         where g.gate_id = n.gate_id
     )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into freed from moved m;
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) into freed from moved m;
     -- Tasks that are admitted together have the same gates, or none of them has checks.
     if (p_tasks[1]).checks <> '{}' then
-        perform count_passes((p_tasks[1]).checks, coalesce(cardinality(freed), 0));
+        perform count_rate_slots((p_tasks[1]).checks, coalesce(cardinality(freed), 0));
     end if;
-    return offer(freed);
+    return enqueue_tasks(freed);
 end $$;
 
 -- Each admitted task takes a slot of each of its rates for a period.
-create function count_passes(p_checks int[], p_count int) returns void language plpgsql as $$
+create function count_rate_slots(p_checks int[], p_count int) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
-    insert into gate_pass (gate_id, until)
+    insert into rate_slot (gate_id, until)
     select g.gate_id, t + make_interval(secs => g.period)
     from gate g cross join generate_series(1, p_count) where g.gate_id = any(p_checks) and g.kind = 'rate';
     update gate g set used = g.used + p_count where g.gate_id = any(p_checks) and g.kind = 'rate';
@@ -355,7 +358,7 @@ end $$;
 -- once, because a run may begin with thousands of tasks that need a gate each. Tasks that do not fit count, too: no
 -- gate gets too many, and smaller ones that would have fitted are processed again, queue by queue; so are tasks with
 -- checks to pass, or without a gate.
-create function who_fits(p_tasks gate_arrival[], out fitting gate_arrival[], out others gate_arrival[])
+create function split_fitting(p_tasks gate_candidate[], out fitting gate_candidate[], out others gate_candidate[])
 language sql stable as $$
     select array_agg(j.whole order by j.place) filter (where j.fits),
         array_agg(j.whole order by j.place) filter (where not j.fits)
@@ -374,40 +377,41 @@ language sql stable as $$
 $$;
 
 -- Puts tasks at the end of the queue of tasks with the same needs.
-create function join_line(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[], p_tasks gate_arrival[])
+create function join_gate_queue(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[],
+                                p_tasks gate_candidate[])
 returns void language plpgsql as $$
 declare
     line bigint;
     t timestamptz := clock();
 begin
-    select l.line_id into line from gate_line l
+    select l.line_id into line from gate_queue l
     where l.gate_ids = p_gate_ids and l.weights = p_weights and l.checks = p_checks and l.needs = p_needs
         and l.queue is null;
     if not found then
-        insert into gate_line (gate_ids, weights, checks, needs, blocked_on, need, rank, seq, since)
+        insert into gate_queue (gate_ids, weights, checks, needs, blocked_on, need, rank, seq, since)
         select p_gate_ids, p_weights, p_checks, p_needs, coalesce(b.gate_id, p_gate_ids[1], p_checks[1]),
                coalesce(b.need, p_weights[1], p_needs[1]), 100, 0, t
-        from blocker_of(p_gate_ids, p_weights, p_checks, p_needs) b
+        from blocking_gate(p_gate_ids, p_weights, p_checks, p_needs) b
         returning line_id into line;
     end if;
-    insert into gate_wait (line_id, rank, run_id, idx, map_index, version_id, since)
+    insert into gate_waiter (line_id, rank, run_id, idx, map_index, version_id, since)
     select line, p.rank, p.run_id, p.idx, p.map_index, p.version_id, t
     from unnest(p_tasks) with ordinality as p(run_id, idx, map_index, version_id, rank, gate_ids, weights, checks,
                                               needs, place) order by p.place;
-    perform refresh_line(line);
+    perform refresh_gate_queue(line);
 end $$;
 
 -- Records which task is first in a queue. An empty queue is deleted.
-create function refresh_line(p_line bigint) returns void language plpgsql as $$
+create function refresh_gate_queue(p_line bigint) returns void language plpgsql as $$
 declare
     head record;
 begin
-    select w.rank, w.seq, w.since into head from gate_wait w where w.line_id = p_line order by w.rank, w.seq limit 1;
+    select w.rank, w.seq, w.since into head from gate_waiter w where w.line_id = p_line order by w.rank, w.seq limit 1;
     if not found then
-        delete from gate_line l where l.line_id = p_line;
+        delete from gate_queue l where l.line_id = p_line;
         return;
     end if;
-    update gate_line l set rank = head.rank, seq = head.seq, since = head.since
+    update gate_queue l set rank = head.rank, seq = head.seq, since = head.since
     where l.line_id = p_line and (l.rank, l.seq) is distinct from (head.rank, head.seq);
 end $$;
 
@@ -416,7 +420,7 @@ end $$;
 -- has reserves nothing.
 create function reserved_for(p_gate_id int) returns bigint language sql stable as $$
     select o.line_id from gate g cross join lateral (
-        select l.line_id, l.since, l.need from gate_line l
+        select l.line_id, l.since, l.need from gate_queue l
         where l.blocked_on = g.gate_id and l.need > 1 and l.need <= g.capacity order by l.since limit 1) o
     where g.gate_id = p_gate_id and o.since < clock() - interval '60 seconds' and o.need > g.capacity - g.used
 $$;
@@ -424,7 +428,7 @@ $$;
 -- Locks the gates that a queue needs in addition to the held ones. A gate that comes later in the order may be
 -- waited for; an earlier one is only tried, because waiting for it could deadlock. Returns what is held then, null when
 -- another transaction holds one of them.
-create function lock_also(p_held int[], p_gate_ids int[]) returns int[] language plpgsql as $$
+create function lock_more_gates(p_held int[], p_gate_ids int[]) returns int[] language plpgsql as $$
 declare
     g int;
     is_rate boolean;
@@ -441,7 +445,7 @@ begin
             return null;
         end if;
         if is_rate then
-            perform return_slots(array[g]);
+            perform expire_rate_slots(array[g]);
         end if;
         p_held := p_held || g;
     end loop;
@@ -451,7 +455,8 @@ end $$;
 -- Admits tasks from the queues that are blocked on a gate, the most urgent and oldest first, as long as there is room.
 -- A queue whose need is larger than the free slots is skipped; one that finds another of its gates full moves there.
 -- p_looks bounds the work of one transaction: the leader does the rest.
-create function open_gate(p_gate_id int, inout held int[], inout looks int, out admitted int) language plpgsql as $$
+create function admit_from_gate(p_gate_id int, inout held int[], inout looks int, out admitted int)
+language plpgsql as $$
 declare
     free bigint;
     kind gate_kind;
@@ -459,17 +464,17 @@ declare
     is_left boolean := false;
     set_aside bigint[] := '{}';
     reserved bigint;
-    lines gate_line[];
-    line gate_line;
+    lines gate_queue[];
+    line gate_queue;
     block record;
     now_held int[];
-    taken gate_arrival[];
+    taken gate_candidate[];
 begin
     admitted := 0;
-    select g.is_behind, g.kind into was_behind, kind from gate g where g.gate_id = p_gate_id;
+    select g.needs_admission, g.kind into was_behind, kind from gate g where g.gate_id = p_gate_id;
     loop
         if kind in ('order', 'past') then
-            free := room_at(p_gate_id);
+            free := free_slots(p_gate_id);
         else
             select g.capacity - g.used into free from gate g where g.gate_id = p_gate_id;
         end if;
@@ -477,16 +482,16 @@ begin
         -- From need to need through the index: there are few different ones, and maybe many lines of each.
         lines := array(
             with recursive needs as (
-                (select l.need from gate_line l where l.blocked_on = p_gate_id and l.need <= free order by l.need
+                (select l.need from gate_queue l where l.blocked_on = p_gate_id and l.need <= free order by l.need
                     limit 1)
                 union all
-                select (select l.need from gate_line l where l.blocked_on = p_gate_id and l.need > n.need
+                select (select l.need from gate_queue l where l.blocked_on = p_gate_id and l.need > n.need
                         and l.need <= free
                         order by l.need limit 1)
                 from needs n where n.need is not null
             )
             select h.whole from needs n cross join lateral (
-                select l as whole, l.rank, l.seq from gate_line l
+                select l as whole, l.rank, l.seq from gate_queue l
                 where l.blocked_on = p_gate_id and l.need = n.need and l.line_id <> all(set_aside)
                 order by l.rank, l.seq limit 2) h
             where n.need is not null order by h.rank, h.seq limit 2);
@@ -494,7 +499,7 @@ begin
         reserved := case when kind < 'order' then reserved_for(p_gate_id) end;
         if reserved is not null then
             -- Its first may be gone by now, and with it the reason to keep anything free.
-            perform refresh_line(reserved);
+            perform refresh_gate_queue(reserved);
             exit when reserved_for(p_gate_id) = reserved;
             continue;
         end if;
@@ -504,56 +509,56 @@ begin
         end if;
         looks := looks - 1;
         line := lines[1];
-        now_held := lock_also(held, line.gate_ids || line.checks);
+        now_held := lock_more_gates(held, line.gate_ids || line.checks);
         if now_held is null then
             is_left := true;
             set_aside := set_aside || line.line_id;
             continue;
         end if;
         held := now_held;
-        select b.gate_id, b.need into block from blocker_of(line.gate_ids, line.weights, line.checks, line.needs) b;
+        select b.gate_id, b.need into block from blocking_gate(line.gate_ids, line.weights, line.checks, line.needs) b;
         if block.gate_id is not null then
-            update gate_line l set blocked_on = block.gate_id, need = block.need where l.line_id = line.line_id;
+            update gate_queue l set blocked_on = block.gate_id, need = block.need where l.line_id = line.line_id;
             continue;
         end if;
         -- Up to the first of the next line: lines with other needs wait no longer for it than they must.
         with first as (
-            select w.ctid as place, w.run_id, w.idx, w.map_index, w.version_id, w.rank, w.seq from gate_wait w
+            select w.ctid as place, w.run_id, w.idx, w.map_index, w.version_id, w.rank, w.seq from gate_waiter w
             where w.line_id = line.line_id
               and (cardinality(lines) < 2 or (w.rank, w.seq) < (lines[2].rank, lines[2].seq))
-            order by w.rank, w.seq limit fits_in(line.gate_ids, line.weights, line.checks, line.needs)
+            order by w.rank, w.seq limit fitting_count(line.gate_ids, line.weights, line.checks, line.needs)
             for update skip locked
         ), gone as (
-            delete from gate_wait w where w.ctid = any(array(select f.place from first f))
+            delete from gate_waiter w where w.ctid = any(array(select f.place from first f))
         )
         select array_agg(row(f.run_id, f.idx, f.map_index, f.version_id, f.rank, line.gate_ids, line.weights,
                              line.checks,
-                             line.needs)::gate_arrival order by f.rank, f.seq)
+                             line.needs)::gate_candidate order by f.rank, f.seq)
         into taken from first f;
         if taken is not null then
-            admitted := admitted + let_in(taken);
+            admitted := admitted + admit_tasks(taken);
         end if;
-        perform refresh_line(line.line_id);
+        perform refresh_gate_queue(line.line_id);
         -- No task could be taken although one is first: another transaction is removing it.
-        if taken is null and exists (select 1 from gate_line l where l.line_id = line.line_id
+        if taken is null and exists (select 1 from gate_queue l where l.line_id = line.line_id
                                      and (l.rank, l.seq) = (line.rank, line.seq)) then
             set_aside := set_aside || line.line_id;
         end if;
     end loop;
     if is_left <> was_behind then
-        update gate g set is_behind = is_left where g.gate_id = p_gate_id;
+        update gate g set needs_admission = is_left where g.gate_id = p_gate_id;
     end if;
 end $$;
 
 -- Counts back what was released, admits waiting tasks, then entering ones: the only place where gates are locked and
 -- counted. p_noted: tasks that only count, see note_tasks. p_also: further gates to process.
-create function work_gates(p_entering ended[], p_noted ended[], p_released gate_weight[], p_also int[])
+create function process_gates(p_entering task_ref[], p_noted task_ref[], p_released gate_slots[], p_also int[])
 returns int language plpgsql as $$
 declare
-    wants gate_want[] := '{}';
-    arrivals gate_arrival[] := '{}';
-    fresh gate_arrival[] := '{}';
-    counting gate_want[] := '{}';
+    wants gate_request[] := '{}';
+    arrivals gate_candidate[] := '{}';
+    fresh gate_candidate[] := '{}';
+    counting gate_request[] := '{}';
     asked int[];
     has_checks boolean;
     held int[];
@@ -566,14 +571,14 @@ declare
     opened record;
 begin
     if p_noted <> '{}' then
-        counting := wants_of(p_noted) || array(
-            select row(p.run_id, p.idx, -1, p.version_id, 0, 'past', past_name(p.run_id, p.idx), 1, 0, 1,
-                       null)::gate_want
+        counting := gate_requests_of(p_noted) || array(
+            select row(p.run_id, p.idx, -1, p.version_id, 0, 'past', previous_task_name(p.run_id, p.idx), 1, 0, 1,
+                       null)::gate_request
             from unnest(p_noted) p where p.state <> 'pending');
         counting := array(select w from unnest(counting) w where (w).kind in ('order', 'past'));
     end if;
     if cardinality(p_entering) > 0 or counting <> '{}' then
-        wants := wants_of(p_entering);
+        wants := gate_requests_of(p_entering);
         -- In one order, and before any lock of a gate that other transactions can see.
         insert into gate (kind, name, capacity, version_id, period)
         select distinct on (w.kind, w.name) w.kind, w.name, w.capacity, w.version_id, w.period
@@ -581,7 +586,7 @@ begin
         where w.name is not null and (select true from gate x where x.kind = w.kind and x.name = w.name) is null
         order by w.kind, w.name, w.version_id desc
         on conflict (kind, name) do nothing;
-        arrivals := arrivals_of(wants);
+        arrivals := gate_candidates_of(wants);
         if counting <> '{}' then
             p_also := p_also || array(
                 select x.gate_id from unnest(counting) w cross join lateral (
@@ -605,13 +610,13 @@ begin
           where y.kind not in ('pool', 'mutex') order by y.kind, y.name, y.version_id desc) w
     where x.kind = w.kind and x.name = w.name and x.version_id < w.version_id;
     if has_checks then
-        perform return_slots(held);
-        perform take_places(arrivals);
+        perform expire_rate_slots(held);
+        perform reserve_order(arrivals);
         if counting <> '{}' then
-            perform take_places(arrivals_of(counting));
+            perform reserve_order(gate_candidates_of(counting));
         end if;
     end if;
-    if cardinality(p_also) = 0 and not exists (select 1 from gate_line l where l.blocked_on = any(held)) then
+    if cardinality(p_also) = 0 and not exists (select 1 from gate_queue l where l.blocked_on = any(held)) then
         fresh := arrivals;
     else
         for line in
@@ -620,8 +625,8 @@ begin
             from unnest(arrivals) a group by a.gate_ids, a.weights, a.checks, a.needs
         loop
             -- No task overtakes one that waits already.
-            if exists (select 1 from gate_line l where l.blocked_on = any(line.gate_ids || line.checks)) then
-                perform join_line(line.gate_ids, line.weights, line.checks, line.needs, line.tasks);
+            if exists (select 1 from gate_queue l where l.blocked_on = any(line.gate_ids || line.checks)) then
+                perform join_gate_queue(line.gate_ids, line.weights, line.checks, line.needs, line.tasks);
             else
                 fresh := fresh || line.tasks;
             end if;
@@ -629,19 +634,19 @@ begin
         foreach g in array array(
             select x.gate_id from gate x
             where x.gate_id = any(held)
-              and (x.is_behind or (select true from gate_line l where l.blocked_on = x.gate_id limit 1))
+              and (x.needs_admission or (select true from gate_queue l where l.blocked_on = x.gate_id limit 1))
                   order by x.gate_id)
         loop
-            select o.held, o.looks, o.admitted into opened from open_gate(g, held, looks) o;
+            select o.held, o.looks, o.admitted into opened from admit_from_gate(g, held, looks) o;
             held := opened.held;
             looks := opened.looks;
             offered := offered + opened.admitted;
         end loop;
     end if;
     if cardinality(fresh) > 0 then
-        select f.fitting, f.others into opened from who_fits(fresh) f;
+        select f.fitting, f.others into opened from split_fitting(fresh) f;
         if opened.fitting is not null then
-            offered := offered + let_in(opened.fitting);
+            offered := offered + admit_tasks(opened.fitting);
         end if;
         for line in
             select a.gate_ids, a.weights, a.checks, a.needs,
@@ -649,17 +654,18 @@ begin
             from unnest(opened.others) a group by a.gate_ids, a.weights, a.checks, a.needs
             order by min(a.rank), min(a.run_id), min(a.idx)
         loop
-            fits := coalesce(fits_in(line.gate_ids, line.weights, line.checks, line.needs), cardinality(line.tasks));
+            fits := coalesce(fitting_count(line.gate_ids, line.weights, line.checks, line.needs),
+                cardinality(line.tasks));
             if fits > 0 then
-                offered := offered + let_in(line.tasks[1:fits]);
+                offered := offered + admit_tasks(line.tasks[1:fits]);
             end if;
             if fits < cardinality(line.tasks) then
-                perform join_line(line.gate_ids, line.weights, line.checks, line.needs, line.tasks[fits + 1:]);
+                perform join_gate_queue(line.gate_ids, line.weights, line.checks, line.needs, line.tasks[fits + 1:]);
             end if;
         end loop;
     end if;
     if has_checks or cardinality(held) > at_first then
-        perform set_openings(held);
+        perform set_next_openings(held);
     end if;
     return offered;
 end $$;

@@ -2,7 +2,7 @@
 --
 -- A mapped task waits as one row with map_index -1. When it may start it is pending; at the end of the transaction,
 -- where other tasks pass their gates, it is replaced by its instances (0, 1, 2, ...), which are tasks like all others.
--- Every downstream task counts each of them: `task.n_more` is how many more there are than the version names,
+-- Every downstream task counts each of them: `task.n_extra` is how many more there are than the version names,
 -- `run_status.extra_tasks` the same for the run.
 
 create function has_instances(p_run_id bigint, p_idx int) returns boolean language sql stable as $$
@@ -10,7 +10,7 @@ create function has_instances(p_run_id bigint, p_idx int) returns boolean langua
 $$;
 
 -- What the instances of a mapped task returned, in their order. One that returned nothing leaves no place.
-create function results_of(p_run_id bigint, p_idx int) returns jsonb language plpgsql stable as $$
+create function mapped_results(p_run_id bigint, p_idx int) returns jsonb language plpgsql stable as $$
 begin
     return (select coalesce(jsonb_agg(v.value order by v.map_index), '[]') from result v
             where v.run_id = p_run_id and v.idx = p_idx and v.map_index >= 0);
@@ -21,7 +21,7 @@ create function inputs_of_instance(p_run_id bigint, p_version_id int, p_idx int,
 returns text language plpgsql stable as $$
 begin
     return (
-        select coalesce(jsonb_object_agg(s.name, case when s.is_mapped then results_of(p_run_id, i.src)
+        select coalesce(jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(p_run_id, i.src)
                                          else v.value end), '{}')
         from task_input i
         join task_spec s on s.version_id = i.version_id and s.idx = i.src
@@ -32,15 +32,16 @@ begin
 end $$;
 
 -- The lists of a mapped task in one run, each as an array of what an instance is given of it.
-create function lists_of(p_head ended, out lists jsonb[], out instead unexpanded) language plpgsql stable as $$
+create function mapping_inputs(p_head task_ref, out lists jsonb[], out instead expansion_error)
+language plpgsql stable as $$
 declare
     source record;
     list jsonb;
-    how map_how := (select m.how from task_mapping m where m.version_id = p_head.version_id and m.idx = p_head.idx);
+    how map_mode := (select m.how from task_mapping m where m.version_id = p_head.version_id and m.idx = p_head.idx);
 begin
     for source in
         select l.length, l.src, s.name, s.is_mapped
-        from task_list l left join task_spec s on s.version_id = l.version_id and s.idx = l.src
+        from mapping_input l left join task_spec s on s.version_id = l.version_id and s.idx = l.src
         where l.version_id = p_head.version_id and l.idx = p_head.idx order by l.place
     loop
         if source.src is null then
@@ -48,32 +49,33 @@ begin
             continue;
         end if;
         list := case when source.is_mapped and has_instances(p_head.run_id, source.src)
-            then results_of(p_head.run_id, source.src)
+            then mapped_results(p_head.run_id, source.src)
                      else (select v.value from result v where v.run_id = p_head.run_id and v.idx = source.src
                            and v.map_index = -1) end;
         if list is null and exists (
             select 1 from task k where k.run_id = p_head.run_id and k.idx = source.src and k.map_index = -1
                 and k.state = 'skipped') then
-            instead := row('skipped', format('nothing to expand over: task %s was skipped', source.name))::unexpanded;
+            instead := row('skipped', format('nothing to expand over: task %s was skipped',
+                source.name))::expansion_error;
             return;
         elsif list->>'$evertick' = 'file' then
             instead := row('failed',
                            format('cannot expand over the result of task %s: '
                 'it is so large that it was put into a file; '
-                'return a list of names or numbers, and let each instance read its own', source.name))::unexpanded;
+                'return a list of names or numbers, and let each instance read its own', source.name))::expansion_error;
             return;
         elsif list is null or jsonb_typeof(list) <> 'array' then
             instead := row('failed',
                            format('cannot expand over the result of task %s: it is %s, not a list', source.name,
                 coalesce(replace(replace(jsonb_typeof(list), 'object', 'a dict'), 'string', 'text'),
-                         'nothing')))::unexpanded;
+                         'nothing')))::expansion_error;
             return;
         elsif how = 'kwargs' and exists (select 1 from jsonb_array_elements(list) e where jsonb_typeof(e) <> 'object')
             then
             instead := row('failed',
                            format('cannot expand over the result of task %s: '
                 'expand_kwargs takes a list of dicts, and not all '
-                'of its elements are', source.name))::unexpanded;
+                'of its elements are', source.name))::expansion_error;
             return;
         end if;
         lists := lists || list;
@@ -82,8 +84,8 @@ end $$;
 
 -- How many instances these lists make, and if none, why. Instance i is given of each list the element (i / stride) %
 -- size: the last list goes round fastest, as in nested loops.
-create function count_instances(p_head ended, p_lists jsonb[], out n int, out sizes int[], out strides int[],
-                                out instead unexpanded)
+create function count_instances(p_head task_ref, p_lists jsonb[], out n int, out sizes int[], out strides int[],
+                                out instead expansion_error)
 language plpgsql stable as $$
 declare
     planned task_mapping;
@@ -92,12 +94,12 @@ begin
     select m.* into planned from task_mapping m where m.version_id = p_head.version_id and m.idx = p_head.idx;
     sizes := array(select jsonb_array_length(l) from unnest(p_lists) l);
     if 0 = all(sizes) or (planned.how = 'product' and 0 = any(sizes)) then
-        instead := row('skipped', 'nothing to expand over: the list is empty')::unexpanded;
+        instead := row('skipped', 'nothing to expand over: the list is empty')::expansion_error;
         return;
     elsif planned.how = 'zip' and (select count(distinct x) from unnest(sizes) x) > 1 then
         instead := row('failed',
                        format('cannot expand lists side by side: they have %s elements',
-                              array_to_string(sizes, ', ')))::unexpanded;
+                              array_to_string(sizes, ', ')))::expansion_error;
         return;
     end if;
     for place in reverse cardinality(sizes) .. 1 loop
@@ -108,7 +110,7 @@ begin
                            format('expands to %s%s instances, and at most %s are allowed: '
                 'give it less, or raise max_instances',
                                             case when place > 1 then 'at least '
-                                                else '' end, total, planned.most))::unexpanded;
+                                                else '' end, total, planned.most))::expansion_error;
             return;
         end if;
     end loop;
@@ -118,13 +120,13 @@ end $$;
 -- Replaces a mapped task by its instances, or ends it. Returns the instances, or the task as it ended; nothing if it is
 -- not pending any more. Its epoch continues in them, so that none is issued twice. The caller holds the run's lock.
 -- Hash joins, because an element is found by its position in a list that has no index.
-create function expand(p_head ended) returns ended[] language plpgsql set enable_hashjoin = on as $$
+create function expand_task(p_head task_ref) returns task_ref[] language plpgsql set enable_hashjoin = on as $$
 declare
     head task;
     given record;
     counted record;
-    why unexpanded;
-    made ended[];
+    why expansion_error;
+    made task_ref[];
 begin
     select k.* into head from task k
     where k.run_id = p_head.run_id and k.idx = p_head.idx and k.map_index = -1 and k.state = 'pending'
@@ -132,7 +134,7 @@ begin
     if not found then
         return null;
     end if;
-    select l.lists, l.instead into given from lists_of(p_head) l;
+    select l.lists, l.instead into given from mapping_inputs(p_head) l;
     why := given.instead;
     if why.state is null then
         select c.* into counted from count_instances(p_head, given.lists) c;
@@ -141,7 +143,7 @@ begin
     if why.state is not null then
         update task k set state = why.state, reason = why.reason, finished_at = clock()
         where k.run_id = p_head.run_id and k.idx = p_head.idx and k.map_index = -1 and k.state = 'pending';
-        return array[row(p_head.run_id, p_head.idx, -1, p_head.version_id, why.state)::ended];
+        return array[row(p_head.run_id, p_head.idx, -1, p_head.version_id, why.state)::task_ref];
     end if;
     delete from task k where k.run_id = p_head.run_id and k.idx = p_head.idx and k.map_index = -1
         and k.state = 'pending';
@@ -157,28 +159,28 @@ begin
     with entering as (
         insert into task (run_id, idx, map_index, version_id, state, epoch)
         select p_head.run_id, p_head.idx, i, p_head.version_id,
-               case when s.is_gated or d.paused then 'pending'::task_state else 'available' end, head.epoch
+               case when s.is_gated or d.is_paused then 'pending'::task_state else 'available' end, head.epoch
         from generate_series(0, counted.n - 1) i, task_spec s, run_status r, dag d
         where s.version_id = p_head.version_id and s.idx = p_head.idx and r.run_id = p_head.run_id
             and d.dag_id = r.dag_id
         returning run_id, idx, map_index, version_id, state
     )
-    select array_agg(row(e.run_id, e.idx, e.map_index, e.version_id, e.state)::ended order by e.map_index) into made
+    select array_agg(row(e.run_id, e.idx, e.map_index, e.version_id, e.state)::task_ref order by e.map_index) into made
         from entering e;
     update run_status r set open_tasks = r.open_tasks + counted.n - 1, extra_tasks = r.extra_tasks + counted.n - 1
     where r.run_id = p_head.run_id and r.state = 'running';
     if counted.n > 1 then
         insert into run_group as g (run_id, grp, more)
-        select p_head.run_id, s.grp, counted.n - 1 from task_spec s
-        where s.version_id = p_head.version_id and s.idx = p_head.idx and s.grp is not null
+        select p_head.run_id, s.group_id, counted.n - 1 from task_spec s
+        where s.version_id = p_head.version_id and s.idx = p_head.idx and s.group_id is not null
         on conflict (run_id, grp) do update set more = g.more + excluded.more;
-        insert into task as k (run_id, idx, version_id, state, n_more)
+        insert into task as k (run_id, idx, version_id, state, n_extra)
         select p_head.run_id, g.dst, p_head.version_id, 'waiting', counted.n - 1
         from edge g join task_spec s on s.version_id = g.version_id and s.idx = g.dst
         where g.version_id = p_head.version_id and g.src = p_head.idx
             and not (s.is_mapped and has_instances(p_head.run_id, g.dst))
         order by g.dst
-        on conflict (run_id, idx, map_index) do update set n_more = coalesce(k.n_more, 0) + excluded.n_more
+        on conflict (run_id, idx, map_index) do update set n_extra = coalesce(k.n_extra, 0) + excluded.n_extra
             where k.state = 'waiting';
     end if;
     return made;
@@ -186,18 +188,18 @@ end $$;
 
 -- Expands mapped tasks and completes the tasks that end by it. Returns how many instances and other tasks became
 -- available. Instances with gates, and mapped tasks that become ready by this, are noted as well.
-create function expand_all(p_heads ended[]) returns int language plpgsql as $$
+create function expand_tasks(p_heads task_ref[]) returns int language plpgsql as $$
 declare
-    head ended;
-    made ended[];
+    head task_ref;
+    made task_ref[];
     offered int := 0;
 begin
     foreach head in array p_heads loop
-        made := expand(head);
+        made := expand_task(head);
         if made[1].map_index = -1 then
-            offered := offered + settle(made);
+            offered := offered + complete_tasks(made);
         else
-            offered := offered + offer(made);
+            offered := offered + enqueue_tasks(made);
         end if;
     end loop;
     return offered;
@@ -205,7 +207,7 @@ end $$;
 
 -- When all instances of a task wait again, the task waits as a whole, and will evaluate its lists again. The epoch is
 -- the highest that was ever issued.
-create function fold_instances(p_tasks ended[]) returns void language plpgsql as $$
+create function collapse_instances(p_tasks task_ref[]) returns void language plpgsql as $$
 declare
     one record;
 begin
@@ -227,11 +229,11 @@ end $$;
 -- Resets all instances of mapped tasks, when these are cleared as a whole: what runs is asked to stop, what has not
 -- started ends, and what has ended waits again. While an instance is being stopped it alone stands for the whole; its
 -- end collapses it. Returns what was reset.
-create function take_back_instances(p_run_id bigint, p_idxs int[]) returns ended[] language plpgsql as $$
+create function reset_instances(p_run_id bigint, p_idxs int[]) returns task_ref[] language plpgsql as $$
 declare
     one record;
-    taken ended[];
-    everything ended[] := '{}';
+    taken task_ref[];
+    everything task_ref[] := '{}';
     is_stopping boolean;
 begin
     for one in
@@ -239,8 +241,8 @@ begin
         where r.run_id = p_run_id and s.idx = any(p_idxs) and s.is_mapped and has_instances(p_run_id, s.idx)
             order by s.idx
     loop
-        perform quit_lines(array[p_run_id], one.idx);
-        delete from ready q where q.queue = one.queue and q.rank in (9 - one.priority, 9) and q.run_id = p_run_id
+        perform leave_gate_queues(array[p_run_id], one.idx);
+        delete from ready_task q where q.queue = one.queue and q.rank in (9 - one.priority, 9) and q.run_id = p_run_id
             and q.idx = one.idx;
         update task k set request = 'clear'
         where k.run_id = p_run_id and k.idx = one.idx and k.state in ('queued', 'running')
@@ -250,17 +252,17 @@ begin
         update task k set state = 'canceled', finished_at = clock(), not_before = null
         where k.run_id = p_run_id and k.idx = one.idx and k.state in ('waiting', 'pending', 'available', 'deferred');
         delete from deferral d where d.run_id = p_run_id and d.idx = one.idx;
-        taken := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
+        taken := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref from task k
                        where k.run_id = p_run_id and k.idx = one.idx and k.state not in ('queued', 'running'));
-        perform leave_gates(taken);
-        perform keep_attempts(taken);
+        perform release_gates(taken);
+        perform record_cleared_attempts(taken);
         if is_stopping then
             delete from task k where k.run_id = p_run_id and k.idx = one.idx and k.state not in ('queued', 'running');
         else
             update task k set state = 'waiting', finished_at = null
             where k.run_id = p_run_id and k.idx = one.idx
               and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
-            perform fold_instances(taken);
+            perform collapse_instances(taken);
         end if;
         everything := everything || taken;
     end loop;
@@ -269,12 +271,12 @@ end $$;
 
 -- An instance never waits for upstream tasks: if one was reopened and something upstream of it runs again, too, its
 -- inputs are outdated, and the task is reset as a whole. The same for the tasks downstream. Returns what was reset.
-create function fold_unready(p_tasks ended[]) returns ended[] language plpgsql as $$
+create function collapse_unready(p_tasks task_ref[]) returns task_ref[] language plpgsql as $$
 declare
-    frontier ended[] := p_tasks;
+    frontier task_ref[] := p_tasks;
     one record;
-    everything ended[] := '{}';
-    taken ended[];
+    everything task_ref[] := '{}';
+    taken task_ref[];
 begin
     while cardinality(frontier) > 0 loop
         taken := '{}';
@@ -293,10 +295,10 @@ begin
                 where g.version_id = c.version_id and g.dst = c.idx
                   and (coalesce(u.state, 'waiting') not in
                        ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
-                       or not (g.out_of is null or is_over(c.run_id, c.version_id, g.out_of))))
+                       or not (g.leaves_group is null or is_group_finished(c.run_id, c.version_id, g.leaves_group))))
             group by c.run_id order by c.run_id
         loop
-            taken := taken || take_back_instances(one.run_id, one.idxs);
+            taken := taken || reset_instances(one.run_id, one.idxs);
         end loop;
         everything := everything || taken;
         frontier := taken;

@@ -7,10 +7,10 @@
 -- an event and a wait that begin together cannot miss each other.
 
 -- Pending tasks that wait for something outside become deferred. The caller holds the runs' locks.
-create function defer(p_tasks ended[]) returns void language plpgsql as $$
+create function defer_tasks(p_tasks task_ref[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
-    deferred ended[];
+    deferred task_ref[];
 begin
     with moved as (
         update task k set state = 'deferred', epoch = k.epoch + 1, attempt = 1, started_at = t, reason = null
@@ -19,13 +19,13 @@ begin
             and k.not_before is null
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into deferred from moved m;
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) into deferred from moved m;
     perform begin_waits(deferred);
 end $$;
 
 -- Runs that have just been closed wake the tasks that wait for them. Only noted: the verb that ends a task holds its
 -- run's lock, and taking the other run's lock would violate the lock order.
-create function note_closed(p_closed bigint[]) returns void language plpgsql as $$
+create function wake_run_waiters(p_closed bigint[]) returns void language plpgsql as $$
 begin
     update deferral d set wake_at = clock() where d.key = any(array(select 'run:' || x from unnest(p_closed) x));
     if found then
@@ -34,7 +34,7 @@ begin
 end $$;
 
 -- Due child runs that are not started yet: the leader reads the other DAG, and starts the run or records why not.
-create function children_due(p_shard smallint, p_limit int)
+create function child_runs_due(p_shard smallint, p_limit int)
 returns table (
     run_id bigint, idx int, map_index int, epoch int, dag text, params jsonb, depth int, parent_dag text, given jsonb,
     own jsonb, results jsonb
@@ -43,7 +43,8 @@ returns table (
            coalesce((select x.depth from child_run x where x.run_id = f.run_id), 0), d.name, coalesce(c.given, '{}'),
            case when c.given is null then '{}' else (select x.params from run x where x.run_id = f.run_id) end,
            case when c.given is null then '{}' else coalesce((
-               select jsonb_object_agg(s.name, case when s.is_mapped then results_of(f.run_id, i.src) else v.value end)
+               select jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(f.run_id, i.src)
+                   else v.value end)
                from task_input i
                join task_spec s on s.version_id = i.version_id and s.idx = i.src
                left join result v on v.run_id = f.run_id and v.idx = i.src and v.map_index = -1
@@ -51,23 +52,23 @@ returns table (
     from (select * from deferral x where x.shard = p_shard and x.wake_at <= clock() and x.kind = 'start'
           order by x.wake_at limit p_limit) f
     join run_status r on r.run_id = f.run_id join dag d on d.dag_id = r.dag_id
-    join task_child c on c.version_id = r.version_id and c.idx = f.idx
+    join trigger_dag_task c on c.version_id = r.version_id and c.idx = f.idx
 $$;
 
 -- Starts the run that a deferred task is there for. p_dag_id null: it cannot, and p_reason says why. One run for each
 -- time that the task becomes ready, by its key, however often this is called. Returns that run; null when the task
 -- waits no more or fails.
-create function start_child(p_shard smallint, p_epoch bigint, p_run_id bigint, p_idx int, p_map_index int,
-                            p_task_epoch int, p_dag_id int, p_params jsonb, p_depth int, p_reason text)
+create function start_child_run(p_shard smallint, p_epoch bigint, p_run_id bigint, p_idx int, p_map_index int,
+                                p_task_epoch int, p_dag_id int, p_params jsonb, p_depth int, p_reason text)
 returns bigint language plpgsql as $$
 declare
     child bigint;
-    spec task_child;
+    spec trigger_dag_task;
     made text := format('run %s, task %s, %s', p_run_id, p_idx, p_task_epoch);
 begin
     perform fence(p_shard, p_epoch);
     perform 1 from run_status r where r.run_id = p_run_id for no key update;
-    select c.* into spec from task k join task_child c on c.version_id = k.version_id and c.idx = k.idx
+    select c.* into spec from task k join trigger_dag_task c on c.version_id = k.version_id and c.idx = k.idx
     where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.state = 'deferred'
         and k.epoch = p_task_epoch;
     if not found then
@@ -76,8 +77,9 @@ begin
         return null;
     end if;
     if p_dag_id is null then
-        perform end_waits(array[row(p_run_id, p_idx, p_map_index, p_task_epoch, 'failed', p_reason, null)::wait_end]);
-        perform pass_gates();
+        perform end_waits(array[row(p_run_id, p_idx, p_map_index, p_task_epoch, 'failed', p_reason,
+            null)::wait_result]);
+        perform apply_effects();
         return null;
     end if;
     insert into run as r (dag_id, version_id, kind, key, params, triggered_by, created_at)
@@ -88,7 +90,7 @@ begin
     if child is not null then
         insert into child_run (run_id, parent_run_id, idx, map_index, depth)
             values (child, p_run_id, p_idx, p_map_index, p_depth);
-        update dag d set is_awaited = true where d.dag_id = p_dag_id and not d.is_awaited and spec.waits;
+        update dag d set has_dependents = true where d.dag_id = p_dag_id and not d.has_dependents and spec.waits;
         perform open_runs(array[child]);
     else
         select r.run_id into child from run r where r.dag_id = p_dag_id and r.key = made;
@@ -100,16 +102,16 @@ begin
         where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_task_epoch;
     else
         perform end_waits(array[row(p_run_id, p_idx, p_map_index, p_task_epoch, 'success', null,
-                                    to_jsonb(child))::wait_end]);
+                                    to_jsonb(child))::wait_result]);
     end if;
-    perform pass_gates();
+    perform apply_effects();
     return child;
 end $$;
 
 -- The rows of tasks that have just been deferred, or lost their row. A wait that the leader must evaluate first (a DAG
 -- to start, a time of day, an event that may exist already) is due at once; the leader evaluates it after this is
 -- committed, and so does a transaction that sends an event. The caller holds the runs' locks.
-create function begin_waits(p_tasks ended[]) returns void language plpgsql as $$
+create function begin_waits(p_tasks task_ref[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
@@ -133,7 +135,7 @@ begin
     from unnest(p_tasks) p
     cross join lateral (select x.* from task x where x.run_id = p.run_id and x.idx = p.idx and x.map_index = p.map_index
                         and x.state = 'deferred' offset 0) k
-    cross join lateral (select x.parts from task_wait x where x.version_id = p.version_id and x.idx = p.idx
+    cross join lateral (select x.parts from wait_spec x where x.version_id = p.version_id and x.idx = p.idx
                         and x.kind = 'approval' offset 0) w
     on conflict do nothing;
     perform set_config('evertick.arrived', 'yes', true);
@@ -145,13 +147,13 @@ create function first_wait(p_run_id bigint, p_idx int, p_map_index int, p_versio
                            out deadline timestamptz)
 language plpgsql stable as $$
 declare
-    spec task_wait;
+    spec wait_spec;
 begin
-    select w.* into spec from task_wait w where w.version_id = p_version_id and w.idx = p_idx;
+    select w.* into spec from wait_spec w where w.version_id = p_version_id and w.idx = p_idx;
     if not found then
         wake_at := p_now;
         select 'start', p_since + make_interval(secs => c.timeout) into kind, deadline
-        from task_child c where c.version_id = p_version_id and c.idx = p_idx;
+        from trigger_dag_task c where c.version_id = p_version_id and c.idx = p_idx;
         kind := coalesce(kind, 'poll');
         return;
     end if;
@@ -166,7 +168,7 @@ begin
         when 'approval' then
             wake_at := coalesce(deadline, 'infinity');
         when 'poll' then
-            deadline := (select q.deadline from poll q where q.run_id = p_run_id and q.idx = p_idx
+            deadline := (select q.deadline from sensor_poll q where q.run_id = p_run_id and q.idx = p_idx
                          and q.map_index = p_map_index);
             wake_at := p_now;
         else
@@ -174,10 +176,10 @@ begin
     end case;
 end $$;
 
--- Polls that found nothing yet, as finish moved them: counted, and due again after their interval, or done at the
--- instant that they name. Of what they said the last ten stay. p_polls: [{run_id, idx, map_index, version_id, epoch,
--- started_at, result: {until}}].
-create function note_polls(p_polls jsonb) returns void language plpgsql as $$
+-- Polls that found nothing yet, as finish_attempts moved them: counted, and due again after their interval, or done
+-- at the instant that they name. Of what they said the last ten stay. p_polls: [{run_id, idx, map_index, version_id,
+-- epoch, started_at, result: {until}}].
+create function record_polls(p_polls jsonb) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
@@ -188,12 +190,12 @@ begin
         from jsonb_to_recordset(p_polls) as x(run_id bigint, idx int, map_index int, version_id int, epoch int,
                                               started_at timestamptz,
                                               result jsonb)
-        left join lateral (select y.* from task_wait y where y.version_id = x.version_id and y.idx = x.idx offset 0) w
+        left join lateral (select y.* from wait_spec y where y.version_id = x.version_id and y.idx = x.idx offset 0) w
             on true
         cross join lateral (select y.dag_id from run_status y where y.run_id = x.run_id offset 0) r
         cross join lateral (select y.shard from dag y where y.dag_id = r.dag_id offset 0) d
     ), counted as (
-        insert into poll as q (run_id, idx, map_index, since, deadline, polls)
+        insert into sensor_poll as q (run_id, idx, map_index, since, deadline, polls)
         select c.run_id, c.idx, c.map_index, c.started_at, c.started_at + make_interval(secs => c.timeout), 1
             from come c
         on conflict (run_id, idx, map_index) do update set polls = q.polls + 1
@@ -219,7 +221,7 @@ begin
 end $$;
 
 -- A time of day becomes an instant: which one, the leader says, by the rules of the schedules.
-create function clocks_due(p_shard smallint, p_limit int)
+create function clock_waits_due(p_shard smallint, p_limit int)
 returns table (
     run_id bigint, idx int, map_index int, epoch int, at text, timezone text, since timestamptz
 ) language sql stable as $$
@@ -228,15 +230,15 @@ returns table (
           order by x.wake_at limit p_limit) f
     join run r on r.run_id = f.run_id
     join run_status s on s.run_id = f.run_id
-    join task_wait w on w.version_id = s.version_id and w.idx = f.idx
+    join wait_spec w on w.version_id = s.version_id and w.idx = f.idx
 $$;
 
 -- Waits for which no instant could be computed are set aside with the reason and tried again in a minute: a missing
 -- time zone may come back.
-create function set_clocks(p_shard smallint, p_epoch bigint, p_instants jsonb) returns void language plpgsql as $$
+create function set_clock_waits(p_shard smallint, p_epoch bigint, p_instants jsonb) returns void language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
-    perform set_aside('run', x.run_id, 'wake', x.reason, true)
+    perform quarantine_row('run', x.run_id, 'wake', x.reason, true)
     from jsonb_to_recordset(p_instants) as x(run_id bigint, reason text) where x.reason is not null;
     update deferral d set kind = case when x.wake_at is null then d.kind else 'time' end,
         wake_at = coalesce(x.wake_at, clock() + interval '1 minute')
@@ -280,24 +282,24 @@ begin
     if not found then
         return false;
     end if;
-    select w.on_reject into rejected from run_status r join task_wait w on w.version_id = r.version_id and w.idx = p_idx
+    select w.on_reject into rejected from run_status r join wait_spec w on w.version_id = r.version_id and w.idx = p_idx
     where r.run_id = p_run_id;
     answer := jsonb_build_object('by', p_actor, 'at', t, 'note', p_note, 'fields', p_fields);
-    insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
+    insert into audit_log (occurred_at, action, actor, run_id, idx, map_index, detail)
     values (t, case when p_is_approved then 'approve' else 'reject' end, p_actor, p_run_id, p_idx, p_map_index,
             jsonb_build_object('note', p_note, 'fields', p_fields));
     perform end_waits(array[row(p_run_id, p_idx, p_map_index, p_epoch, case when p_is_approved then 'success'
                                 else rejected end,
         case when not p_is_approved then format('rejected by %s%s', p_actor, ': ' || nullif(p_note, '')) end,
-        case when p_is_approved then answer end)::wait_end]);
-    perform pass_gates();
+        case when p_is_approved then answer end)::wait_result]);
+    perform apply_effects();
     return true;
 end $$;
 
 -- Ends deferred tasks, as far as they still wait with that epoch. The caller holds their runs' locks.
-create function end_waits(p_ends wait_end[]) returns void language plpgsql as $$
+create function end_waits(p_ends wait_result[]) returns void language plpgsql as $$
 declare
-    over ended[];
+    over task_ref[];
 begin
     delete from deferral d using unnest(p_ends) e
     where d.run_id = e.run_id and d.idx = e.idx and d.map_index = e.map_index and d.epoch = e.epoch;
@@ -312,18 +314,19 @@ begin
         select m.run_id, m.idx, m.map_index, m.epoch, m.result from moved m where m.result is not null
         on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value
     )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into over from moved m;
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) into over from moved m;
     if over is not null then
-        perform leave_gates(over);   -- of a poll that stands on an ordered key
-        perform settle(over);
+        perform release_gates(over);   -- of a poll that stands on an ordered key
+        perform complete_tasks(over);
     end if;
 end $$;
 
 -- How a wait that is due ends; a null state: not yet.
-create function verdict_on(p_wait deferral, p_now timestamptz, out state task_state, out reason text, out result jsonb)
+create function evaluate_wait(p_wait deferral, p_now timestamptz, out state task_state, out reason text,
+                              out result jsonb)
 language plpgsql stable as $$
 declare
-    spec task_wait;
+    spec wait_spec;
     other record;
     is_late boolean := coalesce(p_wait.deadline <= p_now, false);
 begin
@@ -350,7 +353,7 @@ begin
         state := 'success';
         return;
     end if;
-    select w.* into spec from run_status r join task_wait w on w.version_id = r.version_id and w.idx = p_wait.idx
+    select w.* into spec from run_status r join wait_spec w on w.version_id = r.version_id and w.idx = p_wait.idx
     where r.run_id = p_wait.run_id;
     if p_wait.kind = 'event' then
         select e.payload into result from event e
@@ -368,26 +371,26 @@ begin
             when 'event' then format('event_timeout: %s did not come within %s s', substr(p_wait.key, 7), spec.timeout)
             when 'approval' then format('approval_timeout: nobody decided within %s s', spec.timeout)
             else format('sensor_timeout: not true within %s s, %s polls', spec.timeout, (
-                select q.polls from poll q
+                select q.polls from sensor_poll q
                 where q.run_id = p_wait.run_id and q.idx = p_wait.idx and q.map_index = p_wait.map_index)) end;
     end if;
 end $$;
 
 -- Evaluates due waits: some end, a condition is polled again, and the others continue to wait. A row whose task does
 -- not wait with that epoch any more is a leftover. The caller holds the runs' locks.
-create function look_at_waits(p_due deferral[]) returns void language plpgsql as $$
+create function evaluate_waits(p_due deferral[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
-    ends wait_end[];
-    polled ended[];
+    ends wait_result[];
+    polled task_ref[];
 begin
     delete from deferral d using unnest(p_due) x
     where d.run_id = x.run_id and d.idx = x.idx and d.map_index = x.map_index and d.epoch = x.epoch and not exists (
         select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
           and k.state = 'deferred' and k.epoch = x.epoch);
-    select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, v.state, v.reason, v.result)::wait_end) into ends
+    select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, v.state, v.reason, v.result)::wait_result) into ends
     from unnest(p_due) x
-    cross join lateral verdict_on(x, t) v
+    cross join lateral evaluate_wait(x, t) v
     where v.state is not null;
     perform end_waits(ends);
     with resumed as (
@@ -402,9 +405,9 @@ begin
     ), gone as (
         delete from deferral d using resumed k where d.run_id = k.run_id and d.idx = k.idx and d.map_index = k.map_index
     )
-    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into polled from resumed k;
+    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref) into polled from resumed k;
     if polled is not null then
-        perform release(polled);
+        perform release_pending_tasks(polled);
     end if;
     -- The wake-up may be lost when a repair closes the run: such a wait is checked from time to time.
     update deferral d set wake_at
@@ -413,23 +416,23 @@ begin
     where d.run_id = x.run_id and d.idx = x.idx and d.map_index = x.map_index and d.epoch = x.epoch
         and d.kind in ('run', 'event', 'approval')
       and d.wake_at <= t;
-    perform pass_gates();
+    perform apply_effects();
 end $$;
 
 -- Makes the waits due whose event has arrived. At most so many at a time; an event with more of them is delivered
 -- again. A row that is locked is skipped, otherwise both transactions could wait for each other; while there is one,
 -- the event counts as not delivered.
-create function hear_events(p_limit int) returns void language plpgsql as $$
+create function deliver_events(p_limit int) returns void language plpgsql as $$
 declare
     come record;
     t timestamptz := clock();
 begin
-    for come in select e.event_id, e.name from event e where not e.is_heard order by e.event_id limit p_limit loop
+    for come in select e.event_id, e.name from event e where not e.is_delivered order by e.event_id limit p_limit loop
         update deferral d set wake_at = t where d.ctid = any(array(
             select x.ctid from deferral x where x.key = 'event:' || come.name and x.wake_at > t
                 limit p_limit for update skip locked));
         if not exists (select 1 from deferral x where x.key = 'event:' || come.name and x.wake_at > t) then
-            update event e set is_heard = true where e.event_id = come.event_id and not e.is_heard;
+            update event e set is_delivered = true where e.event_id = come.event_id and not e.is_delivered;
         end if;
     end loop;
 end $$;
@@ -437,8 +440,8 @@ end $$;
 -- One batch of due waits. Locked runs are skipped. If the database refuses a batch, its waits are processed one by one,
 -- and what is refused even alone is set aside and tried again later. Returns how many were evaluated, how many were set
 -- aside, and when the next is due.
-create function wake_waits(p_shard smallint, p_epoch bigint, p_limit int, out looked_at int, out refused int,
-                           out next_wake timestamptz)
+create function wake_deferred_tasks(p_shard smallint, p_epoch bigint, p_limit int, out looked_at int, out refused int,
+                                    out next_wake timestamptz)
 language plpgsql as $$
 declare
     due deferral[];
@@ -446,7 +449,7 @@ declare
 begin
     perform fence(p_shard, p_epoch);
     refused := 0;
-    perform hear_events(p_limit);
+    perform deliver_events(p_limit);
     due := array(
         select come.whole from (
             select d as whole, d.run_id from deferral d
@@ -457,19 +460,19 @@ begin
     looked_at := cardinality(due);
     if looked_at > 0 then
         begin
-            perform look_at_waits(due);
+            perform evaluate_waits(due);
         exception when others then
             if not is_poison(sqlstate) then
                 raise;
             end if;
             foreach one in array due loop
                 begin
-                    perform look_at_waits(array[one]);
+                    perform evaluate_waits(array[one]);
                 exception when others then
                     if not is_poison(sqlstate) then
                         raise;
                     end if;
-                    perform set_aside('run', one.run_id, 'wake', sqlerrm, true);
+                    perform quarantine_row('run', one.run_id, 'wake', sqlerrm, true);
                     update deferral d set wake_at = clock() + interval '1 minute'
                     where d.run_id = one.run_id and d.idx = one.idx and d.map_index = one.map_index;
                     refused := refused + 1;
@@ -477,11 +480,11 @@ begin
             end loop;
         end;
     end if;
-    next_wake := next_wake_of(p_shard);
+    next_wake := next_wake(p_shard);
 end $$;
 
 -- When the leader must evaluate waits next: at once while an event is not delivered.
-create function next_wake_of(p_shard smallint) returns timestamptz language sql stable as $$
-    select case when exists (select 1 from event e where not e.is_heard) then clock()
+create function next_wake(p_shard smallint) returns timestamptz language sql stable as $$
+    select case when exists (select 1 from event e where not e.is_delivered) then clock()
                 else nullif((select min(d.wake_at) from deferral d where d.shard = p_shard), 'infinity') end
 $$;

@@ -8,12 +8,13 @@ create function lock_schedules(p_name text) returns void language sql as $$
 $$;
 
 -- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, starts_paused, tasks: [...], edges: [[src,
--- dst, out_of]], groups: [{grp, name, retries, members}], inputs: [[idx, src]], gates: [{idx, place, kind, name, parts,
--- weight, capacity, version, period}], mappings: [{idx, how, most}], lists: [{idx, place, src, length}], children:
--- [{idx, dag, params, given, waits, timeout}], notices: [{idx, event, sink, every_time}], deadlines: [{idx, seconds}],
--- schedules: [{name, spec, params, misfire, window_seconds, catchup_limit, overlap, start_within, finish_within,
--- delay_seconds, next_due, skipped}]}. p_seen: the schedules as they were when this was planned (see refuse_moved).
--- p_settle: what is due under schedules that this changes or removes (see settle_schedules): it is applied first.
+-- dst, leaves_group]], groups: [{grp, name, retries, members}], inputs: [[idx, src]], gates: [{idx, place, kind,
+-- name, parts, weight, capacity, version, period}], mappings: [{idx, how, most}], lists: [{idx, place, src, length}],
+-- children: [{idx, dag, params, given, waits, timeout}], notices: [{idx, event, sink, every_time}], deadlines: [{idx,
+-- seconds}], schedules: [{name, spec, params, misfire, window_seconds, catchup_limit, overlap, start_within,
+-- finish_within, delay_seconds, next_due, skipped}]}. p_seen: the schedules as they were when this was planned (see
+-- check_unchanged). p_settle: what is due under schedules that this changes or removes (see apply_fire_plans): it is
+-- applied first.
 create function publish_dag(p_dag jsonb, p_seen jsonb, p_settle jsonb, p_actor text, out out_dag_id int,
                             out out_version_id int, out is_new boolean, out rerouted int)
 language plpgsql as $$
@@ -22,11 +23,11 @@ declare
     before int;
 begin
     perform lock_schedules(p_dag->>'name');
-    perform refuse_moved(p_dag->>'name', null, p_seen);
+    perform check_unchanged(p_dag->>'name', null, p_seen);
     before := (select d.version_id from dag d where d.name = p_dag->>'name');
-    insert into dag as d (name, file, paused, shard)
+    insert into dag as d (name, file, is_paused, shard)
     values (p_dag->>'name', p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false),
-            shard_of(p_dag->>'name', open_shards()))
+            shard_of(p_dag->>'name', open_shard_count()))
     on conflict (name) do update set file = excluded.file, deleted_at = null
     returning d.dag_id into out_dag_id;
 
@@ -40,11 +41,12 @@ begin
     returning v.version_id into out_version_id;
     is_new := out_version_id is not null;
     if is_new then
-        insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup,
+        insert into task_spec (version_id, idx, name, queue, priority, trigger_rule, upstream_total, setup_total,
+            is_setup,
                                is_leaf,
-                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated,
-                                   is_ordered,
-                               awaits_past, is_mapped, defers, notifies, grp, decides_grp)
+                               is_root, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated,
+                                   has_order_key,
+                               awaits_past, is_mapped, is_wait, notifies, group_id, decides_group)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
                x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets,
                    coalesce(x.is_gated, false),
@@ -66,21 +68,21 @@ begin
                  period double precision);
         insert into task_mapping (version_id, idx, how, most)
         select out_version_id, x.idx, x.how, x.most
-            from jsonb_to_recordset(p_dag->'mappings') as x(idx int, how map_how, most int);
-        insert into task_list (version_id, idx, place, src, length)
+            from jsonb_to_recordset(p_dag->'mappings') as x(idx int, how map_mode, most int);
+        insert into mapping_input (version_id, idx, place, src, length)
         select out_version_id, x.idx, x.place, x.src, x.length
         from jsonb_to_recordset(p_dag->'lists') as x(idx int, place int, src int, length int);
-        insert into task_child (version_id, idx, dag, params, given, waits, timeout)
+        insert into trigger_dag_task (version_id, idx, dag, params, given, waits, timeout)
         select out_version_id, x.idx, x.dag, x.params, x.given, x.waits, x.timeout
         from jsonb_to_recordset(p_dag->'children')
             as x(idx int, dag text, params jsonb, given jsonb, waits boolean, timeout double precision);
-        insert into notice (version_id, idx, event, sink, every_time)
+        insert into notification_rule (version_id, idx, event, sink, every_time)
         select out_version_id, x.idx, x.event, x.sink, x.every_time
         from jsonb_to_recordset(p_dag->'notices') as x(idx int, event text, sink text, every_time boolean);
         insert into task_deadline (version_id, idx, seconds)
         select out_version_id, x.idx, x.seconds
         from jsonb_to_recordset(p_dag->'deadlines') as x(idx int, seconds double precision);
-        insert into task_wait (version_id, idx, kind, until, seconds, at, timezone, parts, lookback, timeout,
+        insert into wait_spec (version_id, idx, kind, until, seconds, at, timezone, parts, lookback, timeout,
                                on_timeout, on_reject, backoff, longest)
         select out_version_id, x.idx, x.kind, x.until, x.seconds, x.at, x.timezone, x.parts, x.lookback, x.timeout,
             x.on_timeout, x.on_reject,
@@ -90,16 +92,16 @@ begin
              timezone text, parts jsonb, lookback double precision, timeout double precision, on_timeout task_state,
                  on_reject task_state,
              backoff double precision, longest double precision);
-        insert into edge (version_id, src, dst, out_of)
+        insert into edge (version_id, src, dst, leaves_group)
         select out_version_id, (x->>0)::int, (x->>1)::int, (x->>2)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'inputs') x;
     else
         select v.version_id into out_version_id from dag_version v
         where v.dag_id = out_dag_id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
-        rerouted := reroute(out_dag_id, out_version_id, p_dag->'tasks', p_actor);
+        rerouted := reroute_ready_tasks(out_dag_id, out_version_id, p_dag->'tasks', p_actor);
     end if;
-    perform settle_schedules(p_settle, true);
+    perform apply_fire_plans(p_settle, true);
     -- Which runs can have the version that is replaced: prune goes by that. By the sequence, because ids that were
     -- drawn count.
     update dag_version v set retired_at = t, final_run_id = (select last_value from run_run_id_seq)
@@ -113,29 +115,29 @@ begin
     where d.dag_id = out_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
     update dag d set has_run_retries = true
     where d.dag_id = out_dag_id and not d.has_run_retries and (p_dag->>'run_retries')::int > 0;
-    update dag d set awaits_past = true
-    where d.dag_id = out_dag_id and not d.awaits_past and exists (
+    update dag d set depends_on_past = true
+    where d.dag_id = out_dag_id and not d.depends_on_past and exists (
         select 1 from task_spec s where s.version_id = out_version_id and s.awaits_past);
-    update dag d set notifies = true
-    where d.dag_id = out_dag_id and not d.notifies and exists (
-        select 1 from notice n where n.version_id = out_version_id and n.idx = -1);
+    update dag d set has_notifications = true
+    where d.dag_id = out_dag_id and not d.has_notifications and exists (
+        select 1 from notification_rule n where n.version_id = out_version_id and n.idx = -1);
     -- A run may wait for a run of another version: the end of its tasks must wake it.
     update task_spec s set awaits_past = true
     from dag d, dag_version v
-    where d.dag_id = out_dag_id and d.awaits_past and v.dag_id = d.dag_id and s.version_id = v.version_id
+    where d.dag_id = out_dag_id and d.depends_on_past and v.dag_id = d.dag_id and s.version_id = v.version_id
         and not s.awaits_past
       and s.name in (select n.name from task_spec n join dag_version w on w.version_id = n.version_id
                      where w.dag_id = d.dag_id and n.awaits_past);
-    update dag d set is_awaited = true
-    where d.dag_id = out_dag_id and not d.is_awaited and exists (
-        select 1 from awaited w where w.kind in ('dag', 'end') and w.name = d.name);
+    update dag d set has_dependents = true
+    where d.dag_id = out_dag_id and not d.has_dependents and exists (
+        select 1 from schedule_dependency w where w.kind in ('dag', 'end') and w.name = d.name);
     perform sync_schedules(out_dag_id, p_dag->'schedules', false, p_actor);
     if is_new or before is distinct from out_version_id then
-        insert into journal (occurred_at, verb, actor, dag_id, detail)
+        insert into audit_log (occurred_at, action, actor, dag_id, detail)
         values (t, 'publish', p_actor, out_dag_id,
                 jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
     end if;
-    perform pass_gates();
+    perform apply_effects();
 end $$;
 
 -- Schedules are declared: an absent one is removed, an unchanged one keeps its cursor, a changed one starts again from
@@ -179,18 +181,18 @@ begin
         where jsonb_typeof(w.skipped) = 'object' and c.version = 1
         on conflict (schedule_id, first_at) do nothing
     ), placed as (
-        insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
-        select c.schedule_id, d.shard, c.version, w.next_due, d.paused
+        insert into schedule_state as s (schedule_id, shard, version, next_due, is_paused)
+        select c.schedule_id, d.shard, c.version, w.next_due, d.is_paused
         from written c join wanted w on w.name = c.name join dag d on d.dag_id = p_dag_id
         on conflict (schedule_id) do update set version = excluded.version, next_due = excluded.next_due, error = null
     )
     select array(select c.schedule_id from written c) into changed;
     if cardinality(changed) > 0 then
-        perform note_schedules(changed, 'publish');
-        update dag d set has_turns = true where d.dag_id = p_dag_id and not d.has_turns and exists (
+        perform record_schedule_versions(changed, 'publish');
+        update dag d set serializes_runs = true where d.dag_id = p_dag_id and not d.serializes_runs and exists (
             select 1 from schedule c where c.schedule_id = any(changed) and c.overlap <> 'allow');
     end if;
-    perform remove_schedules(array(
+    perform delete_schedules(array(
         select c.schedule_id from schedule c
         where c.dag_id = p_dag_id and c.deleted_at is null and (c.origin = 'code' or p_removes_all)
           and c.name not in (select x->>'name' from jsonb_array_elements(p_schedules) x)), p_actor);
@@ -213,8 +215,8 @@ begin
     if found then
         return put;
     end if;
-    perform refuse_moved(d.name, p_schedule->>'name', p_seen) from dag d where d.dag_id = p_dag_id;
-    perform settle_schedules(p_settle, true);
+    perform check_unchanged(d.name, p_schedule->>'name', p_seen) from dag d where d.dag_id = p_dag_id;
+    perform apply_fire_plans(p_settle, true);
     insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, catchup_limit, overlap,
                                start_within,
                                finish_within, delay_seconds, origin, request, changed_by, changed_at)
@@ -234,27 +236,28 @@ begin
         where p_expected is null or p_expected = case when c.deleted_at is null then c.version else 0 end
     returning c.version, c.schedule_id into put, id;
     if put is null then
-        perform pass_gates();
+        perform apply_effects();
         return null;
     end if;
-    insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
-    select id, d.shard, put, (p_schedule->>'next_due')::timestamptz, d.paused from dag d where d.dag_id = p_dag_id
+    insert into schedule_state as s (schedule_id, shard, version, next_due, is_paused)
+    select id, d.shard, put, (p_schedule->>'next_due')::timestamptz, d.is_paused from dag d where d.dag_id = p_dag_id
     on conflict (schedule_id) do update
         set version = excluded.version, next_due = excluded.next_due, error = null,
             -- a pause by hand ends when the schedule is the code's again
-            is_held = s.is_held and p_origin = 'user', paused = excluded.paused or (s.is_held and p_origin = 'user');
-    update dag d set has_turns = true
-    where d.dag_id = p_dag_id and not d.has_turns and p_schedule->>'overlap' <> 'allow';
+            is_paused_directly = s.is_paused_directly and p_origin = 'user',
+            is_paused = excluded.is_paused or (s.is_paused_directly and p_origin = 'user');
+    update dag d set serializes_runs = true
+    where d.dag_id = p_dag_id and not d.serializes_runs and p_schedule->>'overlap' <> 'allow';
     insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
     select id, k.first_at, k.last_at, k.count, k.reason, t
     from jsonb_to_record(p_schedule->'skipped') as k(first_at timestamptz, last_at timestamptz, count bigint,
                                                      reason text)
     where jsonb_typeof(p_schedule->'skipped') = 'object' and put = 1
     on conflict (schedule_id, first_at) do nothing;
-    perform note_schedules(array[id], 'put');
-    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    perform record_schedule_versions(array[id], 'put');
+    insert into audit_log (occurred_at, action, actor, dag_id, detail)
     values (t, 'put_schedule', p_actor, p_dag_id, p_schedule || jsonb_build_object('version', put));
-    perform pass_gates();
+    perform apply_effects();
     return put;
 end $$;
 
@@ -264,16 +267,17 @@ create function delete_dag(p_dag_id int, p_seen jsonb, p_settle jsonb, p_actor t
 returns boolean language plpgsql as $$
 begin
     perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
-    perform refuse_moved(d.name, null, p_seen) from dag d where d.dag_id = p_dag_id;
+    perform check_unchanged(d.name, null, p_seen) from dag d where d.dag_id = p_dag_id;
     perform 1 from dag d where d.dag_id = p_dag_id and d.deleted_at is null for no key update;
     if not found then
         return false;
     end if;
-    perform settle_schedules(p_settle, true);
+    perform apply_fire_plans(p_settle, true);
     perform sync_schedules(p_dag_id, '[]', true, p_actor);
     update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
-    insert into journal (occurred_at, verb, actor, dag_id, detail) values (clock(), 'delete', p_actor, p_dag_id, '{}');
-    perform pass_gates();
+    insert into audit_log (occurred_at, action, actor, dag_id, detail)
+        values (clock(), 'delete', p_actor, p_dag_id, '{}');
+    perform apply_effects();
     return true;
 end $$;
 
@@ -285,26 +289,27 @@ declare
     t timestamptz := clock();
 begin
     perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
-    perform refuse_moved(d.name, null, p_seen) from dag d where d.dag_id = p_dag_id;
+    perform check_unchanged(d.name, null, p_seen) from dag d where d.dag_id = p_dag_id;
     if p_paused then
-        perform settle_schedules(p_settle);
+        perform apply_fire_plans(p_settle);
     end if;
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
-    update dag d set paused = p_paused where d.dag_id = p_dag_id and d.deleted_at is null and d.paused <> p_paused;
+    update dag d set is_paused = p_paused where d.dag_id = p_dag_id and d.deleted_at is null
+        and d.is_paused <> p_paused;
     if not found then
-        perform pass_gates();
+        perform apply_effects();
         return false;
     end if;
-    update schedule_state s set paused = p_paused or s.is_held
+    update schedule_state s set is_paused = p_paused or s.is_paused_directly
     from schedule c where c.schedule_id = s.schedule_id and c.dag_id = p_dag_id;
     if p_paused then
-        perform hold_dag(p_dag_id);
+        perform suspend_dag_tasks(p_dag_id);
     else
-        perform unhold_dag(p_dag_id);
-        perform settle_schedules(p_settle);
+        perform resume_dag_tasks(p_dag_id);
+        perform apply_fire_plans(p_settle);
     end if;
-    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    insert into audit_log (occurred_at, action, actor, dag_id, detail)
     values (t, case when p_paused then 'pause' else 'unpause' end, p_actor, p_dag_id, '{}');
-    perform pass_gates();
+    perform apply_effects();
     return true;
 end $$;

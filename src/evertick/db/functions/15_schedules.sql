@@ -5,19 +5,19 @@
 -- only if they are set. The cursor advances and its runs are created in this one transaction (V1); a plan whose
 -- schedule has advanced, changed or been paused meanwhile is left out. A change of a schedule also applies what was due
 -- while it was paused: p_even_held. Returns the schedules whose plans were applied.
-create function settle_schedules(p_plans jsonb, p_even_held boolean default false)
-returns settled language plpgsql as $$
+create function apply_fire_plans(p_plans jsonb, p_even_held boolean default false)
+returns fire_result language plpgsql as $$
 begin
     perform 1 from schedule_state s
     where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
     order by s.schedule_id for no key update;
-    return settle_locked(p_plans, p_even_held);
+    return apply_locked_plans(p_plans, p_even_held);
 end $$;
 
 -- The same for a caller that holds the locks of these schedules.
-create function settle_locked(p_plans jsonb, p_even_held boolean) returns settled language plpgsql as $$
+create function apply_locked_plans(p_plans jsonb, p_even_held boolean) returns fire_result language plpgsql as $$
 declare
-    done settled;
+    done fire_result;
     made bigint[];
     t timestamptz := clock();
 begin
@@ -37,7 +37,7 @@ begin
         set next_due = p.next_due, last_fired = coalesce(p.last_fire, s.last_fired)
         from plan p
         where s.schedule_id = p.schedule_id and s.version = p.version and s.next_due = p.expected
-          and (p_even_held or (s.paused is not true and s.error is null))
+          and (p_even_held or (s.is_paused is not true and s.error is null))
         returning s.schedule_id, p.fires, p.skipped, p.overlapped, p.missing
     ), created as (
         insert into run as r (dag_id, version_id, kind, schedule_id, fire_at, params, triggered_by, created_at)
@@ -63,7 +63,7 @@ begin
            coalesce((select sum((m.overlapped->>'count')::int) from moved m where m.overlapped is not null), 0)
     into done.won, made, done.overlapped;
     if done.overlapped > 0 then
-        perform join_overlapped(done.won);
+        perform merge_overlap_skips(done.won);
     end if;
     perform open_runs(made);
     if jsonb_path_exists(p_plans, '$[*].has_deadlines') then
@@ -75,10 +75,11 @@ end $$;
 -- A schedule that another transaction is changing is skipped: that transaction applies what is due, and it does not
 -- delay the others. So is one that is not due yet by the database's clock: it was planned ahead, by a leader whose own
 -- clock is fast.
-create function fire(p_shard smallint, p_epoch bigint, p_plans jsonb) returns settled language plpgsql as $$
+create function fire_schedules(p_shard smallint, p_epoch bigint, p_plans jsonb)
+returns fire_result language plpgsql as $$
 declare
     free int[];
-    done settled;
+    done fire_result;
 begin
     perform fence(p_shard, p_epoch);
     free := array(
@@ -90,8 +91,8 @@ begin
         p_plans := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_plans) x
                     where (x->>'schedule_id')::int = any(free));
     end if;
-    done := settle_locked(p_plans, false);
-    perform pass_gates();
+    done := apply_locked_plans(p_plans, false);
+    perform apply_effects();
     return done;
 end $$;
 
@@ -110,9 +111,10 @@ returns table (
 $$;
 
 -- Writes down the version that the given schedules have just got.
-create function note_schedules(p_ids int[], p_change text) returns void language sql as $$
-    insert into schedule_version (schedule_id, version, change, changed_by, changed_at, origin, is_held, settings)
-    select c.schedule_id, c.version, p_change, c.changed_by, c.changed_at, c.origin, s.is_held,
+create function record_schedule_versions(p_ids int[], p_change text) returns void language sql as $$
+    insert into schedule_version (schedule_id, version, change, changed_by, changed_at, origin, is_paused_directly,
+        settings)
+    select c.schedule_id, c.version, p_change, c.changed_by, c.changed_at, c.origin, s.is_paused_directly,
            jsonb_build_object('spec', c.spec, 'params', c.params, 'misfire', c.misfire, 'window_seconds',
                               c.window_seconds,
                               'catchup_limit', c.catchup_limit, 'overlap', c.overlap, 'start_within', c.start_within,
@@ -121,25 +123,25 @@ create function note_schedules(p_ids int[], p_change text) returns void language
     where c.schedule_id = any(p_ids)
     on conflict (schedule_id, version) do nothing;
     -- The events that they wait for from now on; events that were received before no longer count.
-    delete from heard h where h.schedule_id = any(p_ids);
-    delete from awaited w where w.schedule_id = any(p_ids);
-    insert into awaited (kind, name, schedule_id)
+    delete from dependency_state h where h.schedule_id = any(p_ids);
+    delete from schedule_dependency w where w.schedule_id = any(p_ids);
+    insert into schedule_dependency (kind, name, schedule_id)
     select distinct x.kind, x.name, c.schedule_id
-    from schedule c cross join lateral sources_of((c.spec->>'after')::jsonb) x
+    from schedule c cross join lateral condition_sources((c.spec->>'after')::jsonb) x
     where c.schedule_id = any(p_ids) and c.deleted_at is null and c.spec ? 'after';
-    update dag d set is_awaited = true
-    where not d.is_awaited and d.name in (
-        select w.name from awaited w where w.schedule_id = any(p_ids) and w.kind in ('dag', 'end'));
+    update dag d set has_dependents = true
+    where not d.has_dependents and d.name in (
+        select w.name from schedule_dependency w where w.schedule_id = any(p_ids) and w.kind in ('dag', 'end'));
 $$;
 
 -- A change is planned from what was read before. If a fire or another change came between, it is planned again, so that
 -- no due fire is left out and none is skipped. p_seen: [[schedule_id, version, next_due]] of the DAG, or of its one
 -- schedule p_name; the caller holds their locks.
-create function refuse_moved(p_dag text, p_name text, p_seen jsonb) returns void language plpgsql as $$
+create function check_unchanged(p_dag text, p_name text, p_seen jsonb) returns void language plpgsql as $$
 begin
     if p_seen is distinct from (
         select coalesce(jsonb_agg(jsonb_build_array(s.schedule_id, s.version, extract(epoch from s.next_due) * 1000000,
-                                                    s.paused, s.error is not null) order by s.schedule_id), '[]')
+                                                    s.is_paused, s.error is not null) order by s.schedule_id), '[]')
         from dag d join schedule c on c.dag_id = d.dag_id join schedule_state s on s.schedule_id = c.schedule_id
         where d.name = p_dag and c.deleted_at is null and (p_name is null or c.name = p_name)) then
         raise exception 'the schedules of % have moved on', p_dag using errcode = 'EV002';
@@ -147,17 +149,18 @@ begin
 end $$;
 
 -- Ends schedules. The caller has applied what was due.
-create function remove_schedules(p_ids int[], p_actor text) returns void language plpgsql as $$
+create function delete_schedules(p_ids int[], p_actor text) returns void language plpgsql as $$
 begin
     if cardinality(p_ids) = 0 then
         return;
     end if;
     update schedule c set deleted_at = clock(), version = c.version + 1, changed_by = p_actor, changed_at = clock()
     where c.schedule_id = any(p_ids) and c.deleted_at is null;
-    update schedule_state s set next_due = null, version = c.version, is_held = false, paused = d.paused
+    update schedule_state s set next_due = null, version = c.version, is_paused_directly = false,
+        is_paused = d.is_paused
     from schedule c join dag d on d.dag_id = c.dag_id
     where c.schedule_id = s.schedule_id and s.schedule_id = any(p_ids);
-    perform note_schedules(p_ids, 'delete');
+    perform record_schedule_versions(p_ids, 'delete');
 end $$;
 
 -- Pauses, unpauses or deletes one schedule by compare-and-set (V12), on p_expected or, where that is null, on any
@@ -172,7 +175,7 @@ declare
     t timestamptz := clock();
 begin
     perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
-    perform refuse_moved(d.name, p_name, p_seen) from dag d where d.dag_id = p_dag_id;
+    perform check_unchanged(d.name, p_name, p_seen) from dag d where d.dag_id = p_dag_id;
     select c.schedule_id into id from schedule c
     where c.dag_id = p_dag_id and c.name = p_name and c.deleted_at is null
         and (p_expected is null or c.version = p_expected);
@@ -181,32 +184,33 @@ begin
     end if;
     -- A schedule that already is in the wanted state stays as it is: the leader applies what is due.
     select c.version into changed from schedule c join schedule_state s on s.schedule_id = c.schedule_id
-    where c.schedule_id = id and p_change <> 'delete' and s.is_held = (p_change = 'pause');
+    where c.schedule_id = id and p_change <> 'delete' and s.is_paused_directly = (p_change = 'pause');
     if found then
         return changed;
     end if;
     if p_change <> 'unpause' then
-        perform settle_schedules(p_settle, p_change = 'delete');
+        perform apply_fire_plans(p_settle, p_change = 'delete');
     end if;
     update schedule c set origin = 'user' where c.schedule_id = id;
     if p_change = 'delete' then
-        perform remove_schedules(array[id], p_actor);
+        perform delete_schedules(array[id], p_actor);
     else
         update schedule c set version = c.version + 1, changed_by = p_actor, changed_at = t where c.schedule_id = id;
-        update schedule_state s set version = c.version, is_held = p_change = 'pause', paused = p_change = 'pause'
-            or d.paused
+        update schedule_state s set version = c.version, is_paused_directly = p_change = 'pause',
+            is_paused = p_change = 'pause'
+            or d.is_paused
         from schedule c join dag d on d.dag_id = c.dag_id
         where c.schedule_id = s.schedule_id and s.schedule_id = id;
-        perform note_schedules(array[id], p_change);
+        perform record_schedule_versions(array[id], p_change);
     end if;
     select c.version into changed from schedule c where c.schedule_id = id;
     if p_change = 'unpause' then
         -- The plans are for the version that it has from now on.
-        perform settle_schedules(p_settle);
+        perform apply_fire_plans(p_settle);
     end if;
-    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    insert into audit_log (occurred_at, action, actor, dag_id, detail)
     values (t, p_change || '_schedule', p_actor, p_dag_id, jsonb_build_object('name', p_name, 'version', changed));
-    perform pass_gates();
+    perform apply_effects();
     return changed;
 end $$;
 
@@ -227,7 +231,7 @@ begin
         cross join lateral (select x.dag_id from schedule x where x.schedule_id = p.schedule_id offset 0) c
         cross join lateral (select * from schedule_state x where x.schedule_id = p.schedule_id offset 0) s
         where p.overlap is not null and jsonb_array_length(p.fires) > 0
-          and s.version = p.version and s.next_due = p.expected and s.paused is not true and s.error is null
+          and s.version = p.version and s.next_due = p.expected and s.is_paused is not true and s.error is null
     ), open as (
         select a.run_id, r.schedule_id
         from (select distinct d.dag_id from due d) d
@@ -271,7 +275,7 @@ end $$;
 
 -- A long backlog is applied in parts. A range that is skipped in one part and continues in the next becomes one record:
 -- nothing fired between, the schedule did not change, and all of it was due already when the first part was recorded.
-create function join_overlapped(p_ids int[]) returns void language sql as $$
+create function merge_overlap_skips(p_ids int[]) returns void language sql as $$
     with part as (
         select n.schedule_id, b.first_at as begins_at, n.first_at, n.last_at, n.count
         from unnest(p_ids) i(id)

@@ -1,6 +1,6 @@
 -- Schedules that wait for runs, tasks or assets instead of a time, and the updates of assets.
 
-create function sources_of(p_condition jsonb) returns table (kind text, name text) language sql immutable as $$
+create function condition_sources(p_condition jsonb) returns table (kind text, name text) language sql immutable as $$
     with recursive part as (
         select p_condition as c
         union all
@@ -11,12 +11,12 @@ create function sources_of(p_condition jsonb) returns table (kind text, name tex
 $$;
 
 -- Whether the received events ({"dag:a", "asset:b"}) satisfy the condition.
-create function is_met(p_condition jsonb, p_heard text[]) returns boolean language plpgsql immutable as $$
+create function is_condition_met(p_condition jsonb, p_heard text[]) returns boolean language plpgsql immutable as $$
 begin
     if p_condition ? 'all' then
-        return (select bool_and(is_met(x, p_heard)) from jsonb_array_elements(p_condition->'all') x);
+        return (select bool_and(is_condition_met(x, p_heard)) from jsonb_array_elements(p_condition->'all') x);
     elsif p_condition ? 'any' then
-        return (select bool_or(is_met(x, p_heard)) from jsonb_array_elements(p_condition->'any') x);
+        return (select bool_or(is_condition_met(x, p_heard)) from jsonb_array_elements(p_condition->'any') x);
     end if;
     return (select k.key || ':' || k.value = any(p_heard) from jsonb_each_text(p_condition) k);
 end $$;
@@ -24,10 +24,10 @@ end $$;
 -- Records the closed runs and ended tasks that a schedule waits for, in the transaction of that end. They are only
 -- recorded: the verb that ends a task holds its run's lock, and schedules are locked before runs. The runner's step
 -- reports it, so that the leader is notified.
-create function note_arrivals(p_closed bigint[], p_ended ended[]) returns void language plpgsql as $$
+create function record_dependency_events(p_closed bigint[], p_ended task_ref[]) returns void language plpgsql as $$
 begin
-    perform note_closed(p_closed);
-    insert into arrival (kind, name, run_id, occurred_at)
+    perform wake_run_waiters(p_closed);
+    insert into dependency_event (kind, name, run_id, occurred_at)
     select k.kind, k.name, k.run_id, clock()
     from (
         select e.kind, d.name, s.run_id
@@ -39,7 +39,7 @@ begin
         cross join lateral unnest(s.outlets) o(name)
         where e.state = 'success'
     ) k
-    where exists (select 1 from awaited w where w.kind = k.kind and w.name = k.name)
+    where exists (select 1 from schedule_dependency w where w.kind = k.kind and w.name = k.name)
     order by k.run_id, k.kind, k.name;
     if found then
         perform set_config('evertick.arrived', 'yes', true);
@@ -48,7 +48,8 @@ end $$;
 
 -- Delivers events to the schedules that wait for them; a schedule whose condition is met is due now. The same event
 -- several times before it fires counts once: the run has not begun and will find it. Returns how many became due.
-create function hear_arrivals(p_shard smallint, p_epoch bigint, p_limit int, out became_due int, out has_more boolean)
+create function deliver_dependencies(p_shard smallint, p_epoch bigint, p_limit int, out became_due int,
+                                     out has_more boolean)
 language plpgsql as $$
 declare
     taken jsonb;
@@ -57,25 +58,27 @@ declare
 begin
     perform fence(p_shard, p_epoch);
     with gone as (
-        delete from arrival a where a.arrival_id = any(array(
-            select x.arrival_id from arrival x order by x.arrival_id limit p_limit for update skip locked))
+        delete from dependency_event a where a.arrival_id = any(array(
+            select x.arrival_id from dependency_event x order by x.arrival_id limit p_limit for update skip locked))
         returning a.*
     )
     select jsonb_agg(to_jsonb(g) order by g.arrival_id), count(*) = p_limit into taken, has_more from gone g;
     concerned := array(
         select distinct w.schedule_id from jsonb_to_recordset(coalesce(taken, '[]')) as x(kind text, name text)
-        cross join lateral (select y.schedule_id from awaited y where y.kind = x.kind and y.name = x.name offset 0) w);
+        cross join lateral (select y.schedule_id from schedule_dependency y where y.kind = x.kind and y.name = x.name
+            offset 0) w);
     became_due := 0;
     if cardinality(concerned) = 0 then
         return;
     end if;
     perform 1 from schedule_state s where s.schedule_id = any(concerned) order by s.schedule_id for no key update;
-    insert into heard as h (schedule_id, kind, name, run_id, occurred_at, update_id)
+    insert into dependency_state as h (schedule_id, kind, name, run_id, occurred_at, update_id)
     select distinct on (w.schedule_id, x.kind, x.name) w.schedule_id, x.kind, x.name, x.run_id, x.occurred_at,
         x.update_id
     from jsonb_to_recordset(taken)
         as x(arrival_id bigint, kind text, name text, run_id bigint, occurred_at timestamptz, update_id bigint)
-    cross join lateral (select y.schedule_id from awaited y where y.kind = x.kind and y.name = x.name offset 0) w
+    cross join lateral (select y.schedule_id from schedule_dependency y where y.kind = x.kind and y.name = x.name
+        offset 0) w
     order by w.schedule_id, x.kind, x.name, x.arrival_id desc
     on conflict (schedule_id, kind, name) do update
         set run_id = excluded.run_id, occurred_at = excluded.occurred_at, update_id = excluded.update_id;
@@ -84,17 +87,17 @@ begin
         from unnest(concerned) n(id)
         cross join lateral (select * from schedule_state y where y.schedule_id = n.id offset 0) s
         cross join lateral (select * from schedule y where y.schedule_id = n.id and y.deleted_at is null offset 0) c
-        where is_met((c.spec->>'after')::jsonb, array(
-            select h.kind || ':' || h.name from heard h where h.schedule_id = n.id))
+        where is_condition_met((c.spec->>'after')::jsonb, array(
+            select h.kind || ':' || h.name from dependency_state h where h.schedule_id = n.id))
     ), moved as (
         update schedule_state s set next_due = m.due from met m
         where s.schedule_id = m.schedule_id and s.next_due is null
         returning s.schedule_id
     ), told as (
-        delete from heard h using met m where h.schedule_id = m.schedule_id
+        delete from dependency_state h using met m where h.schedule_id = m.schedule_id
         returning h.*, coalesce(m.next_due, m.due) as fire_at
     ), written as (
-        insert into cause (schedule_id, fire_at, kind, name, run_id, occurred_at, update_id)
+        insert into run_trigger (schedule_id, fire_at, kind, name, run_id, occurred_at, update_id)
         select d.schedule_id, d.fire_at, d.kind, d.name, d.run_id, d.occurred_at, d.update_id from told d
         on conflict (schedule_id, fire_at, kind, name) do update
             set run_id = excluded.run_id, occurred_at = excluded.occurred_at, update_id = excluded.update_id
@@ -110,31 +113,32 @@ language plpgsql as $$
 begin
     insert into asset_update as u (asset, extra, updated_by, occurred_at) values (p_asset, p_extra, p_actor, clock())
     returning u.update_id, u.occurred_at into update_asset.update_id, update_asset.occurred_at;
-    insert into arrival (kind, name, update_id, occurred_at)
+    insert into dependency_event (kind, name, update_id, occurred_at)
     select 'asset', p_asset, update_asset.update_id, update_asset.occurred_at
-    where exists (select 1 from awaited w where w.kind = 'asset' and w.name = p_asset);
-    insert into journal (occurred_at, verb, actor, detail)
+    where exists (select 1 from schedule_dependency w where w.kind = 'asset' and w.name = p_asset);
+    insert into audit_log (occurred_at, action, actor, detail)
     values (update_asset.occurred_at, 'update_asset', p_actor,
             jsonb_build_object('asset', p_asset, 'update', update_asset.update_id));
 end $$;
 
 -- Discards the updates that schedules of these DAGs (null: of all) have received, as if they had not happened. Returns
 -- how many.
-create function unhear(p_dag_ids int[], p_asset text, p_before timestamptz, p_actor text)
+create function discard_asset_events(p_dag_ids int[], p_asset text, p_before timestamptz, p_actor text)
 returns int language plpgsql as $$
 declare
     meant int[] := array(
-        select c.schedule_id from schedule c join heard h on h.schedule_id = c.schedule_id and h.kind = 'asset'
+        select c.schedule_id from schedule c join dependency_state h on h.schedule_id = c.schedule_id
+            and h.kind = 'asset'
         where p_dag_ids is null or c.dag_id = any(p_dag_ids));
     n int;
 begin
     perform 1 from schedule_state s where s.schedule_id = any(meant) order by s.schedule_id for no key update;
-    delete from heard h
+    delete from dependency_state h
     where h.schedule_id = any(meant) and h.kind = 'asset' and (p_asset is null or h.name = p_asset)
       and (p_before is null or h.occurred_at < p_before);
     get diagnostics n = row_count;
     if n > 0 then
-        insert into journal (occurred_at, verb, actor, dag_id, detail)
+        insert into audit_log (occurred_at, action, actor, dag_id, detail)
         values (clock(), 'unhear', p_actor, case when cardinality(p_dag_ids) = 1 then p_dag_ids[1] end,
                 jsonb_strip_nulls(jsonb_build_object('asset', p_asset, 'updates', n)));
     end if;

@@ -38,7 +38,7 @@ create function has_deadline(a alert) returns boolean language sql stable as $$
 $$;
 
 -- Whether a run was on time. A deleted run raises no alert.
-create function was_in_time(p_run_id bigint, p_kind text, p_due_at timestamptz)
+create function is_run_on_time(p_run_id bigint, p_kind text, p_due_at timestamptz)
 returns boolean language sql stable as $$
     select coalesce((
         select (s.state in ('success', 'failed', 'canceled') and s.finished_at <= p_due_at)
@@ -50,17 +50,17 @@ $$;
 
 -- Whether a task had ended with all of its instances, in any state: a failure has its own notification. A task without
 -- a row has not begun.
-create function was_task_in_time(p_run_id bigint, p_idx int, p_due_at timestamptz)
+create function is_task_on_time(p_run_id bigint, p_idx int, p_due_at timestamptz)
 returns boolean language sql stable as $$
-    select was_in_time(p_run_id, 'finish', p_due_at) or coalesce((
+    select is_run_on_time(p_run_id, 'finish', p_due_at) or coalesce((
         select bool_and(k.state in ('success', 'failed', 'skipped', 'upstream_failed', 'canceled')
                         and k.finished_at <= p_due_at)
         from task k where k.run_id = p_run_id and k.idx = p_idx), false)
 $$;
 
-create function is_unfired(s schedule_state, t timestamptz, p_seconds double precision)
+create function is_fire_overdue(s schedule_state, t timestamptz, p_seconds double precision)
 returns boolean language sql stable as $$
-    select s.next_due < t - make_interval(secs => p_seconds) and not s.paused
+    select s.next_due < t - make_interval(secs => p_seconds) and not s.is_paused
 $$;
 
 -- Raises what is late and resolves what is over, each once per failure streak. Uses the indexes of what is due: nothing
@@ -72,7 +72,7 @@ declare
     t timestamptz := clock();
     judged jsonb;
     raised bigint[];
-    of_no_schedule late[];
+    of_no_schedule missed_deadline[];
     ended bigint[];
     newest bigint;
 begin
@@ -87,15 +87,15 @@ begin
     select jsonb_agg(jsonb_build_object('schedule_id', r.schedule_id, 'run_id', d.run_id, 'due_at', d.due_at,
                      'task', coalesce(s.name, ''),
                      'kind', case d.kind when 'start' then 'not_started' else 'not_finished' end,
-                     'in_time', case d.kind when 'task' then was_task_in_time(d.run_id, d.idx, d.due_at)
-                                            else was_in_time(d.run_id, d.kind, d.due_at) end))
+                     'in_time', case d.kind when 'task' then is_task_on_time(d.run_id, d.idx, d.due_at)
+                                            else is_run_on_time(d.run_id, d.kind, d.due_at) end))
     into judged
     from due d
     cross join lateral (select y.schedule_id, y.version_id from run y where y.run_id = d.run_id offset 0) r
     left join lateral (select y.name from task_spec y where y.version_id = r.version_id and y.idx = d.idx offset 0) s
         on true;
     of_no_schedule := array(
-        select row(x.kind, x.schedule_id, x.run_id, x.task, x.due_at)::late
+        select row(x.kind, x.schedule_id, x.run_id, x.task, x.due_at)::missed_deadline
         from jsonb_to_recordset(coalesce(judged, '[]')) as
             x(schedule_id int, kind text, run_id bigint, due_at timestamptz, task text,
              in_time boolean)
@@ -113,13 +113,13 @@ begin
         from (select y.schedule_id, y.next_due from schedule_state y
               where y.shard = p_shard and y.next_due < t - make_interval(secs => p_unfired_seconds)
                   and y.next_due is not null
-                and not y.paused and y.error is null
+                and not y.is_paused and y.error is null
               order by y.next_due limit p_limit) s
         union all
         select s.schedule_id, 'not_fired', '', null, s.next_due, s.next_due, 1
         from quarantine q
         cross join lateral (select * from schedule_state y where y.schedule_id = q.subject_id offset 0) s
-        where q.kind = 'schedule' and s.shard = p_shard and is_unfired(s, t, p_unfired_seconds)
+        where q.kind = 'schedule' and s.shard = p_shard and is_fire_overdue(s, t, p_unfired_seconds)
     ), written as (
         insert into alert as a (kind, schedule_id, task, run_id, due_at, last_due_at, count, raised_at)
         select m.kind, m.schedule_id, m.task, min(m.run_id), min(m.due_at), max(m.last_due_at), max(m.count), t
@@ -132,8 +132,8 @@ begin
     )
     select array_agg(w.alert_id) filter (where w.alert_id > newest) into raised from written w;
     if raised is not null or cardinality(of_no_schedule) > 0 then
-        perform tell_alerts(of_no_schedule || array(
-            select row(a.kind, a.schedule_id, a.run_id, a.task, a.due_at)::late from alert a
+        perform notify_alerts(of_no_schedule || array(
+            select row(a.kind, a.schedule_id, a.run_id, a.task, a.due_at)::missed_deadline from alert a
             where a.alert_id = any(raised) order by a.alert_id));
     end if;
     with over as (
@@ -141,7 +141,7 @@ begin
         where a.ended_at is null and case a.kind
             when 'not_fired' then not exists (
                 select 1 from schedule_state s where s.schedule_id = a.schedule_id
-                    and is_unfired(s, t, p_unfired_seconds))
+                    and is_fire_overdue(s, t, p_unfired_seconds))
             else not has_deadline(a) or exists (
                 select 1 from jsonb_to_recordset(coalesce(judged, '[]')) as
                     x(schedule_id int, kind text, due_at timestamptz, task text,

@@ -24,7 +24,7 @@ begin
     returning b.backfill_id into id;
     is_new := id is not null;
     if is_new then
-        insert into journal (occurred_at, verb, actor, dag_id, detail)
+        insert into audit_log (occurred_at, action, actor, dag_id, detail)
         values (t, 'backfill', p_actor, (p_plan->>'dag_id')::int,
                 (p_plan - 'spec' - 'params' - 'dag_id') || jsonb_build_object('backfill', id));
     else
@@ -46,7 +46,7 @@ returns run_status language sql stable as $$
 $$;
 
 -- Counts the runs that have ended since the last call. The caller holds the backfill's lock. Returns how many.
-create function count_ended(p_backfill_id int) returns int language plpgsql as $$
+create function count_ended_runs(p_backfill_id int) returns int language plpgsql as $$
 declare
     n int;
 begin
@@ -83,7 +83,7 @@ returns table (place bigint, instant timestamptz, is_needed boolean) language sq
     with cursor_at as (
         select coalesce((select s.next_due - make_interval(secs => c.delay_seconds)
                          from schedule_state s join schedule c on c.schedule_id = s.schedule_id
-                         where s.schedule_id = (b).schedule_id and s.paused is not true and s.error is null),
+                         where s.schedule_id = (b).schedule_id and s.is_paused is not true and s.error is null),
                              'infinity') as next_due
     ), candidate as (
         select i.place, i.instant,
@@ -106,7 +106,7 @@ $$;
 -- How many runs the backfill may make now: its own limit, and what max_active_runs leaves after the runs that are open
 -- or wait, so that a run of the schedule never waits behind more of ours than have already started. The caller holds
 -- the DAG's lock.
-create function room_for(b backfill, d dag) returns int language sql stable as $$
+create function free_backfill_slots(b backfill, d dag) returns int language sql stable as $$
     select greatest(least((b).parallel - (b).open_runs,
         case when (d).max_active_runs is null then (b).parallel
              else (d).max_active_runs - (select count(*) from run_status r
@@ -116,9 +116,9 @@ $$;
 -- One step of a backfill. p_instants: the instants after p_position in its order; p_is_all: there are no more than
 -- these. It advances only from the position that the caller has seen. Returns how many runs were created and ended,
 -- whether it advanced at all, and whether it is finished.
-create function step_backfill(p_shard smallint, p_epoch bigint, p_backfill_id int, p_position timestamptz,
-                              p_instants timestamptz[], p_is_all boolean, out made int, out ended int,
-                              out moved boolean, out is_over boolean)
+create function advance_backfill(p_shard smallint, p_epoch bigint, p_backfill_id int, p_position timestamptz,
+                                 p_instants timestamptz[], p_is_all boolean, out made int, out ended int,
+                                 out moved boolean, out is_over boolean)
 language plpgsql as $$
 declare
     b backfill;
@@ -139,15 +139,15 @@ begin
     if not found then
         return;
     end if;
-    ended := count_ended(p_backfill_id);
+    ended := count_ended_runs(p_backfill_id);
     select * into b from backfill x where x.backfill_id = p_backfill_id and x.shard = p_shard;
     if b.state = 'running' and not b.is_planned and b.position is not distinct from p_position then
         select * into d from dag x where x.dag_id = b.dag_id for no key update;
         if d.deleted_at is not null or d.version_id is null then
             update backfill x set state = 'failed', finished_at = t, reason = 'its DAG was deleted'
             where x.backfill_id = p_backfill_id and x.state = 'running';
-        elsif not d.paused and not is_set_aside('dag', d.dag_id) then
-            room := room_for(b, d);
+        elsif not d.is_paused and not is_quarantined('dag', d.dag_id) then
+            room := free_backfill_slots(b, d);
             if room > 0 then
                 select array_agg(c.instant order by c.place),
                     array_agg(c.instant order by c.place) filter (where c.is_needed)
@@ -170,9 +170,10 @@ begin
             made := coalesce(cardinality(runs), 0);
             moved := cardinality(chosen) > 0 or (p_is_all and cardinality(p_instants) = 0);
             update backfill x
-            set position = coalesce(chosen[cardinality(chosen)], x.position), made = x.made + step_backfill.made,
-                left_alone = x.left_alone + cardinality(chosen) - step_backfill.made,
-                open_runs = x.open_runs + step_backfill.made,
+            set position = coalesce(chosen[cardinality(chosen)], x.position),
+                created = x.created + advance_backfill.made,
+                skipped = x.skipped + cardinality(chosen) - advance_backfill.made,
+                open_runs = x.open_runs + advance_backfill.made,
                 is_planned = p_is_all and cardinality(chosen) = cardinality(p_instants)
             where x.backfill_id = p_backfill_id and x.state = 'running' and x.position is not distinct from p_position;
             perform open_runs(runs);
@@ -182,7 +183,7 @@ begin
     where x.backfill_id = p_backfill_id and x.state = 'running' and x.is_planned and x.open_runs = 0;
     is_over := not exists (select 1 from backfill x where x.backfill_id = p_backfill_id
                            and (x.state = 'running' or x.open_runs > 0));
-    perform pass_gates();
+    perform apply_effects();
 end $$;
 
 -- A backfill that cannot be planned, or that the database refuses, ends with the reason; the others continue (V11).
@@ -203,7 +204,7 @@ begin
     if not found then
         return false;
     end if;
-    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    insert into audit_log (occurred_at, action, actor, dag_id, detail)
     select clock(), case when p_paused then 'pause'
         else 'resume' end, p_actor, b.dag_id, jsonb_build_object('backfill', p_backfill_id)
     from backfill b where b.backfill_id = p_backfill_id;
@@ -228,7 +229,7 @@ begin
     end if;
     runs := 0;
     asked := 0;
-    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    insert into audit_log (occurred_at, action, actor, dag_id, detail)
     select clock(), 'cancel', p_actor, b.dag_id,
         jsonb_build_object('backfill', p_backfill_id, 'leaves_runs', p_leaves_runs)
     from backfill b where b.backfill_id = p_backfill_id;
@@ -246,5 +247,5 @@ begin
         runs := runs + (n is not null)::int;
         asked := asked + coalesce(n, 0);
     end loop;
-    perform pass_gates();
+    perform apply_effects();
 end $$;

@@ -35,22 +35,22 @@ begin
     end if;
     -- The run itself says who triggered it; a request with an origin also gets an entry in the audit log.
     if coalesce(current_setting('evertick.origin', true), '') <> '' then
-        insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
+        insert into audit_log (occurred_at, action, actor, dag_id, run_id, detail)
         values (clock(), 'trigger', p_actor, p_dag_id, made, jsonb_strip_nulls(jsonb_build_object('key', p_key)));
     end if;
     perform open_runs(array[made]);
-    perform pass_gates();
+    perform apply_effects();
     return query select made, true, coalesce(current_setting('evertick.arrived', true) = 'yes', false);
 end $$;
 
 -- Ends everything of a run that has not started, and asks what runs to stop. The caller holds the run's lock, and
 -- closes the run with what ended. Returns that, and how many are asked to stop.
-create function stop_tasks(p_run_id bigint, p_reason text, out stopped ended[], out asked int) language plpgsql as $$
+create function stop_tasks(p_run_id bigint, p_reason text, out stopped task_ref[], out asked int) language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
-    perform quit_lines(array[p_run_id], null);
-    delete from ready q using run_status r, task_spec s
+    perform leave_gate_queues(array[p_run_id], null);
+    delete from ready_task q using run_status r, task_spec s
     where r.run_id = p_run_id and s.version_id = r.version_id and q.queue = s.queue
       and q.rank in (9 - s.priority, 9) and q.run_id = p_run_id;
     with gone as (
@@ -64,18 +64,18 @@ begin
             where k.state in ('waiting', 'pending', 'available', 'deferred')
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
-    select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
+    select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::task_ref) into stopped from gone g;
     with gone as (
         update task k set state = 'canceled', finished_at = t, reason = p_reason, not_before = null
         where k.run_id = p_run_id and k.map_index >= 0 and k.state in ('waiting', 'pending', 'available', 'deferred')
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
-    select stopped || array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped
+    select stopped || array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::task_ref) into stopped
         from gone g;
     delete from deferral d where d.run_id = p_run_id;
-    if exists (select 1 from gate_hold h where h.run_id = p_run_id)
+    if exists (select 1 from gate_holder h where h.run_id = p_run_id)
        or exists (select 1 from gate_order o where o.run_id = p_run_id) then
-        perform leave_gates(stopped);
+        perform release_gates(stopped);
     end if;
     update task k set request = 'cancel'
     where k.run_id = p_run_id and k.state in ('queued', 'running');
@@ -88,14 +88,14 @@ create function cancel_run(p_run_id bigint, p_actor text, p_reason text) returns
 declare
     asked int := stop_run(p_run_id, p_actor, p_reason);
 begin
-    perform pass_gates();
+    perform apply_effects();
     return asked;
 end $$;
 
 -- The same, for a caller that cancels several runs: gates are processed once, at the very end.
 create function stop_run(p_run_id bigint, p_actor text, p_reason text) returns int language plpgsql as $$
 declare
-    now_ended ended[];
+    now_ended task_ref[];
     asked int;
     t timestamptz := clock();
 begin
@@ -105,63 +105,63 @@ begin
         return null;
     end if;
     select s.stopped, s.asked into now_ended, asked from stop_tasks(p_run_id, p_reason) s;
-    insert into journal (occurred_at, verb, actor, run_id, detail)
+    insert into audit_log (occurred_at, action, actor, run_id, detail)
     values (t, 'cancel', p_actor, p_run_id, jsonb_build_object('reason', p_reason, 'asked_to_stop', asked));
-    perform close_runs(now_ended);
+    perform close_finished_runs(now_ended);
     return asked;
 end $$;
 
 -- The attempts of reset tasks become history, their results are deleted, and their polls start again.
-create function keep_attempts(p_tasks ended[]) returns void language plpgsql as $$
+create function record_cleared_attempts(p_tasks task_ref[]) returns void language plpgsql as $$
 begin
-    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, let_in_at,
-                         taken_at, started_at,
-                         start_seconds, finished_at)
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, admitted_at,
+                         queued_at, started_at,
+                         startup_seconds, finished_at)
     select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
-        k.let_in_at, k.taken_at,
-           k.started_at, k.start_seconds, k.finished_at
+        k.admitted_at, k.queued_at,
+           k.started_at, k.startup_seconds, k.finished_at
     from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
     where k.epoch > 0 and k.finished_at is not null and (k.started_at is not null or k.session is not null)
     on conflict (run_id, idx, map_index, epoch) do nothing;
     delete from result v using unnest(p_tasks) p
     where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index;
-    delete from poll q using unnest(p_tasks) p
+    delete from sensor_poll q using unnest(p_tasks) p
     where q.run_id = p.run_id and q.idx = p.idx and q.map_index = p.map_index;
 end $$;
 
 -- Downstream tasks that were enabled by ends which no longer count, and have not started: they leave the queue, and end
 -- for a moment, so that they can wait again. A task that a runner is claiming stays with it. Returns them.
-create function take_back_successors(p_tasks ended[]) returns ended[] language plpgsql as $$
+create function reset_downstream(p_tasks task_ref[]) returns task_ref[] language plpgsql as $$
 declare
     one record;
-    back ended;
-    taken ended[] := '{}';
+    back task_ref;
+    taken task_ref[] := '{}';
 begin
     for one in
         select g.run_id, g.dst as idx, s.queue, s.priority
-        from after_tasks(p_tasks) g
+        from downstream_tasks(p_tasks) g
         join task_spec s on s.version_id = g.version_id and s.idx = g.dst
         cross join lateral (select from task k where k.run_id = g.run_id and k.idx = g.dst and k.map_index = -1
                             and k.state in ('pending', 'available') offset 0) k
         where g.has_heard
         order by g.run_id, g.dst
     loop
-        perform quit_lines(array[one.run_id], one.idx, -1);
-        delete from ready q where q.queue = one.queue and q.rank in (9 - one.priority, 9) and q.run_id = one.run_id
+        perform leave_gate_queues(array[one.run_id], one.idx, -1);
+        delete from ready_task q where q.queue = one.queue and q.rank in (9 - one.priority, 9) and q.run_id = one.run_id
             and q.idx = one.idx
           and q.map_index = -1;
         update task k set state = 'canceled', finished_at = clock(), not_before = null
         where k.run_id = one.run_id and k.idx = one.idx and k.map_index = -1 and k.state in ('pending', 'available')
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state into back;
         if found then
-            perform leave_gates(array[back]);
+            perform release_gates(array[back]);
             taken := array_append(taken, back);
         end if;
     end loop;
     -- Of a mapped task none or all: what its instances were given is of the past, and one of them never waits for
     -- others.
     for one in
-        select g.run_id, array_agg(g.dst order by g.dst) as idxs from after_tasks(p_tasks) g
+        select g.run_id, array_agg(g.dst order by g.dst) as idxs from downstream_tasks(p_tasks) g
         join task_spec s on s.version_id = g.version_id and s.idx = g.dst and s.is_mapped
         where g.has_heard and has_instances(g.run_id, g.dst) and not exists (
             select 1 from task k where k.run_id = g.run_id and k.idx = g.dst
@@ -169,64 +169,64 @@ begin
           and not exists (select 1 from unnest(p_tasks) p where p.run_id = g.run_id and p.idx = g.dst)
         group by g.run_id order by g.run_id
     loop
-        taken := taken || take_back_instances(one.run_id, one.idxs);
+        taken := taken || reset_instances(one.run_id, one.idxs);
     end loop;
     return taken;
 end $$;
 
 -- The tasks that count the ends of these tasks, and whether they have counted them. Of a group with retries all ends
 -- are counted at once, by every task after the group.
-create function after_tasks(p_tasks ended[])
+create function downstream_tasks(p_tasks task_ref[])
 returns table (run_id bigint, version_id int, dst int, has_heard boolean) language sql stable as $$
     select x.run_id, x.version_id, x.dst, bool_or(x.has_heard) from (
         select p.run_id, p.version_id, g.dst, true as has_heard
-        from unnest(p_tasks) p join edge g on g.version_id = p.version_id and g.src = p.idx and g.out_of is null
+        from unnest(p_tasks) p join edge g on g.version_id = p.version_id and g.src = p.idx and g.leaves_group is null
         union all
-        select p.run_id, p.version_id, g.dst, is_over(p.run_id, p.version_id, p.grp)
-        from (select distinct q.run_id, q.version_id, s.grp from unnest(p_tasks) q
-              join task_spec s on s.version_id = q.version_id and s.idx = q.idx and s.grp is not null) p
-        join retry_group w on w.version_id = p.version_id and w.grp = p.grp
+        select p.run_id, p.version_id, g.dst, is_group_finished(p.run_id, p.version_id, p.group_id)
+        from (select distinct q.run_id, q.version_id, s.group_id from unnest(p_tasks) q
+              join task_spec s on s.version_id = q.version_id and s.idx = q.idx and s.group_id is not null) p
+        join retry_group w on w.version_id = p.version_id and w.grp = p.group_id
         cross join unnest(w.members) m(idx)
-        join edge g on g.version_id = p.version_id and g.src = m.idx and g.out_of = p.grp
+        join edge g on g.version_id = p.version_id and g.src = m.idx and g.leaves_group = p.group_id
     ) x group by x.run_id, x.version_id, x.dst
 $$;
 
 -- Resets terminal tasks to waiting, counts their upstream again and evaluates them. The caller holds the runs' locks.
-create function reopen(p_tasks ended[]) returns int language plpgsql as $$
+create function reopen_tasks(p_tasks task_ref[]) returns int language plpgsql as $$
 declare
     runs bigint[];
     r bigint;
     offered int := 0;
 begin
-    p_tasks := p_tasks || take_back_successors(p_tasks);
-    perform keep_attempts(p_tasks);
+    p_tasks := p_tasks || reset_downstream(p_tasks);
+    perform record_cleared_attempts(p_tasks);
     update task k
-    set state = 'waiting', attempt = 0, losses = 0, session = null, not_before = null, started_at = null,
+    set state = 'waiting', attempt = 0, lost_attempts = 0, session = null, not_before = null, started_at = null,
         finished_at = null, reason = null, exit_code = null
     from unnest(p_tasks) p
     where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
       and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
     if exists (select 1 from unnest(p_tasks) p where p.map_index >= 0) then
-        perform fold_instances(p_tasks);
+        perform collapse_instances(p_tasks);
     end if;
     runs := array(select distinct p.run_id from unnest(p_tasks) p order by 1);
     perform recount_groups(x) from unnest(runs) x;   -- a task that depends on a group checks whether it is finished
-    p_tasks := p_tasks || fold_unready(p_tasks);
+    p_tasks := p_tasks || collapse_unready(p_tasks);
     foreach r in array runs loop
         perform recount_groups(r);
         perform recount_upstream(r, array(
             select p.idx from unnest(p_tasks) p where p.run_id = r
             union
-            select g.dst from after_tasks(p_tasks) g where g.run_id = r));
+            select g.dst from downstream_tasks(p_tasks) g where g.run_id = r));
         -- It starts again, and so does its time limit.
         update run_status s
         set state = 'queued', started_at = null, finished_at = null, cancel_requested = false, reason = null
         where s.run_id = r and s.state in ('success', 'failed', 'canceled');
         perform recount_run(r);
     end loop;
-    perform watch_again(runs);
+    perform requeue_log_archiving(runs);
     -- A run that stayed open decides now; one that was closed waits for admission like any other queued run.
-    offered := settle(decide_waiting(array(
+    offered := complete_tasks(evaluate_waiting_tasks(array(
         select s.run_id from run_status s where s.run_id = any(runs) and s.state = 'running')));
     return offered + admit_runs(array(
         select distinct s.dag_id from run_status s where s.run_id = any(runs) and s.state = 'queued'));
@@ -234,7 +234,7 @@ end $$;
 
 -- Moves an ended run to another version of its DAG: the current one, if it has the same tasks with the same indexes, so
 -- that existing records keep their meaning. The caller holds the run's lock.
-create function move_run(p_run_id bigint, p_version_id int) returns void language plpgsql as $$
+create function change_run_version(p_run_id bigint, p_version_id int) returns void language plpgsql as $$
 declare
     status run_status;
 begin
@@ -259,7 +259,7 @@ begin
     where r.run_id = p_run_id and r.version_id = status.version_id and r.state in ('success', 'failed', 'canceled');
     update task k set version_id = p_version_id where k.run_id = p_run_id;
     delete from run_group g where g.run_id = p_run_id;   -- of other groups; counted again when something is reopened
-    insert into moved_run as m (run_id, version_id) values (p_run_id, p_version_id)
+    insert into run_version_override as m (run_id, version_id) values (p_run_id, p_version_id)
     on conflict (run_id) do update set version_id = excluded.version_id;
 end $$;
 
@@ -269,23 +269,23 @@ create function clear_tasks(p_run_id bigint, p_idxs int[], p_instances jsonb, p_
                             out reopened int, out asked int)
 language plpgsql as $$
 declare
-    chosen ended[];
-    taken ended[];
+    chosen task_ref[];
+    taken task_ref[];
 begin
     perform 1 from run_status r where r.run_id = p_run_id for no key update;
     if not found then
         return;  -- it was pruned a moment ago
     end if;
     if p_version_id is not null then
-        perform move_run(p_run_id, p_version_id);
+        perform change_run_version(p_run_id, p_version_id);
     end if;
     update task k set request = 'clear'
     where k.run_id = p_run_id and (k.idx = any(p_idxs) or (k.idx, k.map_index) in (
           select (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_instances) x))
       and k.state in ('queued', 'running') and k.request is distinct from 'cancel';
     get diagnostics asked = row_count;
-    taken := take_back_instances(p_run_id, p_idxs);
-    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into chosen
+    taken := reset_instances(p_run_id, p_idxs);
+    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref) into chosen
     from task k
     where k.run_id = p_run_id and (k.idx = any(p_idxs) or (k.idx, k.map_index) in (
           select (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_instances) x))
@@ -294,14 +294,14 @@ begin
     -- An operator has acted: its retries count from zero again.
     update run_status r set retried = 0 where r.run_id = p_run_id and r.retried > 0;
     update run_group g set retried = 0 where g.run_id = p_run_id and g.retried > 0;
-    insert into journal (occurred_at, verb, actor, run_id, detail)
+    insert into audit_log (occurred_at, action, actor, run_id, detail)
     values (clock(), 'clear', p_actor, p_run_id,
             jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked)
             || case when p_instances = '[]' then '{}' else jsonb_build_object('instances', p_instances) end
             || case when p_version_id is null then '{}' else jsonb_build_object('version_id', p_version_id) end);
     if reopened > 0 then
-        perform reopen(taken || chosen);
-        perform pass_gates();
+        perform reopen_tasks(taken || chosen);
+        perform apply_effects();
     end if;
 end $$;
 
@@ -314,7 +314,7 @@ declare
     before task;
     status run_status;
     spec task_spec;
-    blocked ended[];
+    blocked task_ref[];
     t timestamptz := clock();
 begin
     select * into status from run_status r where r.run_id = p_run_id for no key update;
@@ -326,20 +326,20 @@ begin
                end) then
         return null;
     end if;
-    update task k set request = ('mark_' || p_state)::task_request
+    update task k set request = ('mark_' || p_state)::stop_request
     where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.state in ('queued', 'running');
     if found then
-        insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
+        insert into audit_log (occurred_at, action, actor, run_id, idx, map_index, detail)
         values (t, 'mark', p_actor, p_run_id, p_idx, p_map_index, jsonb_build_object('to', p_state, 'asked', true));
         return 'asked';
     end if;
     if status.state = 'queued' then
         update run_status r set state = 'running', started_at = coalesce(r.started_at, t)
         where r.run_id = p_run_id and r.state = 'queued';
-        perform settle(start_runs(array[p_run_id]));
+        perform complete_tasks(start_runs(array[p_run_id]));
     end if;
-    perform quit_lines(array[p_run_id], p_idx, p_map_index);
-    delete from ready q
+    perform leave_gate_queues(array[p_run_id], p_idx, p_map_index);
+    delete from ready_task q
     where q.queue = spec.queue and q.rank in (9 - spec.priority, 9) and q.run_id = p_run_id and q.idx = p_idx
       and q.map_index = p_map_index;
     select * into before from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index;
@@ -350,25 +350,26 @@ begin
         set state = p_state, finished_at = t, not_before = null, reason = 'marked by ' || p_actor
         where k.state not in ('queued', 'running') and k.state <> p_state;
     if not found then
-        perform pass_gates();   -- of a run that has just begun
+        perform apply_effects();   -- of a run that has just begun
         return null;
     end if;
-    insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
+    insert into audit_log (occurred_at, action, actor, run_id, idx, map_index, detail)
     values (t, 'mark', p_actor, p_run_id, p_idx, p_map_index,
             jsonb_build_object('from', coalesce(before.state, 'waiting'), 'to', p_state));
     if before.state is null or before.state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed') then
-        perform leave_gates(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::ended]);
-        perform settle(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::ended]);
-        perform pass_gates();
+        perform release_gates(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::task_ref]);
+        perform complete_tasks(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::task_ref]);
+        perform apply_effects();
         return 'marked';
     end if;
     -- It had ended before, and maybe the run with it: keep that attempt, then evaluate again what it had blocked.
-    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, let_in_at,
-                         taken_at, started_at,
-                         start_seconds, finished_at)
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, admitted_at,
+                         queued_at, started_at,
+                         startup_seconds, finished_at)
     select before.run_id, before.idx, before.map_index, before.epoch, before.attempt, before.session,
         before.state::text,
-           before.reason, before.exit_code, before.let_in_at, before.taken_at, before.started_at, before.start_seconds,
+           before.reason, before.exit_code, before.admitted_at, before.queued_at, before.started_at,
+               before.startup_seconds,
                before.finished_at
     where before.epoch > 0 and before.started_at is not null
     on conflict (run_id, idx, map_index, epoch) do nothing;
@@ -377,24 +378,24 @@ begin
         union
         select g.dst from below b join edge g on g.version_id = status.version_id and g.src = b.dst
     )
-    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into blocked
+    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref) into blocked
     from below b join task k on k.run_id = p_run_id and k.idx = b.dst
     where k.state in ('upstream_failed', 'waiting');
-    perform reopen_marked(p_run_id, blocked);
+    perform reopen_after_mark(p_run_id, blocked);
     if spec.awaits_past then
-        perform note_past(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::ended]);
+        perform depends_on_past_tasks(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::task_ref]);
     end if;
-    perform pass_gates();
+    perform apply_effects();
     return 'marked';
 end $$;
 
 -- After a mark in a run: blocked tasks are evaluated again; a closed run with nothing to evaluate gets its state again.
-create function reopen_marked(p_run_id bigint, p_blocked ended[]) returns void language plpgsql as $$
+create function reopen_after_mark(p_run_id bigint, p_blocked task_ref[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
     if p_blocked is not null then
-        perform reopen(p_blocked);
+        perform reopen_tasks(p_blocked);
         return;
     end if;
     -- Through the ordinary doors, so that no other move exists: queued, running (with the marked task open), ended.
@@ -416,16 +417,17 @@ end $$;
 
 -- A paused DAG offers nothing: available tasks become pending again. reconcile repeats it for tasks that slipped
 -- through.
-create function hold_dag(p_dag_id int) returns int language plpgsql as $$
+create function suspend_dag_tasks(p_dag_id int) returns int language plpgsql as $$
 declare
-    held ended[];
+    held task_ref[];
 begin
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
-    perform quit_lines(array(select r.run_id from run_status r where r.dag_id = p_dag_id and r.state = 'running'),
+    perform leave_gate_queues(array(select r.run_id from run_status r where r.dag_id = p_dag_id
+        and r.state = 'running'),
                        null);
     -- One scan over the queue: with a lookup per run, a long queue would be read as often as there are runs.
-    delete from ready q where q.ctid = any(array(
-        select x.ctid from ready x
+    delete from ready_task q where q.ctid = any(array(
+        select x.ctid from ready_task x
         cross join lateral (select 1 from run_status r
                             where r.run_id = x.run_id and r.dag_id = p_dag_id and r.state = 'running' offset 0) r
         where x.queue = any(array(
@@ -438,18 +440,18 @@ begin
         where r.dag_id = p_dag_id and r.state = 'running' and k.run_id = r.run_id and k.state = 'available'
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into held from moved m;
-    perform leave_gates(held);
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) into held from moved m;
+    perform release_gates(held);
     return coalesce(cardinality(held), 0);
 end $$;
 
-create function unhold_dag(p_dag_id int) returns int language plpgsql as $$
+create function resume_dag_tasks(p_dag_id int) returns int language plpgsql as $$
 declare
-    held ended[];
+    held task_ref[];
 begin
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
-    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into held
+    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref) into held
     from run_status r join task k on k.run_id = r.run_id
     where r.dag_id = p_dag_id and r.state = 'running' and k.state = 'pending' and k.not_before is null;
-    return release(held) + admit_runs(array[p_dag_id]);
+    return release_pending_tasks(held) + admit_runs(array[p_dag_id]);
 end $$;

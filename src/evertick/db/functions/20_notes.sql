@@ -17,7 +17,7 @@ begin
         on conflict (run_id, idx, map_index) do update
             set content = excluded.content, written_by = excluded.written_by, written_at = excluded.written_at;
     end if;
-    insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
+    insert into audit_log (occurred_at, action, actor, run_id, idx, map_index, detail)
     values (clock(), 'note', p_actor, p_run_id, nullif(p_idx, -1), case when p_idx >= 0 then p_map_index end,
             jsonb_build_object('is_taken_away', p_content is null));
     return true;
@@ -69,7 +69,7 @@ begin
             values (p_run_id, p_idx, p_map_index, owner.epoch, returned)
         on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value;
     end if;
-    insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
+    insert into audit_log (occurred_at, action, actor, run_id, idx, map_index, detail)
     values (clock(), 'put_output', p_actor, p_run_id, p_idx, p_map_index,
             jsonb_strip_nulls(jsonb_build_object('name', p_name, 'is_taken_away', nullif(p_value is null, false))));
     return 'done';

@@ -1,15 +1,15 @@
 -- Notifications. The transaction in which something happens also writes it into the outbox: the notification exists
--- exactly if the change does, also when the process fails. The leader delivers it (scheduler/notification_sender.py); nothing here
--- waits for a destination. Why: docs/decisions/0022-notifications.md.
+-- exactly if the change does, also when the process fails. The leader delivers it (scheduler/notification_sender.py);
+-- nothing here waits for a destination. Why: docs/decisions/0022-notifications.md.
 
 -- Tasks that have ended, and runs that were closed. The caller holds the runs' locks.
-create function tell_ends(p_ended ended[], p_closed bigint[]) returns void language plpgsql as $$
+create function notify_ends(p_ended task_ref[], p_closed bigint[]) returns void language plpgsql as $$
 begin
-    perform tell(array(
+    perform enqueue_notifications(array(
         select row(e.run_id, e.version_id, e.idx, case when e.map_index < 0 then s.name
                    else format('%s[%s]', s.name, e.map_index) end,
                    case e.state when 'success' then 'success' when 'failed' then 'failure' else 'skipped' end, e.state,
-                   nullif(k.attempt, 0), k.reason)::happening
+                   nullif(k.attempt, 0), k.reason)::notification_event
         from unnest(p_ended) e
         cross join lateral (select x.name from task_spec x where x.version_id = e.version_id and x.idx = e.idx
                             and x.notifies offset 0) s
@@ -19,38 +19,38 @@ begin
         union all
         select row(r.run_id, r.version_id, -1, '', case r.state when 'success' then 'success'
                    else 'failure' end, r.state, null,
-                   r.reason)::happening
+                   r.reason)::notification_event
         from unnest(p_closed) c(run_id)
         cross join lateral (select * from run_status x where x.run_id = c.run_id offset 0) r
         where r.state in ('success', 'failed')));
 end $$;
 
--- Attempts that failed or were lost and are not their task's last (see remember).
-create function tell_retries(p_retried jsonb) returns void language plpgsql as $$
+-- Attempts that failed or were lost and are not their task's last (see record_attempts).
+create function notify_retries(p_retried jsonb) returns void language plpgsql as $$
 declare
-    happened happening[];
+    happened notification_event[];
 begin
     happened := array(
         select row(m.run_id, m.version_id, m.idx, case when m.map_index < 0 then s.name
                    else format('%s[%s]', s.name, m.map_index) end,
-                   'retry', m.kind, m.attempt, m.reason)::happening
+                   'retry', m.kind, m.attempt, m.reason)::notification_event
         from jsonb_to_recordset(p_retried) as m(run_id bigint, version_id int, idx int, map_index int, kind text,
                                                 attempt int, reason text)
         cross join lateral (select x.name from task_spec x where x.version_id = m.version_id and x.idx = m.idx
                             and x.notifies offset 0) s
         where m.kind <> 'given_back');
     if cardinality(happened) > 0 then
-        perform tell(happened);
+        perform enqueue_notifications(happened);
     end if;
 end $$;
 
 -- Writes events into the outbox, for each destination that subscribed to them. A success ends the failure streak of its
 -- schedule; a failure within a streak is counted there, and sent only to destinations that want every one.
-create function tell(p_happened happening[]) returns void language plpgsql as $$
+create function enqueue_notifications(p_happened notification_event[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
-    delete from episode p using unnest(p_happened) h
+    delete from failure_streak p using unnest(p_happened) h
     cross join lateral (select x.schedule_id from run x where x.run_id = h.run_id offset 0) r
     where h.event = 'success' and p.schedule_id = r.schedule_id and p.task = h.task;
     with wanted as materialized (
@@ -60,17 +60,17 @@ begin
         cross join lateral (select x.name from dag x where x.dag_id = r.dag_id offset 0) d
         cross join lateral (
             select y.sink, bool_or(y.every_time) as every_time from (
-                select x.sink, x.every_time from notice x where x.version_id = h.version_id and x.idx = h.idx
+                select x.sink, x.every_time from notification_rule x where x.version_id = h.version_id and x.idx = h.idx
                     and x.event = h.event
                 union all
-                select x.sink, x.every_time from default_notice x where h.idx = -1 and x.event = h.event) y
+                select x.sink, x.every_time from default_notification_rule x where h.idx = -1 and x.event = h.event) y
             group by y.sink) n
     ), failing as materialized (
         select w.schedule_id, w.task, min(w.run_id) as run_id, count(distinct w.run_id)::int as failures
         from wanted w where w.event = 'failure' and w.schedule_id is not null
         group by w.schedule_id, w.task
     ), noted as (
-        insert into episode as p (schedule_id, task, run_id, since, failures)
+        insert into failure_streak as p (schedule_id, task, run_id, since, failures)
         select f.schedule_id, f.task, f.run_id, t, f.failures from failing f order by f.schedule_id, f.task
         on conflict (schedule_id, task) do update set failures = p.failures + excluded.failures
         returning p.schedule_id, p.task, p.failures
@@ -78,7 +78,7 @@ begin
         select f.schedule_id, f.task, f.run_id from failing f
         join noted p on p.schedule_id = f.schedule_id and p.task = f.task and p.failures = f.failures
     )
-    insert into outbox (shard, sink, event, run_id, fact, created_at, waiting_since, due_at)
+    insert into outbox (shard, sink, event, run_id, payload, created_at, waiting_since, due_at)
     select 0, w.sink, w.event, w.run_id, jsonb_strip_nulls(jsonb_build_object(
                'event', w.event, 'dag', w.dag, 'run', w.run_id, 'task', nullif(w.task, ''), 'state', w.state, 'attempt',
                    w.attempt,
@@ -93,11 +93,11 @@ end $$;
 
 -- Missed deadlines: each is the first of its failure streak. Of a task the destinations are those of the run's version,
 -- of a run those of the DAG's current version.
-create function tell_alerts(p_late late[]) returns void language plpgsql as $$
+create function notify_alerts(p_late missed_deadline[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
-    insert into outbox (shard, sink, event, run_id, fact, created_at, waiting_since, due_at)
+    insert into outbox (shard, sink, event, run_id, payload, created_at, waiting_since, due_at)
     select 0, n.sink, 'deadline', a.run_id, jsonb_strip_nulls(jsonb_build_object(
                'event', 'deadline', 'alert', a.kind, 'dag', d.name, 'schedule', c.name, 'run', a.run_id, 'task',
                    nullif(a.task, ''),
@@ -108,22 +108,22 @@ begin
     left join lateral (select x.dag_id, x.version_id from run x where x.run_id = a.run_id offset 0) r on true
     cross join lateral (select * from dag x where x.dag_id = coalesce(c.dag_id, r.dag_id) offset 0) d
     cross join lateral (
-        select x.sink from notice x where a.task = '' and x.version_id = d.version_id and x.idx = -1
+        select x.sink from notification_rule x where a.task = '' and x.version_id = d.version_id and x.idx = -1
             and x.event = 'deadline'
         union
-        select x.sink from task_spec s join notice x on x.version_id = s.version_id and x.idx = s.idx
+        select x.sink from task_spec s join notification_rule x on x.version_id = s.version_id and x.idx = s.idx
             and x.event = 'deadline'
         where s.version_id = r.version_id and s.name = a.task
         union
-        select x.sink from default_notice x where x.event = 'deadline') n
+        select x.sink from default_notification_rule x where x.event = 'deadline') n
     order by a.place, n.sink;
 end $$;
 
 -- Claims due deliveries: of each destination at most p_each, and of those in p_passed_over none, so that a destination
 -- with many waiting deliveries does not delay the others. No other process claims them for p_seconds. The destinations
 -- with waiting deliveries are found by jumping along the index from one to the next, however many wait for each.
-create function take_deliveries(p_shard smallint, p_epoch bigint, p_passed_over text[], p_each int, p_limit int,
-                                p_seconds double precision)
+create function claim_deliveries(p_shard smallint, p_epoch bigint, p_passed_over text[], p_each int, p_limit int,
+                                 p_seconds double precision)
 returns table (
     delivery_id bigint, sink text, event text, fact jsonb, attempts int, created_at timestamptz
 ) language plpgsql as $$
@@ -149,29 +149,30 @@ begin
     )
     update outbox o set attempts = o.attempts + 1, due_at = t + make_interval(secs => p_seconds)
     where o.ctid = any(array(select d.place from due d)) and o.state = 'waiting'
-    returning o.delivery_id, o.sink, o.event, o.fact, o.attempts, o.created_at;
+    returning o.delivery_id, o.sink, o.event, o.payload, o.attempts, o.created_at;
 end $$;
 
 -- Regularly, by the leader: its settings become the notifications for all DAGs (p_defaults: [{event, sink,
 -- every_time}]); deliveries that have waited for longer than p_seconds and are not being sent right now expire; and
 -- waiting ones are counted, up to p_most.
-create function tend_outbox(p_shard smallint, p_epoch bigint, p_defaults jsonb, p_seconds double precision, p_limit int,
-                            p_most int, out given_up int, out waiting int, out oldest_seconds double precision)
+create function maintain_outbox(p_shard smallint, p_epoch bigint, p_defaults jsonb, p_seconds double precision,
+                                p_limit int, p_most int, out given_up int, out waiting int,
+                                out oldest_seconds double precision)
 language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
     perform fence(p_shard, p_epoch);
-    delete from default_notice n where not exists (
+    delete from default_notification_rule n where not exists (
         select 1 from jsonb_to_recordset(p_defaults) as x(event text, sink text)
             where x.event = n.event and x.sink = n.sink);
-    insert into default_notice as n (event, sink, every_time)
+    insert into default_notification_rule as n (event, sink, every_time)
     select x.event, x.sink, x.every_time
         from jsonb_to_recordset(p_defaults) as x(event text, sink text, every_time boolean)
     order by x.event, x.sink
     on conflict (event, sink) do update set every_time = excluded.every_time where n.every_time <> excluded.every_time;
     update outbox o set state = 'failed', ended_at = t,
-        answer = 'given up: ' || coalesce(o.answer, 'its sink did not work for long')
+        response = 'given up: ' || coalesce(o.response, 'its sink did not work for long')
     where o.state = 'waiting' and o.ctid = any(array(
         select x.ctid from outbox x
         where x.shard = p_shard and x.state = 'waiting' and x.waiting_since < t - make_interval(secs => p_seconds)
@@ -197,7 +198,7 @@ begin
         order by x.delivery_id limit p_limit for update skip locked));
     get diagnostics again = row_count;
     if again > 0 then
-        insert into journal (occurred_at, verb, actor, detail)
+        insert into audit_log (occurred_at, action, actor, detail)
         values (t, 'retry_notifications', p_actor,
                 jsonb_strip_nulls(jsonb_build_object('ids', p_ids, 'sink', p_sink, 'count', again)));
     end if;

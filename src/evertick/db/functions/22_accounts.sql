@@ -30,7 +30,7 @@ begin
     if p_password_hash is not null or p_disabled then
         update credential c set revoked_at = t where c.account_id = before.account_id and c.revoked_at is null;
     end if;
-    insert into journal (occurred_at, verb, actor, detail)
+    insert into audit_log (occurred_at, action, actor, detail)
     values (t, 'change_user', p_actor, jsonb_build_object('user', before.name,
             'before', jsonb_build_object('role', before.role, 'tags', before.tags, 'is_disabled', before.is_disabled),
             'after', (select jsonb_build_object('role', a.role, 'tags', a.tags, 'is_disabled', a.is_disabled)
@@ -45,24 +45,24 @@ end $$;
 -- and returns how long to wait: 0 if this attempt may proceed. After p_free failures each one doubles the wait, up to a
 -- quarter of an hour. Of the subjects in p_fading one failure a minute is forgotten: many people share an address, and
 -- some of them always mistype.
-create function try_login(p_subjects text[], p_free int[], p_fading text[])
+create function record_login_attempt(p_subjects text[], p_free int[], p_fading text[])
 returns double precision language plpgsql as $$
 declare
     t timestamptz := clock();
     wait double precision;
 begin
-    delete from login_try l where l.tried_at < t - interval '1 day' and l.subject <> all(p_subjects);
-    update login_try l
+    delete from login_attempt l where l.tried_at < t - interval '1 day' and l.subject <> all(p_subjects);
+    update login_attempt l
     set failures = greatest(l.failures - floor(extract(epoch from t - l.tried_at) / 60)::int, 0),
         tried_at = l.tried_at + floor(extract(epoch from t - l.tried_at) / 60) * interval '1 minute'
     where l.subject = any(p_fading) and l.tried_at <= t - interval '1 minute';
     select max(extract(epoch from l.tried_at - t) + least(2 ^ least(l.failures - s.free, 20), 900)) into wait
-    from unnest(p_subjects, p_free) as s(subject, free) join login_try l on l.subject = s.subject
+    from unnest(p_subjects, p_free) as s(subject, free) join login_attempt l on l.subject = s.subject
         and l.failures >= s.free;
     if wait > 0 then
         return wait;
     end if;
-    insert into login_try as l (subject, failures, tried_at)
+    insert into login_attempt as l (subject, failures, tried_at)
     select s, 1, t from unnest(p_subjects) s order by s
     on conflict (subject) do update set failures = l.failures + 1, tried_at = t;
     return 0;

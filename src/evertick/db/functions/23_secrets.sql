@@ -19,7 +19,7 @@ begin
     if is_new is null then
         return null;
     end if;
-    insert into journal (occurred_at, verb, actor, detail)
+    insert into audit_log (occurred_at, action, actor, detail)
     values (clock(), 'put_value', p_actor, jsonb_build_object('kind', p_kind, 'name', p_name, 'is_new', is_new));
     return is_new;
 end $$;
@@ -30,13 +30,13 @@ begin
     if not found then
         return false;
     end if;
-    insert into journal (occurred_at, verb, actor, detail)
+    insert into audit_log (occurred_at, action, actor, detail)
     values (clock(), 'delete_value', p_actor, jsonb_build_object('kind', p_kind, 'name', p_name));
     return true;
 end $$;
 
 -- The same value under another key. One that was changed meanwhile stays as it is: it has the new key already.
-create function reseal_value(p_kind text, p_name text, p_old text, p_content text, p_key_id text)
+create function reencrypt_value(p_kind text, p_name text, p_old text, p_content text, p_key_id text)
 returns boolean language plpgsql as $$
 begin
     update stored_value v set content = p_content, key_id = p_key_id

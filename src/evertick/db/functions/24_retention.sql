@@ -1,6 +1,6 @@
 -- Retention: old runs are deleted, in batches so small that nothing has to wait for them. A run disappears at once: its
 -- row and its status are deleted in one transaction. Its tasks, results, logs and attempts can be gigabytes: they are
--- listed in `remains` and deleted slice by slice, so a crash between two slices loses nothing of the list.
+-- listed in `pending_cleanup` and deleted slice by slice, so a crash between two slices loses nothing of the list.
 --
 -- Which runs are old enough is decided by a walk over their ids (db/queries/prune.sql), because ids rise with time and
 -- an index on finished_at would cost every run. Here each run is checked again, under its lock. The leader of shard 0
@@ -8,7 +8,7 @@
 
 -- One audit entry per round, with the number of deleted rows so far: written by the transaction that deletes, so that
 -- it is true after a crash as well. Returns the entry.
-create function note_pruned(p_entry bigint, p_actor text, p_before timestamptz, p_kind text, p_count bigint)
+create function record_pruned(p_entry bigint, p_actor text, p_before timestamptz, p_kind text, p_count bigint)
 returns bigint language plpgsql as $$
 declare
     noted bigint;
@@ -16,12 +16,12 @@ begin
     if p_count = 0 then
         return p_entry;
     end if;
-    update journal j
+    update audit_log j
     set detail = j.detail || jsonb_build_object(p_kind, coalesce((j.detail->>p_kind)::bigint, 0) + p_count)
     where j.entry_id = p_entry
     returning j.entry_id into noted;
     if noted is null then
-        insert into journal (occurred_at, verb, actor, detail)
+        insert into audit_log (occurred_at, action, actor, detail)
         values (clock(), 'prune', p_actor, jsonb_build_object('before', p_before, p_kind, p_count))
         returning entry_id into noted;
     end if;
@@ -42,26 +42,26 @@ begin
         select r.run_id from run_status r
         where r.run_id = any(p_run_ids) and r.state in ('success', 'failed', 'canceled') and r.finished_at < p_before
         order by r.run_id for update skip locked);
-    perform forget_runs(p_shard, doomed);
+    perform delete_runs(p_shard, doomed);
     pruned := cardinality(doomed);
-    entry := note_pruned(p_entry, p_actor, p_before, 'runs', pruned);
+    entry := record_pruned(p_entry, p_actor, p_before, 'runs', pruned);
 end $$;
 
--- Deletes these runs; the rows that depend on them are left to sweep. The caller has locked them and knows that they
--- have ended.
-create function forget_runs(p_shard smallint, p_doomed bigint[]) returns void language plpgsql as $$
+-- Deletes these runs; the rows that depend on them are left to delete_pending_cleanup. The caller has locked them and
+-- knows that they have ended.
+create function delete_runs(p_shard smallint, p_doomed bigint[]) returns void language plpgsql as $$
 declare
     awaited int[];
 begin
-    insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(p_doomed) d;
-    -- A task that waited for one of them waits for nothing now (is_past_over): the leader admits it.
+    insert into pending_cleanup (shard, kind, id) select p_shard, 'run', d from unnest(p_doomed) d;
+    -- A task that waited for one of them waits for nothing now (is_previous_done): the leader admits it.
     awaited := array(select g.gate_id from gate g
                      where g.kind = 'past' and split_part(g.name, '/', 1)::bigint = any(p_doomed)
                      order by g.gate_id for no key update);
-    update gate g set is_behind = true where g.gate_id = any(awaited);
+    update gate g set needs_admission = true where g.gate_id = any(awaited);
     delete from run_status r where r.run_id = any(p_doomed);
     delete from backfill_run b where b.run_id = any(p_doomed);
-    delete from moved_run m where m.run_id = any(p_doomed);
+    delete from run_version_override m where m.run_id = any(p_doomed);
     delete from run r where r.run_id = any(p_doomed);
 end $$;
 
@@ -78,8 +78,8 @@ begin
     if doomed.state not in ('success', 'failed', 'canceled') then
         return 'open';
     end if;
-    perform forget_runs(0::smallint, array[p_run_id]);
-    insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
+    perform delete_runs(0::smallint, array[p_run_id]);
+    insert into audit_log (occurred_at, action, actor, dag_id, run_id, detail)
     values (clock(), 'delete_run', p_actor, doomed.dag_id, p_run_id, jsonb_build_object('state', doomed.state));
     return 'deleted';
 end $$;
@@ -87,8 +87,8 @@ end $$;
 -- Deletes at most p_limit rows that belong to deleted runs or versions. A run without any more rows is taken off the
 -- list. By ctid, because a delete has no limit of its own. No other transaction uses these rows: every verb begins with
 -- the run, or with the DAG.
-create function sweep(p_shard smallint, p_epoch bigint, p_kind text, p_ids bigint[], p_limit int, out swept int,
-                      out is_clean boolean)
+create function delete_pending_cleanup(p_shard smallint, p_epoch bigint, p_kind text, p_ids bigint[], p_limit int,
+                                       out swept int, out is_clean boolean)
 language plpgsql as $$
 declare
     gone bigint[];
@@ -98,14 +98,16 @@ begin
     perform fence(p_shard, p_epoch);
     swept := 0;
     gone := array(
-        select m.id from remains m
+        select m.id from pending_cleanup m
         where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
     foreach hung in array case p_kind
-        when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'poll', 'approval', 'child_run', 'attempt',
+        when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'sensor_poll', 'approval', 'child_run',
+            'attempt',
                               'note', 'run_group', 'task']
-                                      else array['edge', 'retry_group', 'task_input', 'task_gate', 'task_child',
-                                                 'task_wait', 'task_deadline', 'notice', 'task_list', 'task_mapping',
+                                      else array['edge', 'retry_group', 'task_input', 'task_gate', 'trigger_dag_task',
+                                                 'wait_spec', 'task_deadline', 'notification_rule', 'mapping_input',
+                                                     'task_mapping',
                                           'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array('
                        'select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
@@ -118,9 +120,9 @@ begin
         if p_kind = 'run' then
             -- Their logs in the storage go next. An object that is being uploaded at this moment stays on its list for
             -- as long as that may take.
-            update log_object o set look_at = greatest(o.look_at, clock()) where o.run_id = any(gone);
+            update log_archive_object o set look_at = greatest(o.look_at, clock()) where o.run_id = any(gone);
         end if;
-        delete from remains m where m.shard = p_shard and m.kind = p_kind and m.id = any(gone);
+        delete from pending_cleanup m where m.shard = p_shard and m.kind = p_kind and m.id = any(gone);
     end if;
 end $$;
 
@@ -140,24 +142,24 @@ begin
         where v.retired_at < p_before and v.version_id is distinct from d.version_id
           and not exists (select 1 from run r where r.dag_id = v.dag_id and r.version_id = v.version_id
                           and r.run_id <= v.final_run_id + 100000)
-          and not exists (select 1 from moved_run m where m.version_id = v.version_id)
+          and not exists (select 1 from run_version_override m where m.version_id = v.version_id)
         limit p_limit for no key update skip locked);
-    insert into remains (shard, kind, id) select p_shard, 'version', d from unnest(doomed) d;
+    insert into pending_cleanup (shard, kind, id) select p_shard, 'version', d from unnest(doomed) d;
     delete from dag_version v where v.version_id = any(doomed);
     pruned := cardinality(doomed);
-    entry := note_pruned(p_entry, p_actor, p_before, 'versions', pruned);
+    entry := record_pruned(p_entry, p_actor, p_before, 'versions', pruned);
 end $$;
 
-create function prune_journal(p_shard smallint, p_epoch bigint, p_entry_ids bigint[], p_before timestamptz,
-                              p_actor text, p_entry bigint, out pruned bigint, out entry bigint)
+create function prune_audit_log(p_shard smallint, p_epoch bigint, p_entry_ids bigint[], p_before timestamptz,
+                                p_actor text, p_entry bigint, out pruned bigint, out entry bigint)
 language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
-    delete from journal where ctid = any(array(
-        select j.ctid from journal j
+    delete from audit_log where ctid = any(array(
+        select j.ctid from audit_log j
         where j.entry_id = any(p_entry_ids) and j.occurred_at < p_before for update skip locked));
     get diagnostics pruned = row_count;
-    entry := note_pruned(p_entry, p_actor, p_before, 'journal', pruned);
+    entry := record_pruned(p_entry, p_actor, p_before, 'journal', pruned);
 end $$;
 
 -- One batch of what needs no walk and has nothing hanging on it.
@@ -176,9 +178,9 @@ begin
             limit p_limit));
     elsif p_kind = 'causes' then
         -- What fires of long ago came after, schedule by schedule as well.
-        delete from cause where ctid = any(array(
+        delete from run_trigger where ctid = any(array(
             select k.ctid from schedule c cross join lateral (
-                select x.ctid from cause x
+                select x.ctid from run_trigger x
                 where x.schedule_id = c.schedule_id and x.fire_at < p_before
                 order by x.fire_at limit p_limit for update skip locked) k
             limit p_limit));
@@ -194,7 +196,7 @@ begin
     elsif p_kind = 'events' then
         -- In the order of their ids, which is that of time: the first recent one ends the scan.
         delete from event where ctid = any(array(
-            select x.ctid from (select e.ctid, e.sent_at from event e where e.is_heard order by e.event_id
+            select x.ctid from (select e.ctid, e.sent_at from event e where e.is_delivered order by e.event_id
                                 limit p_limit for update skip locked) x
             where x.sent_at < p_before));
     elsif p_kind = 'asset_updates' then
@@ -211,7 +213,7 @@ begin
         -- Runners that ended long ago. One that comes back notices it because its row is missing.
         delete from runner where ctid = any(array(
             select r.ctid from runner r
-            where r.gone_at < p_before and not exists (select 1 from lease l where l.session = r.session)
+            where r.ended_at < p_before and not exists (select 1 from lease l where l.session = r.session)
             limit p_limit for update of r skip locked));
     elsif p_kind = 'bundles' then
         -- Code that no version has. Publishing stores the code first and the version a moment later, and renews its
@@ -224,5 +226,5 @@ begin
         raise exception 'nothing is pruned as %', p_kind;
     end if;
     get diagnostics pruned = row_count;
-    entry := note_pruned(p_entry, p_actor, p_before, p_kind, pruned);
+    entry := record_pruned(p_entry, p_actor, p_before, p_kind, pruned);
 end $$;

@@ -3,7 +3,7 @@
 
 -- Leases of sessions that have ended, or never existed: a claim that committed while its runner was being declared
 -- dead. Steps from session to session through the index, because there are few of them and many leases.
-create function stranded() returns setof bigint language sql stable as $$
+create function dead_sessions_with_leases() returns setof bigint language sql stable as $$
     with recursive holder as (
         (select session from lease order by session limit 1)
         union all
@@ -11,8 +11,8 @@ create function stranded() returns setof bigint language sql stable as $$
         from holder h where h.session is not null
     )
     select h.session from holder h left join runner r on r.session = h.session
-    where h.session is not null and (r.session is null or r.gone_at is not null)
-      and exists (select 1 from lease l where l.session = h.session and not is_set_aside('run', l.run_id))
+    where h.session is not null and (r.session is null or r.ended_at is not null)
+      and exists (select 1 from lease l where l.session = h.session and not is_quarantined('run', l.run_id))
     limit 100
 $$;
 
@@ -29,15 +29,16 @@ $$;
 -- Adds the elapsed time, at most two seconds, to the silence of each runner whose counter stands still; a new heartbeat
 -- sets it to zero. So a restarted leader, an outage or a clock jump adds nothing. A locked row is skipped. Returns the
 -- runners that have been silent for too long by our threshold and by their own, and have not claimed since then.
-create function listen_for_silence(p_elapsed double precision, p_lost_after double precision)
+create function detect_dead_runners(p_elapsed double precision, p_lost_after double precision)
 returns setof bigint language sql as $$
     with watched as (
         update runner r
-        set silent_seconds = case when r.beat > r.watched_beat then 0 else r.silent_seconds + least(p_elapsed, 2) end,
-            watched_beat = r.beat
+        set silent_seconds = case when r.heartbeat_seq > r.observed_seq then 0
+            else r.silent_seconds + least(p_elapsed, 2) end,
+            observed_seq = r.heartbeat_seq
         where r.session = any(array(select x.session from runner x
-                                    where x.gone_at is null for no key update skip locked))
-          and r.gone_at is null and (r.beat > r.watched_beat or p_elapsed > 0)
+                                    where x.ended_at is null for no key update skip locked))
+          and r.ended_at is null and (r.heartbeat_seq > r.observed_seq or p_elapsed > 0)
         returning r.session, r.silent_seconds, greatest(p_lost_after, r.lost_after_seconds) as threshold
     )
     select w.session from watched w
@@ -45,18 +46,18 @@ returns setof bigint language sql as $$
     limit 100
 $$;
 
--- The lost runners, without the other parts of look.
-create function listen(p_shard smallint, p_epoch bigint, p_elapsed double precision, p_lost_after double precision,
-                       out silent bigint[], out stranded bigint[])
+-- The lost runners, without the other parts of poll_work.
+create function observe_heartbeats(p_shard smallint, p_epoch bigint, p_elapsed double precision,
+                                   p_lost_after double precision, out silent bigint[], out stranded bigint[])
 language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
-    silent := array(select x from listen_for_silence(p_elapsed, p_lost_after) x);
-    stranded := array(select x from stranded() x);
+    silent := array(select x from detect_dead_runners(p_elapsed, p_lost_after) x);
+    stranded := array(select x from dead_sessions_with_leases() x);
 end $$;
 
 -- Whether a run has taken longer than its DAG allows, and something in it is still running that was not asked to stop.
-create function is_overdue(p_run_id bigint) returns boolean language sql stable as $$
+create function is_run_overdue(p_run_id bigint) returns boolean language sql stable as $$
     select exists (
         select 1 from run_status r join dag_version v on v.version_id = r.version_id
         where r.run_id = p_run_id and r.state = 'running' and not r.cancel_requested
@@ -77,13 +78,13 @@ create function overdue_runs(p_shard smallint) returns setof bigint language sql
         cross join lateral (select x.run_timeout from dag_version x where x.version_id = r.version_id offset 0) v
         where d.has_run_timeout and d.shard = p_shard and r.started_at + make_interval(secs => v.run_timeout) <= clock()
         offset 0) late
-    where is_overdue(late.run_id) and not is_set_aside('run', late.run_id)
+    where is_run_overdue(late.run_id) and not is_quarantined('run', late.run_id)
     limit 100
 $$;
 
 -- DAGs with queued runs that could start: they were skipped because of a lock when room became free. Steps from DAG to
 -- DAG through the index of open runs.
-create function dags_with_room(p_shard smallint) returns setof int language sql stable as $$
+create function dags_with_free_slots(p_shard smallint) returns setof int language sql stable as $$
     with recursive active as (
         (select r.dag_id from run_status r where r.state in ('queued', 'running') order by r.dag_id limit 1)
         union all
@@ -92,47 +93,50 @@ create function dags_with_room(p_shard smallint) returns setof int language sql 
         from active a where a.dag_id is not null
     )
     select d.dag_id from active a
-    cross join lateral (select x.dag_id, x.max_active_runs, x.has_turns, x.awaits_past from dag x
-                        where x.dag_id = a.dag_id and x.shard = p_shard and not x.paused offset 0) d
+    cross join lateral (select x.dag_id, x.max_active_runs, x.serializes_runs, x.depends_on_past from dag x
+                        where x.dag_id = a.dag_id and x.shard = p_shard and not x.is_paused offset 0) d
     where (select true from run_status q
            where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'queued' limit 1)
       and (((d.max_active_runs is null or d.max_active_runs > (
                 select count(*) from run_status q
                 where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'running'))
-            and (not d.has_turns or exists (select 1 from whose_turn(d.dag_id))))
-           or (d.awaits_past and exists (select 1 from waited_for(d.dag_id))))
-      and not is_set_aside('dag', d.dag_id)
+            and (not d.serializes_runs or exists (select 1 from next_runs_in_order(d.dag_id))))
+           or (d.depends_on_past and exists (select 1 from runs_blocking_others(d.dag_id))))
+      and not is_quarantined('dag', d.dag_id)
     limit 100
 $$;
 
 -- Everything that the leader must know, in one round trip: the lease is renewed, silence is added up, and the answer
 -- says what is due now and when something is due next. p_seconds and p_elapsed are null for a call that only reads.
 -- Each part fails on its own and reports it in `troubles`; none waits for a lock: a locked row is read again in a
--- moment. A mark that the leader remembers (table cluster) is advanced as well: one transaction less per second. If the
--- stored mark is older, it stays as it is, for the process that reports the loss. What exists once for all shards
--- (silence, the ready queue, gates, arrivals, the outbox, marks) is reported only to the leader of shard 0.
-create function look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean,
-                     p_is_watched boolean, p_elapsed double precision, p_lost_after double precision,
-                     p_system_id bigint, p_timeline bigint, p_lsn bigint, out read_at timestamptz,
-                     out is_watched boolean, out next_fire timestamptz, out next_timer timestamptz,
-                     out has_line boolean, out next_expiry timestamptz, out silent bigint[], out stranded bigint[],
-                     out overdue bigint[], out with_room int[], out backfills int[], out has_arrivals boolean,
-                     out next_wake timestamptz, out has_gates boolean, out next_opening timestamptz,
-                     out has_deliveries boolean, out marked_lsn bigint, out is_synchronous boolean,
-                     out of_shards smallint, out has_moves boolean, out troubles text[])
+-- moment. A mark that the leader remembers (table server_timeline) is advanced as well: one transaction less per
+-- second. If the stored mark is older, it stays as it is, for the process that reports the loss. What exists once for
+-- all shards (silence, the ready queue, gates, arrivals, the outbox, marks) is reported only to the leader of shard
+-- 0.
+create function poll_work(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean,
+                          p_is_watched boolean, p_elapsed double precision, p_lost_after double precision,
+                          p_system_id bigint, p_timeline bigint, p_lsn bigint, out read_at timestamptz,
+                          out has_session_lock boolean, out next_fire timestamptz, out next_timer timestamptz,
+                          out has_line boolean, out next_expiry timestamptz, out silent bigint[],
+                          out stranded bigint[], out overdue bigint[], out with_room int[], out backfills int[],
+                          out has_arrivals boolean, out next_wake timestamptz, out has_gates boolean,
+                          out next_opening timestamptz, out has_deliveries boolean, out marked_lsn bigint,
+                          out is_synchronous boolean, out shard_count smallint, out has_moves boolean,
+                          out troubles text[])
 language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     read_at := clock();
     troubles := '{}';
-    is_watched := p_is_watched;
+    has_session_lock := p_is_watched;
     if p_seconds is not null then
         if p_watches and not p_is_watched then
-            is_watched := pg_try_advisory_lock(4712, p_shard);
+            has_session_lock := pg_try_advisory_lock(4712, p_shard);
         end if;
-        update shard s set lease_until = read_at + make_interval(secs => p_seconds), is_watched = look.is_watched
+        update shard s set lease_until = read_at + make_interval(secs => p_seconds),
+            has_session_lock = poll_work.has_session_lock
         where s.shard = p_shard and s.epoch = p_epoch and s.lease_until is not null
-        returning s.of_shards, s.moves_since is not null into of_shards, has_moves;
+        returning s.shard_count, s.rebalancing_since is not null into shard_count, has_moves;
         if not found then
             raise exception 'not the leader of shard %: epoch % has resigned', p_shard, p_epoch using errcode = 'EV001';
         end if;
@@ -140,13 +144,13 @@ begin
     perform set_config('lock_timeout', '50ms', true);
     begin
         select min(s.next_due) into next_fire from schedule_state s
-        where s.shard = p_shard and s.next_due is not null and not s.paused and s.error is null;
+        where s.shard = p_shard and s.next_due is not null and not s.is_paused and s.error is null;
     exception when others then
         troubles := array_append(troubles, 'fire: ' || sqlerrm);
     end;
     begin
-        select min(w.due_at) into next_timer from timer w where w.shard = p_shard;
-        has_line := exists (select 1 from retry_line l where l.shard = p_shard);
+        select min(w.due_at) into next_timer from task_timer w where w.shard = p_shard;
+        has_line := exists (select 1 from retry_queue l where l.shard = p_shard);
     exception when others then
         troubles := array_append(troubles, 'promote: ' || sqlerrm);
     end;
@@ -156,7 +160,7 @@ begin
         troubles := array_append(troubles, 'time_out: ' || sqlerrm);
     end;
     begin
-        with_room := array(select x from dags_with_room(p_shard) x);
+        with_room := array(select x from dags_with_free_slots(p_shard) x);
     exception when others then
         troubles := array_append(troubles, 'admit: ' || sqlerrm);
     end;
@@ -168,7 +172,7 @@ begin
         troubles := array_append(troubles, 'backfill: ' || sqlerrm);
     end;
     begin
-        next_wake := next_wake_of(p_shard);
+        next_wake := next_wake(p_shard);
     exception when others then
         troubles := array_append(troubles, 'wake: ' || sqlerrm);
     end;
@@ -182,26 +186,26 @@ begin
     end if;
     begin
         if p_elapsed is not null then
-            silent := array(select x from listen_for_silence(p_elapsed, p_lost_after) x);
+            silent := array(select x from detect_dead_runners(p_elapsed, p_lost_after) x);
         end if;
-        stranded := array(select x from stranded() x);
+        stranded := array(select x from dead_sessions_with_leases() x);
     exception when others then
         troubles := array_append(troubles, 'reap: ' || sqlerrm);
     end;
     begin
-        select min(q.expires_at) into next_expiry from ready q where q.expires_at is not null;
+        select min(q.expires_at) into next_expiry from ready_task q where q.expires_at is not null;
     exception when others then
         troubles := array_append(troubles, 'time_out: ' || sqlerrm);
     end;
     begin
-        has_arrivals := exists (select 1 from arrival);
+        has_arrivals := exists (select 1 from dependency_event);
     exception when others then
         troubles := array_append(troubles, 'hear: ' || sqlerrm);
     end;
     begin
-        select min(g.opens_at) into next_opening from gate g where g.opens_at is not null;
-        has_gates := exists (select 1 from gate g where g.is_behind)
-                  or can_come_back();
+        select min(g.next_opening) into next_opening from gate g where g.next_opening is not null;
+        has_gates := exists (select 1 from gate g where g.needs_admission)
+                  or has_admissible_tasks();
     exception when others then
         troubles := array_append(troubles, 'gates: ' || sqlerrm);
     end;
@@ -211,15 +215,15 @@ begin
         troubles := array_append(troubles, 'notify: ' || sqlerrm);
     end;
     begin
-        update cluster c
+        update server_timeline c
         set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(),
             is_synchronous = current_setting('synchronous_standby_names') <> ''
                              and current_setting('synchronous_commit') not in ('off', 'local')
-        where c.ctid = (select x.ctid from cluster x
+        where c.ctid = (select x.ctid from server_timeline x
                         where x.system_id = p_system_id and x.timeline = p_timeline
                             and x.lsn >= '0/0'::pg_lsn + p_lsn::numeric
                         for no key update skip locked)
-        returning (c.lsn - '0/0')::bigint, c.is_synchronous into marked_lsn, look.is_synchronous;
+        returning (c.lsn - '0/0')::bigint, c.is_synchronous into marked_lsn, poll_work.is_synchronous;
     exception when others then
         troubles := array_append(troubles, 'mark: ' || sqlerrm);
     end;
@@ -227,8 +231,8 @@ begin
     read_at := clock();
 end $$;
 
--- What a deferred task waits for, in a few words; `why` has the details.
-create function waits_for(p_run_id bigint, p_idx int, p_map_index int) returns text language plpgsql stable as $$
+-- What a deferred task waits for, in a few words; `explain_task` has the details.
+create function describe_wait(p_run_id bigint, p_idx int, p_map_index int) returns text language plpgsql stable as $$
 begin
     return (
         select case d.kind
@@ -236,29 +240,31 @@ begin
             when 'event' then 'waits for event ' || substr(d.key, 7)
             when 'approval' then 'waits for a decision'
             when 'poll' then format('polled %s times, again at %s', coalesce((
-                select q.polls from poll q where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index),
-                    0), shown_utc(d.wake_at))
-            when 'time' then 'waits until ' || shown_utc(d.wake_at) end
+                select q.polls from sensor_poll q where q.run_id = p_run_id and q.idx = p_idx
+                    and q.map_index = p_map_index),
+                    0), format_utc(d.wake_at))
+            when 'time' then 'waits until ' || format_utc(d.wake_at) end
         from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index);
 end $$;
 
-create function shown_utc(p_instant timestamptz) returns text language sql stable as $$
+create function format_utc(p_instant timestamptz) returns text language sql stable as $$
     select to_char(p_instant at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
 $$;
 
 -- For people: one row per task of each run, including those without a row.
-create view tasks as
+create view all_tasks as
 select r.run_id, s.idx, coalesce(k.map_index, -1) as map_index, r.dag_id, d.name as dag, x.version_id, s.name as task,
        s.queue, s.priority, s.max_attempts,
        coalesce(k.state, 'waiting') as state, coalesce(k.epoch, 0) as epoch, coalesce(k.attempt, 0) as attempt,
-       k.losses, k.session, k.request, k.not_before, k.started_at, k.finished_at, k.exit_code,
+       k.lost_attempts as losses, k.session, k.request, k.not_before, k.started_at, k.finished_at, k.exit_code,
        case when k.state = 'pending' and k.not_before is not null and exists (
-                select 1 from retry_line l where l.shard = any(array(select h.shard from shard h)) and l.queue = s.queue
+                select 1 from retry_queue l where l.shard = any(array(select h.shard from shard h))
+                    and l.queue = s.queue
                     and l.due_at = k.not_before
                    and l.run_id = k.run_id and l.idx = k.idx and l.map_index = k.map_index)
             then concat_ws('; ', k.reason,
                            'held back: as many retries of its queue are active as max_active_retries allows')
-            when k.state = 'deferred' then waits_for(k.run_id, k.idx, k.map_index)
+            when k.state = 'deferred' then describe_wait(k.run_id, k.idx, k.map_index)
             else k.reason end as reason
 from run r
 join run_status x on x.run_id = r.run_id
@@ -266,10 +272,10 @@ join dag d on d.dag_id = r.dag_id
 join task_spec s on s.version_id = x.version_id
 left join task k on k.run_id = r.run_id and k.idx = s.idx;
 
-create view attempts as
+create view all_attempts as
 select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text as outcome, k.reason, k.exit_code,
-       k.started_at, k.finished_at, k.let_in_at, k.taken_at,
-       case when k.finished_at is not null then k.start_seconds end as start_seconds, null::timestamptz as retry_at
+       k.started_at, k.finished_at, k.admitted_at as let_in_at, k.queued_at as taken_at,
+       case when k.finished_at is not null then k.startup_seconds end as start_seconds, null::timestamptz as retry_at
 from task k
 -- one that an executor never began has no start
 where (k.started_at is not null or (k.session is not null and k.finished_at is not null)) and not exists (
@@ -277,5 +283,6 @@ where (k.started_at is not null or (k.session is not null and k.finished_at is n
         and a.epoch = k.epoch)
 union all
 select a.run_id, a.idx, a.map_index, a.epoch, a.attempt, a.session, a.outcome, a.reason, a.exit_code, a.started_at,
-       a.finished_at, a.let_in_at, a.taken_at, a.start_seconds, a.retry_at
+       a.finished_at, a.admitted_at as let_in_at, a.queued_at as taken_at, a.startup_seconds as start_seconds,
+           a.retry_at
 from attempt a;

@@ -1,13 +1,13 @@
 -- Why a task does not run: each gate, queue and limit that it waits for, with the facts.
 
 -- The tasks that hold a gate, the oldest first.
-create function holders_of(p_gate_id int, p_limit int) returns jsonb language sql stable as $$
+create function gate_holders(p_gate_id int, p_limit int) returns jsonb language sql stable as $$
     select coalesce(jsonb_agg(jsonb_build_object('run_id', x.run_id, 'dag', x.dag, 'task', x.task, 'state', x.state,
                                                  'weight', x.weight, 'since', x.since)
                                                      order by x.since, x.run_id, x.idx), '[]')
     from (
         select h.run_id, h.idx, d.name as dag, s.name as task, k.state, n.weight, h.since
-        from gate_hold h
+        from gate_holder h
         cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
         join task k on k.run_id = h.run_id and k.idx = h.idx and k.map_index = h.map_index
         join task_spec s on s.version_id = k.version_id and s.idx = k.idx
@@ -15,17 +15,18 @@ create function holders_of(p_gate_id int, p_limit int) returns jsonb language sq
         where n.gate_id = p_gate_id order by h.since, h.run_id, h.idx limit p_limit) x
 $$;
 
--- Why a task is not running: every reason, the most binding first. It asks the functions and rows that decide: `decide`
--- for the upstream, the line's own gate, `is_served` for the queue. Stable, so that all of it is of one moment.
-create function why(p_run_id bigint, p_idx int, p_map_index int)
+-- Why a task is not running: every reason, the most binding first. It asks the functions and rows that decide:
+-- `evaluate_trigger_rule` for the upstream, the line's own gate, `is_queue_served` for the queue. Stable, so that all
+-- of it is of one moment.
+create function explain_task(p_run_id bigint, p_idx int, p_map_index int)
 returns table (kind text, detail jsonb) language plpgsql stable as $$
 declare
     status run_status;
     spec task_spec;
     k task;
     d dag;
-    wait gate_wait;
-    line gate_line;
+    wait gate_waiter;
+    line gate_queue;
     most constant int := 10000;
     t timestamptz := clock();
 begin
@@ -41,7 +42,7 @@ begin
         return;
     end if;
     if k.state = 'queued' then
-        return query select 'queued', why_queued(k);
+        return query select 'queued', explain_dispatch(k);
         return;
     end if;
     if k.state = 'running' then
@@ -52,7 +53,7 @@ begin
     return query select 'quarantined', jsonb_build_object('verb', q.verb, 'reason', q.reason, 'retry_at', q.retry_at)
         from quarantine q where (q.kind, q.subject_id) in (('run', p_run_id), ('dag', status.dag_id::bigint))
         and (q.retry_at is null or q.retry_at > t);
-    if d.paused and (status.state = 'queued' or k.state = 'pending') then
+    if d.is_paused and (status.state = 'queued' or k.state = 'pending') then
         return query select 'dag_paused', jsonb_build_object('dag', d.name);
     end if;
     if status.state = 'queued' then
@@ -65,14 +66,14 @@ begin
     if k.state is null or k.state = 'waiting' then
         return query
         select 'upstream', jsonb_build_object('idx', g.src, 'task', s.name, 'state', coalesce(u.state, 'waiting'),
-                                              'rule', spec.rule,
+                                              'rule', spec.trigger_rule,
                                               'ended', coalesce(k.n_success, 0) + coalesce(k.n_failed, 0)
                                                        + coalesce(k.n_upstream_failed, 0) + coalesce(k.n_skipped, 0),
-                                              'total', spec.upstream_total + coalesce(k.n_more, 0))
+                                              'total', spec.upstream_total + coalesce(k.n_extra, 0))
         -- of a group with retries all tasks, because none counts before all have ended
         from (select e.src from edge e where e.version_id = status.version_id and e.dst = p_idx
               union select unnest(w.members) from edge e join retry_group w on w.version_id = e.version_id
-                  and w.grp = e.out_of
+                  and w.grp = e.leaves_group
               where e.version_id = status.version_id and e.dst = p_idx) g
         join task_spec s on s.version_id = status.version_id and s.idx = g.src
         left join task u on u.run_id = p_run_id and u.idx = g.src
@@ -91,10 +92,10 @@ begin
         left join deferral w on w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index
             and w.epoch = k.epoch
         left join run_status c on c.run_id = case when w.kind = 'run' then substr(w.key, 5)::bigint end
-        left join task_child h on h.version_id = k.version_id and h.idx = p_idx
+        left join trigger_dag_task h on h.version_id = k.version_id and h.idx = p_idx
         left join approval a on a.run_id = p_run_id and a.idx = p_idx and a.map_index = p_map_index
             and a.epoch = k.epoch
-        left join poll q on q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index;
+        left join sensor_poll q on q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index;
         return;
     end if;
     if k.state = 'pending' and k.not_before is not null then
@@ -103,54 +104,55 @@ begin
                 jsonb_build_object('until', k.not_before, 'attempt', k.attempt, 'reason', k.reason);
         else
             return query select 'retry_line', jsonb_build_object('queue', spec.queue, 'due_at', k.not_before, 'ahead', (
-                select count(*) from (select 1 from retry_line l where l.shard = any(array(select h.shard from shard h))
+                select count(*) from (select 1 from retry_queue l
+                    where l.shard = any(array(select h.shard from shard h))
                                       and l.queue = spec.queue
                                       and l.due_at < k.not_before limit most) x));
         end if;
         return;
     end if;
     if k.state = 'available' then
-        return query select case when is_served(spec.queue, spec.version_id, p_idx, 0) then 'in_line'
+        return query select case when is_queue_served(spec.queue, spec.version_id, p_idx, 0) then 'in_line'
             else 'no_runner' end,
             queue_facts(spec.queue, spec.version_id, p_idx) || jsonb_build_object('ahead', (
                 select count(*) from (
-                    select 1 from ready q join ready mine on mine.queue = q.queue and mine.run_id = p_run_id
+                    select 1 from ready_task q join ready_task mine on mine.queue = q.queue and mine.run_id = p_run_id
                         and mine.idx = p_idx
                                                          and mine.map_index = p_map_index
                                                              and mine.rank in (9 - spec.priority, 9)
                     where q.queue = spec.queue and (q.rank, q.seq) < (mine.rank, mine.seq) limit most) x));
         return;
     end if;
-    select w.* into wait from gate_wait w where w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index;
-    select l.* into line from gate_line l where l.line_id = wait.line_id;
+    select w.* into wait from gate_waiter w where w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index;
+    select l.* into line from gate_queue l where l.line_id = wait.line_id;
     if line.queue is not null then
         return query select 'no_runner', queue_facts(line.queue, spec.version_id, p_idx);
     end if;
     return query
     select 'gate', jsonb_build_object(
         'gate', g.kind, 'name', g.name, 'used', g.used, 'capacity', g.capacity, 'need', n.need, 'since', wait.since,
-        'holders', case when n.is_held then holders_of(g.gate_id, 5) else '[]' end,
+        'holders', case when n.is_held then gate_holders(g.gate_id, 5) else '[]' end,
         'reserved_for', case when n.is_held and g.capacity - g.used >= n.need then (
             select jsonb_build_object('run_id', w.run_id, 'dag', y.name, 'task', s.name, 'need', l.need)
-            from gate_line l join gate_wait w on w.line_id = l.line_id and w.rank = l.rank and w.seq = l.seq
+            from gate_queue l join gate_waiter w on w.line_id = l.line_id and w.rank = l.rank and w.seq = l.seq
             join task_spec s on s.version_id = w.version_id and s.idx = w.idx
             join run r on r.run_id = w.run_id join dag y on y.dag_id = r.dag_id
             where l.line_id = reserved_for(g.gate_id)) end,
-        'ahead', a.ahead) || case when n.is_held then '{}' else check_facts(g.gate_id, n.need, coalesce(a.ahead, 0)) end
+        'ahead', a.ahead) || case when n.is_held then '{}' else gate_facts(g.gate_id, n.need, coalesce(a.ahead, 0)) end
     from (select x.gate_id, x.weight::bigint, true from unnest(line.gate_ids, line.weights) as x(gate_id, weight)
           union all select x.gate_id, x.need, false from unnest(line.checks, line.needs) as x(gate_id, need)) as
               n(gate_id, need, is_held)
     join gate g on g.gate_id = n.gate_id
     cross join lateral (select case when g.gate_id = line.blocked_on then (
         select count(*) from (
-            select 1 from gate_line l join gate_wait w on w.line_id = l.line_id
+            select 1 from gate_queue l join gate_waiter w on w.line_id = l.line_id
             where l.blocked_on = g.gate_id and (w.rank, w.seq) < (wait.rank, wait.seq) limit most) x) end as ahead) a
-    where g.gate_id = line.blocked_on or n.need > room_at(g.gate_id)
+    where g.gate_id = line.blocked_on or n.need > free_slots(g.gate_id)
     order by g.gate_id = line.blocked_on desc, g.gate_id;
 end $$;
 
 -- What keeps a task at a check: the smaller versions, the time, the task of the run before.
-create function check_facts(p_gate_id int, p_need bigint, p_ahead bigint) returns jsonb language plpgsql stable as $$
+create function gate_facts(p_gate_id int, p_need bigint, p_ahead bigint) returns jsonb language plpgsql stable as $$
 declare
     g gate;
 begin
@@ -174,7 +176,7 @@ begin
     when 'rate' then
         -- Slots become free in the order in which they were taken, and waiting tasks take them again at once.
         return jsonb_build_object('period', g.period, 'until', (
-            select p.until from gate_pass p where p.gate_id = p_gate_id order by p.until, p.seq
+            select p.until from rate_slot p where p.gate_id = p_gate_id order by p.until, p.seq
             offset p_ahead % g.capacity limit 1) + make_interval(secs => g.period * (p_ahead / g.capacity)));
     else
         return (
@@ -200,41 +202,43 @@ create function queue_facts(p_queue text, p_version_id int, p_idx int) returns j
     select jsonb_build_object(
         'queue', p_queue,
         'others', (select coalesce(jsonb_agg(distinct m.pattern), '[]') from runner x
-                   cross join unnest(x.match) as m(pattern)
-                   where p_queue = any(x.queues) and x.gone_at is null and x.request is null
-                     and not takes(x.match, p_version_id, p_idx)),
-        'runners', count(*) filter (where r.gone_at is null and r.request is null),
-        'draining', count(*) filter (where r.gone_at is null and r.request is not null),
-        'slots', coalesce(sum(r.slots) filter (where r.gone_at is null and r.request is null), 0),
-        'busy', coalesce(sum(busy_slots(r.session)) filter (where r.gone_at is null and r.request is null), 0),
-        'last', (select jsonb_build_object('runner', x.runner_id, 'until', x.gone_at) from runner x
-                 where p_queue = any(x.queues) and x.gone_at is not null and takes(x.match, p_version_id, p_idx)
-                 order by x.gone_at desc limit 1))
-    from runner r where p_queue = any(r.queues) and takes(r.match, p_version_id, p_idx)
+                   cross join unnest(x.task_patterns) as m(pattern)
+                   where p_queue = any(x.queues) and x.ended_at is null and x.request is null
+                     and not matches_patterns(x.task_patterns, p_version_id, p_idx)),
+        'runners', count(*) filter (where r.ended_at is null and r.request is null),
+        'draining', count(*) filter (where r.ended_at is null and r.request is not null),
+        'slots', coalesce(sum(r.slots) filter (where r.ended_at is null and r.request is null), 0),
+        'busy', coalesce(sum(busy_slots(r.session)) filter (where r.ended_at is null and r.request is null), 0),
+        'last', (select jsonb_build_object('runner', x.runner_id, 'until', x.ended_at) from runner x
+                 where p_queue = any(x.queues) and x.ended_at is not null
+                     and matches_patterns(x.task_patterns, p_version_id, p_idx)
+                 order by x.ended_at desc limit 1))
+    from runner r where p_queue = any(r.queues) and matches_patterns(r.task_patterns, p_version_id, p_idx)
 $$;
 
 -- What holds back the most work now, over all runs: for each cause how many tasks (or runs) wait for it.
 create view blocked as
 select 'gate' as kind, g.kind || ' ' || g.name as name, count(*) as waiting, min(w.since) as since,
-       jsonb_build_object('gate', g.kind, 'used', g.used, 'capacity', g.capacity, 'holders', holders_of(g.gate_id, 3))
-       || case when g.kind >= 'order' then check_facts(g.gate_id, min(l.need), 0) else '{}' end as detail
-from gate_line l join gate_wait w on w.line_id = l.line_id join gate g on g.gate_id = l.blocked_on
+       jsonb_build_object('gate', g.kind, 'used', g.used, 'capacity', g.capacity, 'holders', gate_holders(g.gate_id, 3))
+       || case when g.kind >= 'order' then gate_facts(g.gate_id, min(l.need), 0) else '{}' end as detail
+from gate_queue l join gate_waiter w on w.line_id = l.line_id join gate g on g.gate_id = l.blocked_on
 group by g.gate_id
 union all
 select 'no_runner', x.queue, sum(x.waiting)::bigint, null, queue_facts(x.queue, min(x.version_id), min(x.idx))
 from (select n.queue, n.version_id, n.idx, n.waiting
       from (select q.queue, k.version_id, k.idx, count(*) as waiting
-            from (select y.queue from (select distinct z.queue from ready z) y where not is_served_to_all(y.queue, 0)) u
-            join ready q on q.queue = u.queue
+            from (select y.queue from (select distinct z.queue from ready_task z) y
+                where not is_queue_served_fully(y.queue, 0)) u
+            join ready_task q on q.queue = u.queue
             join task k on k.run_id = q.run_id and k.idx = q.idx and k.map_index = q.map_index
             group by q.queue, k.version_id, k.idx) n
-      where not is_served(n.queue, n.version_id, n.idx, 0)
+      where not is_queue_served(n.queue, n.version_id, n.idx, 0)
       union all
-      select l.queue, w.version_id, w.idx, count(*) from gate_line l join gate_wait w on w.line_id = l.line_id
+      select l.queue, w.version_id, w.idx, count(*) from gate_queue l join gate_waiter w on w.line_id = l.line_id
       where l.queue is not null group by l.queue, w.version_id, w.idx) x
 group by x.queue
 union all
-select case when d.paused then 'dag_paused' else 'run_queued' end, d.name, count(*), min(f.created_at),
+select case when d.is_paused then 'dag_paused' else 'run_queued' end, d.name, count(*), min(f.created_at),
        jsonb_build_object('limit', d.max_active_runs, 'active', (
            select count(*) from run_status a where a.dag_id = d.dag_id and a.state in ('queued', 'running')
                and a.state = 'running'))
@@ -245,27 +249,28 @@ union all
 select 'dag_paused', d.name, count(*), null, jsonb_build_object('tasks', true)
 from dag d join run_status r on r.dag_id = d.dag_id and r.state = 'running' and r.state in ('queued', 'running')
 join task k on k.run_id = r.run_id and k.state = 'pending' and k.not_before is null
-where d.paused
+where d.is_paused
 group by d.dag_id
 union all
-select 'retry_line', l.queue, count(*), min(l.due_at), '{}' from retry_line l group by l.queue
+select 'retry_line', l.queue, count(*), min(l.due_at), '{}' from retry_queue l group by l.queue
 union all
 select 'time', 'retries that wait for their time', count(*), null, jsonb_build_object('next', min(w.due_at))
-    from timer w having count(*) > 0
+    from task_timer w having count(*) > 0
 union all
 select 'quarantined', q.kind || ' ' || q.subject_id, 1, q.since, jsonb_build_object('verb', q.verb, 'reason', q.reason)
 from quarantine q where q.retry_at is null or q.retry_at > clock();
 
--- What `why` reports of a queued task: the runner that observes it, how many were queued before it, and the last error.
-create function why_queued(p_task task) returns jsonb language plpgsql stable as $$
+-- What `explain_task` reports of a queued task: the runner that observes it, how many were queued before it, and the
+-- last error.
+create function explain_dispatch(p_task task) returns jsonb language plpgsql stable as $$
 begin
     return (
         select jsonb_build_object(
             'executor', d.executor, 'queue', d.queue, 'since', d.queued_at, 'tries', coalesce(d.tries, 0), 'tried_at',
                 d.tried_at,
-            'submitted_at', d.submitted_at, 'trouble', d.trouble, 'retry_at', d.retry_at, 'asked', p_task.request,
-            'runner', (select r.runner_id from runner r where r.session = d.owner and r.gone_at is null),
-            'has_runner', exists (select 1 from runner r where r.gone_at is null and r.executor = d.executor
+            'submitted_at', d.submitted_at, 'trouble', d.last_error, 'retry_at', d.retry_at, 'asked', p_task.request,
+            'runner', (select r.runner_id from runner r where r.session = d.owner and r.ended_at is null),
+            'has_runner', exists (select 1 from runner r where r.ended_at is null and r.executor = d.executor
                                   and d.queue = any(r.queues)),
             'ahead', (select count(*) from (
                 select 1 from dispatch b where b.owner = d.owner and b.submitted_at is null and b.started_at is null

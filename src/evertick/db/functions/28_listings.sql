@@ -5,11 +5,11 @@
 -- used. `status`, `status_dag_id` and `fact_kind` are the columns of the indexes.
 create view listed_run as
 select r.run_id, r.dag_id, d.name as dag, s.version_id, v.number as version, v.created_at as version_created_at,
-       run_text(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
+       run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
        -- As other schedulers call it. A run that was caused by an asset is recognized by its cause.
        case when r.kind = 'manual' and r.triggered_by ^@ 'run ' then 'operator_triggered'
             when r.kind = 'scheduled' and exists (
-                 select 1 from cause c where c.schedule_id = r.schedule_id and c.fire_at = r.fire_at
+                 select 1 from run_trigger c where c.schedule_id = r.schedule_id and c.fire_at = r.fire_at
                      and c.kind = 'asset') then 'asset_triggered'
             else r.kind::text end as run_type,
        r.schedule_id, r.fire_at,
@@ -27,11 +27,11 @@ select r.run_id, r.dag_id, d.name as dag, s.version_id, v.number as version, v.c
 -- and sensors between two polls, as phases of their own.
 create view listed_task as
 select r.run_id, r.dag_id, d.name as dag, b.version_id, v.number as version, v.created_at as version_created_at,
-       run_text(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
+       run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
        r.fire_at, case when r.kind = 'manual' then r.created_at else coalesce(r.fire_at, r.created_at) end as due_at,
        s.idx, coalesce(k.map_index, -1) as map_index, s.name as task, s.queue, s.priority, s.max_attempts,
        case when k.state is null then 'waiting' when k.state = 'pending' and k.not_before is not null then 'retrying'
-            when k.state = 'deferred' and not s.defers then 'polling' else k.state::text end as phase,
+            when k.state = 'deferred' and not s.is_wait then 'polling' else k.state::text end as phase,
        coalesce(k.attempt, 0) as attempt, k.started_at, k.finished_at,
        -- How many attempts there were in all: `attempt` begins at zero when a task is cleared.
        (select count(*) from attempt a where a.run_id = k.run_id and a.idx = k.idx and a.map_index = k.map_index
@@ -59,13 +59,14 @@ select r.run_id, r.dag_id, d.name as dag, b.version_id, v.number as version, v.c
 
 -- Each DAG with when it is due next and how its latest run stands.
 create view listed_dag as
-select d.dag_id, d.name as dag, d.paused, d.file, v.spec,
+select d.dag_id, d.name as dag, d.is_paused as paused, d.file, v.spec,
        array(select jsonb_array_elements_text(coalesce(v.spec->'tags', '[]'))) as tags,
        exists (select 1 from import_error e where e.file = d.file) as is_broken,
-       case when not d.paused then (
+       case when not d.is_paused then (
            select min(t.next_due) from schedule c join schedule_state t on t.schedule_id = c.schedule_id
-            where c.dag_id = d.dag_id and c.deleted_at is null and not t.paused) end as next_due,
-       array(select w.name from schedule c join awaited w on w.schedule_id = c.schedule_id and w.kind = 'asset'
+            where c.dag_id = d.dag_id and c.deleted_at is null and not t.is_paused) end as next_due,
+       array(select w.name from schedule c join schedule_dependency w on w.schedule_id = c.schedule_id
+           and w.kind = 'asset'
               where c.dag_id = d.dag_id and c.deleted_at is null) as assets,
        last.state as last_state, last.started_at as last_started_at, last.finished_at as last_finished_at
   from dag d join dag_version v on v.version_id = d.version_id
@@ -84,15 +85,15 @@ select t.*, e.key
     select n.key from jsonb_object_keys(case when v.value->>'$evertick' = 'outputs' then v.value->'named' else '{}' end)
         n(key)) e;
 
--- The journal, each entry with the DAG, run and task that it is about. `dag_id` asks the run only where the entry does
--- not say.
+-- The audit log, each entry with the DAG, run and task that it is about. `dag_id` asks the run only where the entry
+-- does not say.
 create view listed_event as
-select j.entry_id, j.occurred_at, j.verb, j.actor, d.name as dag,
-       case when r.run_id is not null then run_text(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id)
+select j.entry_id, j.occurred_at, j.action as verb, j.actor, d.name as dag,
+       case when r.run_id is not null then run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id)
            end as text_id,
        r.fire_at, s.name as task, j.map_index, j.detail, j.run_id,
        coalesce(j.dag_id, (select x.dag_id from run x where x.run_id = j.run_id)) as dag_id
-  from journal j left join run r on r.run_id = j.run_id left join run_status b on b.run_id = j.run_id
+  from audit_log j left join run r on r.run_id = j.run_id left join run_status b on b.run_id = j.run_id
   left join dag d on d.dag_id = coalesce(j.dag_id, r.dag_id)
   left join task_spec s on s.version_id = b.version_id and s.idx = j.idx;
 
@@ -105,7 +106,8 @@ select a.name, min(a.since) as since
       cross join lateral unnest(s.outlets) o(name)
      where d.deleted_at is null and s.outlets is not null
     union all
-    select w.name, c.changed_at from awaited w join schedule c on c.schedule_id = w.schedule_id where w.kind = 'asset')
+    select w.name, c.changed_at from schedule_dependency w join schedule c on c.schedule_id = w.schedule_id
+        where w.kind = 'asset')
         a
  group by a.name;
 

@@ -2,8 +2,9 @@
 -- one release. Why the tables are laid out like this: docs/decisions/0001-table-layout.md.
 --
 -- `task` holds the state of every task in one row, found by its key alone, so that claiming and finishing are HOT
--- updates. `ready`, `lease` and `timer` are small companions that hold the order, the owner and the due time: a task is
--- in `ready` while it is available, in `lease` while it runs, in `timer` while it waits for a time.
+-- updates. `ready_task`, `lease` and `task_timer` are small companions that hold the order, the owner and the due
+-- time: a task is in `ready_task` while it is available, in `lease` while it runs, in `task_timer` while it waits for
+-- a time.
 --
 -- There are no triggers, and foreign keys only between tables that change rarely: on a hot table each insert would
 -- probe and lock the parent, and a bounded deletion would become a cascade (tests/test_sql.py lists both sets).
@@ -19,12 +20,13 @@ create type trigger_rule as enum (
     'all_success', 'all_failed', 'all_done', 'all_done_min_one_success', 'all_done_setup_success',
     'one_success', 'one_failed', 'one_done', 'none_failed', 'none_skipped',
     'none_failed_min_one_success', 'all_skipped', 'always');
-create type decision as enum ('wait', 'run', 'skip', 'upstream_failed');
-create type task_request as enum ('cancel', 'clear', 'mark_success', 'mark_failed', 'mark_skipped');
+create type rule_decision as enum ('wait', 'run', 'skip', 'upstream_failed');
+create type stop_request as enum ('cancel', 'clear', 'mark_success', 'mark_failed', 'mark_skipped');
 -- A task holds slots of most gates from its admission until it ends. Of the last three it holds nothing: they are
--- checked at admission (`checks`). A task passes such a check if its need is no larger than the room there (room_at).
+-- checked at admission (`checks`). A task passes such a check if its need is no larger than the room there
+-- (free_slots).
 create type gate_kind as enum ('pool', 'mutex', 'key', 'group', 'task', 'dag', 'order', 'rate', 'past');
-create type map_how as enum ('product', 'zip', 'kwargs');
+create type map_mode as enum ('product', 'zip', 'kwargs');
 -- What a task waits for: a DAG that is not started yet, or the run of it; an instant; a time of day that has no instant
 -- yet; an event; a person's decision; the next poll.
 create type wait_kind as enum ('start', 'run', 'time', 'clock', 'event', 'approval', 'poll');
@@ -38,7 +40,7 @@ $$;
 
 -- The display id of a run: its key, or a text that ends with its number. Made of immutable parts, so that PostgreSQL
 -- inlines it: an index on it costs a new run 2.3 us this way, and 6 us with to_char.
-create function run_text(p_key text, p_kind run_kind, p_at timestamptz, p_run_id bigint)
+create function run_display_id(p_key text, p_kind run_kind, p_at timestamptz, p_run_id bigint)
 returns text language sql immutable as $$
     select coalesce(p_key,
         case p_kind when 'manual' then 'manual__' when 'scheduled' then 'scheduled__' else 'backfill__' end
@@ -65,36 +67,36 @@ create table bundle (
 );
 
 create table dag (
-    dag_id          int generated always as identity primary key,
-    name            text not null unique,
-    shard           smallint not null default 0,
-    paused          boolean not null default false,
-    version_id      int,
-    max_active_runs int check (max_active_runs > 0),
-    has_run_timeout boolean not null default false,   -- whether some version of it limits how long a run may take
-    is_awaited      boolean not null default false,   -- whether some schedule waits for its runs
+    dag_id            int generated always as identity primary key,
+    name              text not null unique,
+    shard             smallint not null default 0,
+    is_paused         boolean not null default false,
+    version_id        int,
+    max_active_runs   int check (max_active_runs > 0),
+    has_run_timeout   boolean not null default false,  -- whether some version of it limits how long a run may take
+    has_dependents    boolean not null default false,     -- whether some schedule waits for its runs
     -- whether some schedule of it lets its runs start only one after the other
-    has_turns       boolean not null default false,
-    awaits_past     boolean not null default false,   -- whether some task of it waits for the run before
-    notifies        boolean not null default false,   -- whether its runs cause notifications
+    serializes_runs   boolean not null default false,
+    depends_on_past   boolean not null default false,     -- whether some task of it waits for the run before
+    has_notifications boolean not null default false,          -- whether its runs cause notifications
     -- whether some version of it lets a run that fails begin again as a whole
-    has_run_retries boolean not null default false,
-    file            text not null,
-    deleted_at      timestamptz
+    has_run_retries   boolean not null default false,
+    file              text not null,
+    deleted_at        timestamptz
 );
 create index dag_timed on dag (dag_id) where has_run_timeout;
 
 create table dag_version (
-    version_id  int generated always as identity primary key,
-    dag_id      int not null references dag on delete restrict,
-    number      int not null,
-    hash        text not null,
-    bundle_hash text not null,
-    spec        jsonb not null,
-    task_count  int not null,
-    run_timeout double precision check (run_timeout > 0),
-    run_retries int not null default 0 check (run_retries >= 0),
-    created_at  timestamptz not null,
+    version_id   int generated always as identity primary key,
+    dag_id       int not null references dag on delete restrict,
+    number       int not null,
+    hash         text not null,
+    bundle_hash  text not null,
+    spec         jsonb not null,
+    task_count   int not null,
+    run_timeout  double precision check (run_timeout > 0),
+    run_retries  int not null default 0 check (run_retries >= 0),
+    created_at   timestamptz not null,
     -- When another version took its place, and the newest run of all then: none of its runs is newer. Null while
     -- current.
     retired_at   timestamptz,
@@ -109,26 +111,26 @@ create table task_spec (
     name           text not null,
     queue          text not null,
     priority       smallint not null check (priority between 0 and 9),
-    rule           trigger_rule not null,
+    trigger_rule   trigger_rule not null,
     upstream_total int not null,
     setup_total    int not null,
     is_setup       boolean not null,
     is_leaf        boolean not null,
-    starts_at_once boolean not null,
+    is_root        boolean not null,
     max_attempts   int not null check (max_attempts > 0),
     rerun_on_loss  boolean not null,
     queue_timeout  double precision check (queue_timeout > 0),
     outlets        text[],   -- the assets that it updates; null for none
     is_gated       boolean not null default false,   -- it has rows in task_gate
-    is_ordered     boolean not null default false,   -- of them, one of an ordered key
+    has_order_key  boolean not null default false,      -- of them, one of an ordered key
     -- of them, the one of the run before; or another version of it has that
     awaits_past    boolean not null default false,
     -- it waits without a slot, see deferral
-    defers         boolean not null default false,
+    is_wait        boolean not null default false,
     is_mapped      boolean not null default false,   -- it is replaced by its instances when it may start
-    notifies       boolean not null default false,   -- it has rows in notice
-    grp            int,                              -- the group with retries that it belongs to
-    decides_grp    boolean not null default false,   -- its failure is that of the group
+    notifies       boolean not null default false,   -- it has rows in notification_rule
+    group_id       int,                                   -- the group with retries that it belongs to
+    decides_group  boolean not null default false,     -- its failure is that of the group
     primary key (version_id, idx)
 );
 
@@ -143,14 +145,14 @@ create table retry_group (
 );
 
 create table edge (
-    version_id int not null,
-    src        int not null,
-    dst        int not null,
+    version_id   int not null,
+    src          int not null,
+    dst          int not null,
     -- the group with retries that it leads out of: then it says how src ended when all of the group has
-    out_of     int,
-    primary key (version_id, src, dst) include (out_of)
+    leaves_group int,
+    primary key (version_id, src, dst) include (leaves_group)
 );
-create index edge_upstream on edge (version_id, dst, src) include (out_of);
+create index edge_upstream on edge (version_id, dst, src) include (leaves_group);
 
 -- The upstream results that a task takes as arguments, under the names of the upstream tasks.
 create table task_input (
@@ -184,14 +186,14 @@ create index task_gate_pool on task_gate (name) where kind = 'pool';
 create table task_mapping (
     version_id int not null,
     idx        int not null,
-    how        map_how not null,
+    how        map_mode not null,
     most       int not null check (most > 0),
     primary key (version_id, idx)
 );
 
 -- The lists that a mapped task is given, in the order of its arguments: what a task returned (src), or one in the code
 -- (length).
-create table task_list (
+create table mapping_input (
     version_id int not null,
     idx        int not null,
     place      int not null,
@@ -201,7 +203,7 @@ create table task_list (
     check ((src is null) <> (length is null))
 );
 
-create table task_child (
+create table trigger_dag_task (
     version_id int not null,
     idx        int not null,
     dag        text not null,
@@ -214,7 +216,7 @@ create table task_child (
 
 -- What a task of a version waits for. Names are made of parts, as those of gates: texts, and paths into the run's
 -- parameters.
-create table task_wait (
+create table wait_spec (
     version_id int not null,
     idx        int not null,
     kind       wait_kind not null check (kind not in ('start', 'run')),
@@ -233,7 +235,7 @@ create table task_wait (
 );
 
 -- The notifications that the version asks for: of a task, or of the run as a whole (idx -1).
-create table notice (
+create table notification_rule (
     version_id int not null,
     idx        int not null,
     event      text not null check (event in ('success', 'failure', 'retry', 'skipped', 'deadline')),
@@ -243,7 +245,7 @@ create table notice (
 );
 
 -- The notifications for the runs of all DAGs: the settings of the leader.
-create table default_notice (
+create table default_notification_rule (
     event      text not null check (event in ('failure', 'deadline')),
     sink       text not null,
     every_time boolean not null,
@@ -261,51 +263,52 @@ create table import_error (
 -- Schedules -----------------------------------------------------------------------------------------------------------
 
 create table schedule (
-    schedule_id int generated always as identity primary key,
-    dag_id      int not null references dag on delete restrict,
-    name        text not null,
-    version     int not null check (version > 0),
-    spec        jsonb not null,
-    params      jsonb not null,
-    misfire     text not null,
+    schedule_id    int generated always as identity primary key,
+    dag_id         int not null references dag on delete restrict,
+    name           text not null,
+    version        int not null check (version > 0),
+    spec           jsonb not null,
+    params         jsonb not null,
+    misfire        text not null,
     window_seconds double precision not null,
-    catchup_limit int check (catchup_limit > 0),
-    overlap     text not null default 'allow' check (overlap in ('allow', 'skip', 'queue_one', 'queue_all', 'cancel')),
-    start_within  double precision check (start_within > 0),   -- deadlines of its runs, from when they are due
-    finish_within double precision check (finish_within > 0),
-    delay_seconds double precision not null default 0,   -- its jitter: how much later than its instants it is due
-    origin      text not null default 'code' check (origin in ('code', 'user')),
-    request     text,
-    changed_by  text not null,
-    changed_at  timestamptz not null,
-    deleted_at  timestamptz,
+    catchup_limit  int check (catchup_limit > 0),
+    overlap        text not null default 'allow'
+        check (overlap in ('allow', 'skip', 'queue_one', 'queue_all', 'cancel')),
+    start_within   double precision check (start_within > 0),  -- deadlines of its runs, from when they are due
+    finish_within  double precision check (finish_within > 0),
+    delay_seconds  double precision not null default 0,  -- its jitter: how much later than its instants it is due
+    origin         text not null default 'code' check (origin in ('code', 'user')),
+    request        text,
+    changed_by     text not null,
+    changed_at     timestamptz not null,
+    deleted_at     timestamptz,
     unique (dag_id, name)
 );
 
 create table schedule_state (
-    schedule_id int primary key references schedule on delete restrict,
-    shard       smallint not null,
-    version     int not null,
-    next_due    timestamptz,
-    last_fired  timestamptz,
-    paused      boolean not null default false,   -- its own pause or the DAG's
-    is_held     boolean not null default false,   -- its own
-    error       text
+    schedule_id        int primary key references schedule on delete restrict,
+    shard              smallint not null,
+    version            int not null,
+    next_due           timestamptz,
+    last_fired         timestamptz,
+    is_paused          boolean not null default false,  -- its own pause or the DAG's
+    is_paused_directly boolean not null default false,       -- its own
+    error              text
 ) with (fillfactor = 70);
 -- The due scan reads exactly the rows that are due: paused, finished and quarantined schedules are not in the index.
 create index schedule_due on schedule_state (shard, next_due)
-    where next_due is not null and not paused and error is null;
+    where next_due is not null and not is_paused and error is null;
 
 -- Every version that a schedule had, with its author and the reason. Grows with changes, not with fires.
 create table schedule_version (
-    schedule_id int not null references schedule on delete restrict,
-    version     int not null,
-    change      text not null check (change in ('publish', 'put', 'pause', 'unpause', 'delete')),
-    changed_by  text not null,
-    changed_at  timestamptz not null,
-    origin      text not null,
-    is_held     boolean not null,
-    settings    jsonb not null,   -- spec, params and rules
+    schedule_id        int not null references schedule on delete restrict,
+    version            int not null,
+    change             text not null check (change in ('publish', 'put', 'pause', 'unpause', 'delete')),
+    changed_by         text not null,
+    changed_at         timestamptz not null,
+    origin             text not null,
+    is_paused_directly boolean not null,
+    settings           jsonb not null,  -- spec, params and rules
     primary key (schedule_id, version)
 );
 
@@ -321,13 +324,13 @@ create table skip_record (
 
 -- Dependencies: the schedules that wait for a name, the events that are not delivered yet, the events that each
 -- schedule has received since its last run, and the events that caused a fire.
-create table awaited (
+create table schedule_dependency (
     kind        text not null check (kind in ('dag', 'end', 'asset')),
     name        text not null,
     schedule_id int not null,
     primary key (kind, name, schedule_id)
 );
-create index awaited_of on awaited (schedule_id);
+create index schedule_dependency_of on schedule_dependency (schedule_id);
 
 -- Updates of assets that were reported from outside. Those that tasks make follow from the tasks.
 create table asset_update (
@@ -339,7 +342,7 @@ create table asset_update (
 );
 
 -- Each of a run that ended or has updated it, or of an asset_update.
-create table arrival (
+create table dependency_event (
     arrival_id  bigint generated always as identity primary key,
     kind        text not null,
     name        text not null,
@@ -349,7 +352,7 @@ create table arrival (
     check (num_nonnulls(run_id, update_id) = 1)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
-create table heard (
+create table dependency_state (
     schedule_id int not null,
     kind        text not null,
     name        text not null,
@@ -360,7 +363,7 @@ create table heard (
     primary key (schedule_id, kind, name)
 );
 
-create table cause (
+create table run_trigger (
     schedule_id int not null,
     fire_at     timestamptz not null,
     kind        text not null,
@@ -390,8 +393,8 @@ create table backfill (
     position     timestamptz,          -- the last instant that was dealt with
     is_planned   boolean not null default false,   -- no instant is left
     total        bigint not null check (total > 0),
-    left_alone   bigint not null default 0,
-    made         bigint not null default 0,
+    skipped      bigint not null default 0,
+    created      bigint not null default 0,
     open_runs    int not null default 0 check (open_runs >= 0),
     succeeded    bigint not null default 0,
     failed       bigint not null default 0,
@@ -437,7 +440,7 @@ create unique index run_key on run (dag_id, key) where key is not null;
 -- Runs with an explicit instant. There are hardly any, so the index is almost empty and costs the other runs nothing.
 create unique index run_instant on run (dag_id, fire_at) where kind = 'manual' and fire_at is not null;
 -- Clients of other schedulers order by this text: of a DAG with a million runs that took 1.8 s to sort.
-create index run_of_text on run (dag_id, (run_text(key, kind, coalesce(fire_at, created_at), run_id)));
+create index run_of_display_id on run (dag_id, (run_display_id(key, kind, coalesce(fire_at, created_at), run_id)));
 -- Runs in the order of time (db/queries/listing.sql). Scheduled ones are in run_fire already, so that they are in none
 -- of the first two; all are in the third from their end on. What that costs is in
 -- docs/decisions/0031-lists-in-order.md.
@@ -479,17 +482,17 @@ create table task (
     state             task_state not null,
     epoch             int not null default 0,
     attempt           smallint not null default 0 check (attempt >= 0),
-    losses            smallint not null default 0,
+    lost_attempts     smallint not null default 0,
     session           bigint,
-    request           task_request,
+    request           stop_request,
     not_before        timestamptz,
     -- when its gates admitted it; null without gates. This and the next two are for display only
-    let_in_at         timestamptz,
+    admitted_at       timestamptz,
     -- when a runner took it for an executor elsewhere; it is started when its agent begins
-    taken_at          timestamptz,
+    queued_at         timestamptz,
     started_at        timestamptz,
     -- how long after that its body began, where that was longer than a moment; known at its end
-    start_seconds     real,
+    startup_seconds   real,
     finished_at       timestamptz,
     n_success         int,
     n_failed          int,
@@ -497,7 +500,7 @@ create table task (
     n_skipped         int,
     n_setup_success   int,
     n_setup_skipped   int,
-    n_more            int,   -- how many upstream tasks there are in addition to those of the version, by mapping
+    n_extra           int,    -- how many upstream tasks there are in addition to those of the version, by mapping
     exit_code         int,
     reason            text,
     primary key (run_id, idx, map_index),
@@ -520,19 +523,19 @@ create table run_group (
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
 
 -- Available tasks in the order in which they are claimed.
-create table ready (
-    queue      text not null,
-    rank       smallint not null,
-    seq        bigint generated always as identity,
-    run_id     bigint not null,
-    idx        int not null,
-    map_index  int not null,
-    expires_at timestamptz,   -- of a task with a queue_timeout
-    offered_at timestamptz not null default clock(),   -- since when it is queued
+create table ready_task (
+    queue       text not null,
+    rank        smallint not null,
+    seq         bigint generated always as identity,
+    run_id      bigint not null,
+    idx         int not null,
+    map_index   int not null,
+    expires_at  timestamptz,  -- of a task with a queue_timeout
+    enqueued_at timestamptz not null default clock(),   -- since when it is queued
     primary key (queue, rank, seq)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000, vacuum_truncate = off);
-create index ready_expiry on ready (expires_at) where expires_at is not null;
+create index ready_task_expiry on ready_task (expires_at) where expires_at is not null;
 
 -- Running tasks by the session that owns them.
 create table lease (
@@ -546,7 +549,7 @@ create table lease (
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000, vacuum_truncate = off);
 
 -- Pending tasks that time alone makes available.
-create table timer (
+create table task_timer (
     shard     smallint not null,
     due_at    timestamptz not null,
     run_id    bigint not null,
@@ -557,21 +560,21 @@ create table timer (
 
 -- Attempts that were superseded by a retry, a loss or a clear. The latest one is in the task's own row.
 create table attempt (
-    run_id      bigint not null,
-    idx         int not null,
-    map_index   int not null,
-    epoch       int not null,
-    attempt     smallint not null,
-    session     bigint,
-    outcome     text not null,
-    reason      text,
-    exit_code   int,
-    let_in_at   timestamptz,
-    taken_at    timestamptz,
-    started_at  timestamptz,
-    start_seconds real,
-    finished_at timestamptz not null,
-    retry_at    timestamptz,   -- from when the next one might begin; null where a person had to ask for it
+    run_id          bigint not null,
+    idx             int not null,
+    map_index       int not null,
+    epoch           int not null,
+    attempt         smallint not null,
+    session         bigint,
+    outcome         text not null,
+    reason          text,
+    exit_code       int,
+    admitted_at     timestamptz,
+    queued_at       timestamptz,
+    started_at      timestamptz,
+    startup_seconds real,
+    finished_at     timestamptz not null,
+    retry_at        timestamptz,  -- from when the next one might begin; null where a person had to ask for it
     primary key (run_id, idx, map_index, epoch)
 ) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
 
@@ -586,27 +589,28 @@ create table result (
         toast.autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_freeze_min_age = 0);
 
 create table log_chunk (
-    run_id    bigint not null,
-    idx       int not null,
-    map_index int not null,
-    epoch     int not null,
-    seq       bigint not null,   -- where the chunk starts in the attempt's spool file, and where it ends
-    until     bigint not null,
-    is_late   boolean not null default false,
-    content   text,
+    run_id        bigint not null,
+    idx           int not null,
+    map_index     int not null,
+    epoch         int not null,
+    seq           bigint not null,  -- where the chunk starts in the attempt's spool file, and where it ends
+    end_offset    bigint not null,
+    is_late       boolean not null default false,
+    content       text,
     -- Where the lines are that are not here any more: a part of an object in the storage, and what it must be.
-    object_id uuid,
-    at        int,
-    bytes     int,
-    digest    bytea,
+    object_id     uuid,
+    object_offset int,
+    bytes         int,
+    digest        bytea,
     primary key (run_id, idx, map_index, epoch, seq),
-    check ((content is null) = (object_id is not null and at is not null and bytes is not null and digest is not null))
+    check ((content is null) = (object_id is not null and object_offset is not null and bytes is not null
+        and digest is not null))
 ) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off,
         toast.autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_freeze_min_age = 0);
 
 -- Due retries that wait for room: at most max_active_retries of each queue are active at once, so that a storm of
 -- retries leaves room for new work (H5). The task stays pending with the instant that it waited for.
-create table retry_line (
+create table retry_queue (
     shard     smallint not null,
     queue     text not null,
     due_at    timestamptz not null,
@@ -628,11 +632,11 @@ create table retry_slot (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
 -- Runs that were moved to a later version than they began with: only this row shows that the version is still needed.
-create table moved_run (
+create table run_version_override (
     run_id     bigint primary key,
     version_id int not null
 );
-create index moved_run_version on moved_run (version_id);
+create index run_version_override_version on run_version_override (version_id);
 
 -- What an instance was given of each list: the element of a result, the place in a list that is in the code. A copy,
 -- because taking one element out of a stored list reads all of it, and so would each of ten thousand claims.
@@ -672,17 +676,17 @@ create index deferral_key on deferral (key) where key is not null;
 
 -- Events that were sent from outside. They stay for as long as runs do, so a wait that begins later finds them.
 create table event (
-    event_id bigint generated always as identity primary key,
-    name     text not null,
-    key      text,
-    payload  jsonb not null,
-    sent_at  timestamptz not null,
-    sent_by  text not null,
-    is_heard boolean not null default false   -- whether the waits that existed when it arrived have received it
+    event_id     bigint generated always as identity primary key,
+    name         text not null,
+    key          text,
+    payload      jsonb not null,
+    sent_at      timestamptz not null,
+    sent_by      text not null,
+    is_delivered boolean not null default false   -- whether the waits that existed when it arrived have received it
 ) with (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
 create index event_of_name on event (name, sent_at);
 create unique index event_key on event (name, key) where key is not null;
-create index event_new on event (event_id) where not is_heard;
+create index event_new on event (event_id) where not is_delivered;
 
 -- A question to people, and its answer. Each epoch of the task asks again.
 create table approval (
@@ -704,7 +708,7 @@ create index approval_open on approval (asked_at) where decided_at is null;
 
 -- A condition that is polled: since when, until when at most, and how often so far. Its polls are no history of their
 -- own.
-create table poll (
+create table sensor_poll (
     run_id    bigint not null,
     idx       int not null,
     map_index int not null,
@@ -752,13 +756,13 @@ create table dispatch (
     submitted_at timestamptz,              -- when the executor said that it has it
     started_at   timestamptz,              -- when its agent began
     nonce        text,                     -- what the agent that began drew: another one of the same name is refused
-    trouble      text,                     -- the last error, for `why`
+    last_error   text,                        -- the last error, for `explain_task`
     retry_at     timestamptz,              -- when it is handed over again
     primary key (run_id, idx, map_index, epoch)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 create index dispatch_of on dispatch (owner);
 
--- One note per run (idx and map_index -1) or task. It is deleted with the run, see sweep.
+-- One note per run (idx and map_index -1) or task. It is deleted with the run, see delete_pending_cleanup.
 create table note (
     run_id     bigint not null,
     idx        int not null,
@@ -774,22 +778,22 @@ create table note (
 -- Operators create and change pools. Every other gate is created by the first task that needs it, with the capacity
 -- that the newest version states, and deleted when no task needs it.
 create table gate (
-    gate_id    int generated always as identity primary key,
-    kind       gate_kind not null,
-    name       text not null,
-    capacity   int not null check (capacity >= 0),
-    used       int not null default 0,
-    is_behind  boolean not null default false,   -- a verb could not process all of its queues: the leader does
-    version_id int,
-    period     double precision,   -- of a rate: for how many seconds a slot is taken
-    opens_at   timestamptz,        -- of a rate for which a task waits: when the next slot becomes free
+    gate_id         int generated always as identity primary key,
+    kind            gate_kind not null,
+    name            text not null,
+    capacity        int not null check (capacity >= 0),
+    used            int not null default 0,
+    needs_admission boolean not null default false,    -- a verb could not process all of its queues: the leader does
+    version_id      int,
+    period          double precision,  -- of a rate: for how many seconds a slot is taken
+    next_opening    timestamptz,       -- of a rate for which a task waits: when the next slot becomes free
     unique (kind, name)
 ) with (fillfactor = 30, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
-create index gate_behind on gate (gate_id) where is_behind;
-create index gate_opens on gate (opens_at) where opens_at is not null;
+create index gate_needs_admission on gate (gate_id) where needs_admission;
+create index gate_next_opening on gate (next_opening) where next_opening is not null;
 
 -- An available, queued or running task with the gates that it holds, in order of their ids. Never updated.
-create table gate_hold (
+create table gate_holder (
     run_id    bigint not null,
     idx       int not null,
     map_index int not null,
@@ -814,7 +818,7 @@ create table gate_order (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
 -- The slots of a rate that are taken, and until when: as many as its counter says. Only time frees them.
-create table gate_pass (
+create table rate_slot (
     gate_id int not null,
     until   timestamptz not null,
     seq     bigint generated always as identity,
@@ -825,7 +829,7 @@ create table gate_pass (
 -- first, and since when. A change of a queue needs the lock of the gate that it is blocked on. Tasks whose admission
 -- was released because no live runner serves their queue are in a row with that queue: it is blocked on the queue
 -- alone.
-create table gate_line (
+create table gate_queue (
     line_id    bigint generated always as identity primary key,
     gate_ids   int[] not null,
     weights    int[] not null,
@@ -839,12 +843,12 @@ create table gate_line (
     since      timestamptz not null,
     unique nulls not distinct (gate_ids, weights, checks, needs, queue)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
-create index gate_line_blocked on gate_line (blocked_on, need, rank, seq);
-create index gate_line_oldest on gate_line (blocked_on, since) where need > 1;
-create index gate_line_taken_back on gate_line (queue) where queue is not null;
+create index gate_queue_blocked on gate_queue (blocked_on, need, rank, seq);
+create index gate_queue_oldest on gate_queue (blocked_on, since) where need > 1;
+create index gate_queue_released on gate_queue (queue) where queue is not null;
 
 -- A pending task in its line.
-create table gate_wait (
+create table gate_waiter (
     line_id    bigint not null,
     rank       smallint not null,
     seq        bigint generated always as identity,
@@ -859,7 +863,7 @@ create table gate_wait (
         vacuum_truncate = off);
 
 -- Descriptions of pools, by name: the row of the gate itself is read too often to carry texts.
-create table pool_text (
+create table pool_description (
     name        text primary key,
     description text not null
 );
@@ -885,36 +889,38 @@ create table runner (
     executor           text not null default 'local',
     -- What operators ask of it: to claim no new work, or to exit as soon as it has none.
     request            text check (request in ('drain', 'leave')),
-    beat               bigint not null default 0,
-    beat_at            timestamptz not null,
-    watched_beat       bigint not null default 0,
+    heartbeat_seq      bigint not null default 0,
+    heartbeat_at       timestamptz not null,
+    observed_seq       bigint not null default 0,
     silent_seconds     double precision not null default 0,
     -- The runner stops what must not outlive its lease just before it has been silent for this long: it must not be
     -- declared dead earlier.
     lost_after_seconds double precision not null,
     started_at         timestamptz not null,
-    gone_at            timestamptz,
-    gone_reason        text,
+    ended_at           timestamptz,
+    end_reason         text,
     -- Patterns on task names, of a runner that serves only some tasks of its queues; empty: all of them.
-    match              text[] not null default '{}'
+    task_patterns      text[] not null default '{}'
 ) with (fillfactor = 30);
-create index runner_live on runner (session) where gone_at is null;
+create index runner_live on runner (session) where ended_at is null;
 
 create table shard (
-    shard       smallint primary key,
-    epoch       bigint not null,
-    owner       text,
-    lease_until timestamptz,
-    is_watched  boolean not null default false,  -- the leader's session holds the session lock, see stand_by
-    led_since   timestamptz,
+    shard             smallint primary key,
+    epoch             bigint not null,
+    leader            text,
+    lease_until       timestamptz,
+    -- The leader's session holds the session lock, see try_acquire_shard
+    has_session_lock  boolean not null default false,
+    leader_since      timestamptz,
     -- open: receives DAGs; leaving: is being emptied; closed: has no leader
-    state       text not null default 'open' check (state in ('open', 'leaving', 'closed')),
+    state             text not null default 'open' check (state in ('open', 'draining', 'closed')),
     -- how many are led now; in every row, so that its leader reads it in passing
-    of_shards   smallint not null default 1,
-    chosen_at   timestamptz,                     -- when the number was set
-    moves_since timestamptz,                     -- since when its leader moves rows that belong to another shard
-    heir        text,                            -- the only scheduler that may take it until then, after a transfer
-    heir_until  timestamptz
+    shard_count       smallint not null default 1,
+    count_set_at      timestamptz,                  -- when the number was set
+    rebalancing_since timestamptz,                     -- since when its leader moves rows that belong to another shard
+    -- The only scheduler that may take it until then, after a transfer
+    successor         text,
+    successor_until   timestamptz
 );
 insert into shard (shard, epoch) values (0, 0);
 
@@ -928,7 +934,7 @@ create table scheduler (
 
 -- The servers that this database has lived on, one row per timeline. After a failover the row of the old timeline is as
 -- the standby had received it: a process that remembers a later mark knows that acknowledged writes are lost.
-create table cluster (
+create table server_timeline (
     system_id      bigint not null,
     timeline       bigint not null,
     first_seen_at  timestamptz not null,
@@ -971,7 +977,7 @@ create table orphan_watch (
     watched_seconds double precision not null
 );
 
-create table remains (
+create table pending_cleanup (
     shard smallint not null,
     kind  text not null check (kind in ('run', 'version')),
     id    bigint not null,
@@ -979,30 +985,30 @@ create table remains (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
 -- `look_at`: from then on it is removed if no line is in it. Null while there is one.
-create table log_object (
+create table log_archive_object (
     object_id uuid primary key default gen_random_uuid(),
     run_id    bigint not null,
     bytes     int not null,
     look_at   timestamptz
 );
-create index log_object_of_run on log_object (run_id);
-create index log_object_look on log_object (look_at) where look_at is not null;
+create index log_archive_object_of_run on log_archive_object (run_id);
+create index log_archive_object_look on log_archive_object (look_at) where look_at is not null;
 
 -- Runs whose logs are still to be archived, and the position of the walk over all runs that adds them.
-create table log_watch (
+create table log_archive_queue (
     run_id bigint primary key
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
-create table log_walk (
+create table log_archive_cursor (
     is_only boolean primary key default true check (is_only),
     after   bigint not null
 );
 
 -- The audit log: actions of people and repairs, kept.
-create table journal (
+create table audit_log (
     entry_id    bigint generated always as identity primary key,
     occurred_at timestamptz not null,
-    verb        text not null,
+    action      text not null,
     actor       text not null,
     dag_id      int,
     run_id      bigint,
@@ -1013,8 +1019,8 @@ create table journal (
     origin      text default nullif(current_setting('evertick.origin', true), ''),
     request_id  text default nullif(current_setting('evertick.request_id', true), '')
 );
-create index journal_of_run on journal (run_id, entry_id) where run_id is not null;
-create index journal_in_time on journal (occurred_at);
+create index audit_log_of_run on audit_log (run_id, entry_id) where run_id is not null;
+create index audit_log_in_time on audit_log (occurred_at);
 
 -- Alerts and notifications --------------------------------------------------------------------------------------------
 
@@ -1036,7 +1042,7 @@ create unique index alert_open on alert (schedule_id, kind, task) where ended_at
 
 -- A failure streak: what of a schedule has failed and not succeeded since, a task by its name, or the run as a whole
 -- (''). A notification is sent when it begins.
-create table episode (
+create table failure_streak (
     schedule_id int not null,
     task        text not null,
     run_id      bigint not null,   -- the first that failed
@@ -1051,14 +1057,14 @@ create table outbox (
     sink          text not null,
     event         text not null,
     run_id        bigint,
-    fact          jsonb not null,
+    payload       jsonb not null,
     created_at    timestamptz not null,
     waiting_since timestamptz not null,   -- later than that if it was requested again
     state         text not null default 'waiting' check (state in ('waiting', 'sent', 'failed')),
     attempts      int not null default 0,
     due_at        timestamptz not null,   -- when it is tried next; while it is being sent, when another process may try
     ended_at      timestamptz,
-    answer        text,                   -- what the sink said, or why it could not be reached
+    response      text,                     -- what the sink said, or why it could not be reached
     check ((ended_at is null) = (state = 'waiting'))
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 create index outbox_waiting on outbox (shard, sink, due_at) where state = 'waiting';
@@ -1101,7 +1107,7 @@ create table credential (
 create index credential_of_account on credential (account_id, credential_id);
 
 -- Failed logins in a row, by user and by address.
-create table login_try (
+create table login_attempt (
     subject  text primary key,
     failures int not null,
     tried_at timestamptz not null

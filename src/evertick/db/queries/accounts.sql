@@ -1,4 +1,4 @@
--- The journal by many filters, with an offset and a total.
+-- The audit log by many filters, with an offset and a total.
 
 -- name: list
 with found as not materialized (
@@ -25,7 +25,7 @@ select t.total, f.*
     select entry_id, occurred_at, verb, actor, dag, text_id, fire_at, task, map_index, detail
       from found order by /* order */ entry_id limit %(limit)s offset %(offset)s) f on true
 
--- Accounts and their credentials; and the audit log, which is the journal.
+-- Accounts and their credentials; and the audit log.
 
 -- name: add_account
 -- No row: an account with that name exists.
@@ -36,7 +36,7 @@ with made as (
     on conflict (lower(name)) do nothing
     returning account_id, name, role, tags
 ), noted as (
-    insert into journal (occurred_at, verb, actor, detail)
+    insert into audit_log (occurred_at, action, actor, detail)
     select clock(), 'add_user', %(actor)s, jsonb_build_object('user', name, 'role', role, 'tags', tags) from made
 )
 select account_id from made
@@ -59,13 +59,13 @@ select account_id, name, role, tags, password_hash, is_disabled, created_by, cre
 select count(*) as accounts, count(password_hash) filter (where not is_disabled) as with_password from account
 
 -- name: try_login
-select try_login(%(subjects)s::text[], %(free)s::int[], %(fading)s::text[])
+select record_login_attempt(%(subjects)s::text[], %(free)s::int[], %(fading)s::text[])
 
 -- name: forgive
 -- After a successful sign-in. Other users may share the address: of its count only this try is subtracted. If the
 -- count were reset, any user with a valid password could try the passwords of all others from there.
-with gone as (delete from login_try where subject = any(%(subjects)s::text[]))
-update login_try set failures = greatest(failures - 1, 0) where subject = any(%(fading)s::text[])
+with gone as (delete from login_attempt where subject = any(%(subjects)s::text[]))
+update login_attempt set failures = greatest(failures - 1, 0) where subject = any(%(fading)s::text[])
 
 -- name: add_credential
 -- Also deletes sessions and links that ended long ago.
@@ -79,7 +79,7 @@ with old as (
             clock() + make_interval(secs => %(seconds)s::double precision))
     returning credential_id, expires_at, account_id, kind, name, role, tags
 ), noted as (
-    insert into journal (occurred_at, verb, actor, detail)
+    insert into audit_log (occurred_at, action, actor, detail)
     select clock(), case m.kind when 'session' then 'sign_in' when 'link' then 'add_link'
         else 'add_token' end, %(actor)s,
            jsonb_build_object('user', a.name, m.kind, m.name, 'id', m.credential_id, 'role', m.role, 'tags', m.tags,
@@ -141,7 +141,7 @@ with ended as (
        and (%(account)s::text is null or lower(a.name) = lower(%(account)s))
     returning c.credential_id, c.kind, c.name, a.name as account
 ), noted as (
-    insert into journal (occurred_at, verb, actor, detail)
+    insert into audit_log (occurred_at, action, actor, detail)
     select clock(), case kind when 'session' then 'sign_out' else 'revoke_token' end, %(actor)s,
            jsonb_build_object('user', account, kind, name, 'id', credential_id) from ended
 )
@@ -149,30 +149,31 @@ select account, pg_notify('evertick_access', '') from ended
 
 -- name: note
 -- A rejected request, or an action without its own verb.
-insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
+insert into audit_log (occurred_at, action, actor, dag_id, run_id, detail)
 values (clock(), %(verb)s, %(actor)s, %(dag_id)s::int, %(run_id)s::bigint, %(detail)s::jsonb)
 
 -- name: audit_floor
 -- The lower end of a window of entries before one entry, and whether older entries exist.
-select w.entry_id, exists (select 1 from journal x where x.entry_id < w.entry_id) as has_more
+select w.entry_id, exists (select 1 from audit_log x where x.entry_id < w.entry_id) as has_more
   from (select min(n.entry_id) as entry_id
-          from (select j.entry_id from journal j where j.entry_id < %(before)s::bigint order by j.entry_id desc
+          from (select j.entry_id from audit_log j where j.entry_id < %(before)s::bigint order by j.entry_id desc
                 limit %(window)s) n) w
  where w.entry_id is not null
 
 -- name: audit
 -- Newest first, by the primary key.
-select j.entry_id, j.occurred_at, j.verb, j.actor, j.origin, j.request_id, d.name as dag, j.run_id, s.name as task,
+select j.entry_id, j.occurred_at, j.action as verb, j.actor, j.origin, j.request_id, d.name as dag, j.run_id,
+    s.name as task,
     j.map_index, j.detail
-  from journal j left join dag d on d.dag_id = j.dag_id
+  from audit_log j left join dag d on d.dag_id = j.dag_id
   left join run_status r on r.run_id = j.run_id
   left join task_spec s on s.version_id = r.version_id and s.idx = j.idx
  where j.entry_id < %(before)s::bigint and j.entry_id >= %(floor)s::bigint
-   and (%(verb)s::text is null or j.verb = %(verb)s) and (%(actor)s::text is null or j.actor = %(actor)s)
+   and (%(verb)s::text is null or j.action = %(verb)s) and (%(actor)s::text is null or j.actor = %(actor)s)
    and (%(dag)s::text is null or d.name = %(dag)s) and (%(run_id)s::bigint is null or j.run_id = %(run_id)s)
    and (%(since)s::timestamptz is null or j.occurred_at >= %(since)s)
  order by j.entry_id desc limit %(limit)s
 
 -- name: say_origin
--- For this session until it changes: the journal entries of its actions include it.
+-- For this session until it changes: the audit log entries of its actions include it.
 select set_config('evertick.origin', %(origin)s, false), set_config('evertick.request_id', %(request_id)s, false)

@@ -10,7 +10,7 @@ select name, since from listed_asset
 
 -- name: is_known
 -- Whether a task of a current version updates it, or a schedule waits for it.
-select exists (select 1 from awaited w where w.kind = 'asset' and w.name = %(asset)s)
+select exists (select 1 from schedule_dependency w where w.kind = 'asset' and w.name = %(asset)s)
     or exists (select 1 from dag d join task_spec s on s.version_id = d.version_id
                 where d.deleted_at is null and s.outlets @> array[%(asset)s::text])
 
@@ -25,19 +25,19 @@ select o.name as asset, d.name as dag, s.name as task, v.created_at as since
 -- name: consumers
 -- The DAGs with a schedule that depends on an asset, and the update since their last run.
 select w.name as asset, d.name as dag, c.changed_at as since, h.occurred_at as heard_at
-  from awaited w join schedule c on c.schedule_id = w.schedule_id and c.deleted_at is null
+  from schedule_dependency w join schedule c on c.schedule_id = w.schedule_id and c.deleted_at is null
       join dag d on d.dag_id = c.dag_id
-  left join heard h on h.schedule_id = w.schedule_id and h.kind = w.kind and h.name = w.name
+  left join dependency_state h on h.schedule_id = w.schedule_id and h.kind = w.kind and h.name = w.name
  where w.kind = 'asset' and d.deleted_at is null and (%(names)s::text[] is null or w.name = any(%(names)s))
  order by w.name, d.name limit 100000
 
 -- name: causes
 -- The asset updates after which a run was started.
 select c.name as asset, c.occurred_at, c.run_id as source_run_id, d.name as source_dag,
-       case when x.run_id is not null then run_text(x.key, x.kind, coalesce(x.fire_at, x.created_at), x.run_id)
+       case when x.run_id is not null then run_display_id(x.key, x.kind, coalesce(x.fire_at, x.created_at), x.run_id)
            end as source_text_id,
        c.update_id, u.extra
-  from run r join cause c on c.schedule_id = r.schedule_id and c.fire_at = r.fire_at and c.kind = 'asset'
+  from run r join run_trigger c on c.schedule_id = r.schedule_id and c.fire_at = r.fire_at and c.kind = 'asset'
   left join run x on x.run_id = c.run_id left join dag d on d.dag_id = x.dag_id
   left join asset_update u on u.update_id = c.update_id
  where r.run_id = %(run_id)s order by c.name limit 1000
@@ -64,12 +64,13 @@ select t.total, f.*
 -- name: followers
 -- The runs that were started after updates of some assets, by runs or from outside.
 select c.name as asset, c.run_id as source_run_id, c.update_id, d.name as dag,
-    run_text(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
+    run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
        r.fire_at, coalesce(s.started_at, r.created_at) as started_at, s.finished_at, s.state::text as state
-  from cause c join run r on r.schedule_id = c.schedule_id and r.fire_at = c.fire_at
+  from run_trigger c join run r on r.schedule_id = c.schedule_id and r.fire_at = c.fire_at
   join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
  where c.schedule_id =
-     any(array(select w.schedule_id from awaited w where w.kind = 'asset' and w.name = any(%(assets)s::text[])))
+     any(array(select w.schedule_id from schedule_dependency w where w.kind = 'asset'
+         and w.name = any(%(assets)s::text[])))
    and c.kind = 'asset' and c.name = any(%(assets)s::text[])
        and (c.run_id = any(%(run_ids)s::bigint[]) or c.update_id = any(%(update_ids)s::bigint[]))
    and (%(dag_ids)s::int[] is null or r.dag_id = any(%(dag_ids)s))
@@ -79,4 +80,4 @@ select c.name as asset, c.run_id as source_run_id, c.update_id, d.name as dag,
 select update_id, occurred_at from update_asset(%(asset)s::text, %(extra)s::jsonb, %(actor)s::text)
 
 -- name: unhear
-select unhear(%(dag_ids)s::int[], %(asset)s::text, %(before)s::timestamptz, %(actor)s::text)
+select discard_asset_events(%(dag_ids)s::int[], %(asset)s::text, %(before)s::timestamptz, %(actor)s::text)

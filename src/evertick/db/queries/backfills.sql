@@ -11,7 +11,7 @@ select spec::text as spec, first_at, last_at, position, newest_first, state = 'r
 
 -- name: step
 select made, ended, moved, is_over
-  from step_backfill(%(shard)s::smallint, %(epoch)s::bigint, %(backfill_id)s::int, %(position)s::timestamptz,
+  from advance_backfill(%(shard)s::smallint, %(epoch)s::bigint, %(backfill_id)s::int, %(position)s::timestamptz,
                      %(instants)s::timestamptz[], %(is_all)s::boolean)
 
 -- name: fail
@@ -26,18 +26,20 @@ select runs, asked from cancel_backfill(%(backfill_id)s::int, %(leaves_runs)s::b
 -- name: find
 select b.backfill_id, d.name as dag, c.name as schedule, b.spec, b.params, b.first_at, b.last_at, b.reprocess,
     b.newest_first,
-       b.parallel, b.state, b.reason, b.position, b.total, b.left_alone, b.made, b.open_runs, b.succeeded, b.failed,
+       b.parallel, b.state, b.reason, b.position, b.total, b.skipped as left_alone, b.created as made, b.open_runs,
+           b.succeeded, b.failed,
            b.canceled,
-       b.created_by, b.created_at, b.finished_at, d.paused as is_dag_paused
+       b.created_by, b.created_at, b.finished_at, d.is_paused as is_dag_paused
   from backfill b join dag d on d.dag_id = b.dag_id left join schedule c on c.schedule_id = b.schedule_id
  where b.backfill_id = %(backfill_id)s::int
 
 -- name: list
 select b.backfill_id, d.name as dag, c.name as schedule, b.spec, b.params, b.first_at, b.last_at, b.reprocess,
     b.newest_first,
-       b.parallel, b.state, b.reason, b.position, b.total, b.left_alone, b.made, b.open_runs, b.succeeded, b.failed,
+       b.parallel, b.state, b.reason, b.position, b.total, b.skipped as left_alone, b.created as made, b.open_runs,
+           b.succeeded, b.failed,
            b.canceled,
-       b.created_by, b.created_at, b.finished_at, d.paused as is_dag_paused
+       b.created_by, b.created_at, b.finished_at, d.is_paused as is_dag_paused
   from backfill b join dag d on d.dag_id = b.dag_id left join schedule c on c.schedule_id = b.schedule_id
  where (%(dag)s::text is null or d.name = %(dag)s::text) and b.backfill_id < %(before)s::bigint
    and (%(dag_ids)s::int[] is null or b.dag_id = any(%(dag_ids)s))

@@ -1,12 +1,13 @@
--- Changes since an earlier poll, for live views: read from the rows themselves, so that no task transition has to write anything
--- extra. A row's xmin is the transaction that wrote it; a transaction that was open at the last poll is not older than
--- the oldest open one of that poll (`since`), whatever the commit order. The same holds for its subtransactions.
+-- Changes since an earlier poll, for live views: read from the rows themselves, so that no task transition has to
+-- write anything extra. A row's xmin is the transaction that wrote it; a transaction that was open at the last poll
+-- is not older than the oldest open one of that poll (`since`), whatever the commit order. The same holds for its
+-- subtransactions.
 
 -- name: mark
 -- The position of a poll. Rows younger than `oldest` may not have been visible.
 select pg_snapshot_xmin(s)::text::bigint as oldest, pg_snapshot_xmax(s)::text::bigint as next,
        (select coalesce(max(r.run_id), 0) from run_status r) as newest_run,
-       (select coalesce(max(j.entry_id), 0) from journal j) as newest_entry, clock() as at
+       (select coalesce(max(j.entry_id), 0) from audit_log j) as newest_entry, clock() as at
   from pg_current_snapshot() s
 
 -- name: open_run_ids
@@ -32,11 +33,13 @@ select r.run_id, r.dag_id, r.state::text, r.open_tasks, r.started_at, r.finished
 
 -- name: entries
 -- Actions of users and of reconciliation. Only one name of the details: the rest is in the audit log.
-select j.entry_id, j.occurred_at, j.verb, coalesce(j.dag_id, r.dag_id) as dag_id, j.run_id, s.name as task, j.map_index,
-       coalesce(j.detail->>'pool', j.detail->>'runner', case when j.verb like '%%\_schedule' then j.detail->>'name' end)
+select j.entry_id, j.occurred_at, j.action as verb, coalesce(j.dag_id, r.dag_id) as dag_id, j.run_id, s.name as task,
+    j.map_index,
+       coalesce(j.detail->>'pool', j.detail->>'runner', case when j.action like '%%\_schedule'
+           then j.detail->>'name' end)
            as subject,
        (j.detail->>'backfill')::int as backfill, r.state::text as state, j.xmin::text::bigint as written_by
-  from journal j
+  from audit_log j
   left join run_status r on r.run_id = j.run_id
   left join task_spec s on s.version_id = r.version_id and s.idx = j.idx
  where j.entry_id > %(after)s::bigint and age(j.xmin) between 0 and age(%(since)s::text::xid)
@@ -98,11 +101,11 @@ select a.run_id, a.idx, a.map_index, t.name as task, t.queue, a.epoch, a.attempt
        greatest(r.created_at,
                 (select max(u.finished_at) from edge g join task u on u.run_id = a.run_id and u.idx = g.src
                   where g.version_id = r.version_id and g.dst = a.idx and u.finished_at <= a.started_at),
-                (select max(b.finished_at) from attempts b
+                (select max(b.finished_at) from all_attempts b
                   where b.run_id = a.run_id and b.idx = a.idx and b.map_index = a.map_index and b.epoch < a.epoch)) as
                       ready_at
   from run r
-  join attempts a on a.run_id = r.run_id
+  join all_attempts a on a.run_id = r.run_id
   join task_spec t on t.version_id = r.version_id and t.idx = a.idx
   left join runner n on n.session = a.session
  where r.run_id = any(%(run_ids)s::bigint[]) and a.started_at is not null and a.finished_at is not null

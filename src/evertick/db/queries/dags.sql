@@ -26,7 +26,7 @@ select pause_dag(%(dag_id)s::int, %(paused)s::boolean, %(seen)s::jsonb, %(settle
 select delete_dag(%(dag_id)s::int, %(seen)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
 
 -- name: find
-select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
+select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
     v.created_at,
        b.uses_threads
   from dag d left join dag_version v on v.version_id = d.version_id left join bundle b on b.hash = v.bundle_hash
@@ -84,20 +84,20 @@ select d.dag_id from dag d join dag_version v on v.version_id = d.version_id
 
 -- name: page
 -- In name order, from after one; optionally only DAGs with one of some tags, with a tag, or with a text in the name.
-select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
+select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
     v.created_at,
        null as uses_threads
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null and d.name > %(after)s and (%(tags)s::text[] is null or v.spec->'tags' ?| %(tags)s)
    and (%(tag)s::text is null or v.spec->'tags' ? %(tag)s)
-   and (%(like)s::text is null or d.name ilike %(like)s) and (%(paused)s::boolean is null or d.paused = %(paused)s)
+   and (%(like)s::text is null or d.name ilike %(like)s) and (%(paused)s::boolean is null or d.is_paused = %(paused)s)
  order by d.name limit %(limit)s
 
 -- name: version_number
 select v.spec from dag_version v where v.dag_id = %(dag_id)s and v.number = %(number)s
 
 -- name: named
-select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
+select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
     v.created_at,
        null as uses_threads
   from dag d join dag_version v on v.version_id = d.version_id
@@ -122,12 +122,13 @@ select v.version_id, array(select coalesce(t.task->>'kind', 'python')
 -- name: page_of_dags
 -- From after a name. Only the listed parts of the spec: a large DAG must not slow it down. The newest run is read only
 -- if requested.
-select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v.spec->'tags', '[]') as tags,
+select d.dag_id, d.name, d.is_paused as paused, v.number as version, v.task_count,
+    coalesce(v.spec->'tags', '[]') as tags,
        left(v.spec->>'description', 300) as description, d.file
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null and d.name > %(after)s and (%(tags)s::text[] is null or v.spec->'tags' ?| %(tags)s)
    and (%(tag)s::text is null or v.spec->'tags' ? %(tag)s)
-   and (%(like)s::text is null or d.name ilike %(like)s) and (%(paused)s::boolean is null or d.paused = %(paused)s)
+   and (%(like)s::text is null or d.name ilike %(like)s) and (%(paused)s::boolean is null or d.is_paused = %(paused)s)
    and (%(newest)s::run_state is null or %(newest)s = (
        select s.state from run_status s
         where s.run_id = (select n.run_id from run n where n.dag_id = d.dag_id order by n.run_id desc limit 1)))
@@ -135,13 +136,14 @@ select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v
 
 -- name: sorted_page
 -- In another order than by name: each matching DAG costs one or two index probes, and only the page's specs are read.
-select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v.spec->'tags', '[]') as tags,
+select d.dag_id, d.name, d.is_paused as paused, v.number as version, v.task_count,
+    coalesce(v.spec->'tags', '[]') as tags,
        left(v.spec->>'description', 300) as description, d.file
   from (select f.dag_id, f.name, f.weight from (
             select g.dag_id, g.name, case %(by)s::text
                 when 'next' then (select min(extract(epoch from s.next_due)) from schedule c
                                   join schedule_state s on s.schedule_id = c.schedule_id
-                                   where c.dag_id = g.dag_id and c.deleted_at is null and not s.paused
+                                   where c.dag_id = g.dag_id and c.deleted_at is null and not s.is_paused
                                        and s.error is null)
                 when 'newest' then (select extract(epoch from n.created_at) from run n where n.dag_id = g.dag_id
                                     order by n.run_id desc limit 1)
@@ -154,7 +156,7 @@ select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v
              where g.deleted_at is null and (%(tags)s::text[] is null or x.spec->'tags' ?| %(tags)s)
                and (%(tag)s::text is null or x.spec->'tags' ? %(tag)s)
                and (%(like)s::text is null or g.name ilike %(like)s)
-                   and (%(paused)s::boolean is null or g.paused = %(paused)s)
+                   and (%(paused)s::boolean is null or g.is_paused = %(paused)s)
                and (%(newest)s::run_state is null or %(newest)s = (
                    select s.state from run_status s
                     where s.run_id = (select n.run_id from run n where n.dag_id = g.dag_id order by n.run_id desc
@@ -177,7 +179,7 @@ select r.dag_id, s.run_id, s.state, r.created_at, r.fire_at, s.started_at, s.fin
 
 -- name: next_fires
 -- For each DAG its next schedule, or one that depends on something other than time.
-select distinct on (c.dag_id) c.dag_id, c.name, c.spec, s.next_due, s.paused, s.error
+select distinct on (c.dag_id) c.dag_id, c.name, c.spec, s.next_due, s.is_paused, s.error
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id
  where c.dag_id = any(%(dag_ids)s::int[]) and c.deleted_at is null
  order by c.dag_id, s.next_due nulls last, c.name limit cardinality(%(dag_ids)s::int[])

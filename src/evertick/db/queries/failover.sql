@@ -24,22 +24,22 @@ with setting as (
         and current_setting('synchronous_commit') not in ('off', 'local')
            as is_synchronous
 ), placed as (
-    insert into cluster (system_id, timeline, first_seen_at, marked_at, lsn, is_synchronous)
+    insert into server_timeline (system_id, timeline, first_seen_at, marked_at, lsn, is_synchronous)
     select %(system_id)s, %(timeline)s, clock_timestamp(), clock_timestamp(), pg_current_wal_insert_lsn(),
         s.is_synchronous
       from setting s
-     where not exists (select 1 from cluster c where c.system_id = %(system_id)s and c.timeline = %(timeline)s)
+     where not exists (select 1 from server_timeline c where c.system_id = %(system_id)s and c.timeline = %(timeline)s)
     on conflict (system_id, timeline) do nothing
     returning system_id, timeline, lsn, is_synchronous
 ), told as (
-    insert into journal (occurred_at, verb, actor, detail)
+    insert into audit_log (occurred_at, action, actor, detail)
     select clock(), 'failover', %(actor)s, jsonb_build_object('system_id', p.system_id::text, 'timeline', p.timeline)
-      from placed p where exists (select 1 from cluster)
+      from placed p where exists (select 1 from server_timeline)
 ), moved as (
-    update cluster c set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(),
+    update server_timeline c set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(),
         is_synchronous = s.is_synchronous
       from setting s
-     where c.ctid = (select x.ctid from cluster x
+     where c.ctid = (select x.ctid from server_timeline x
                       where x.system_id = %(system_id)s and x.timeline = %(timeline)s
                         and (x.marked_at < clock_timestamp() - make_interval(secs => %(seconds)s)
                              or x.marked_at > clock_timestamp())
@@ -51,25 +51,26 @@ select (newest.lsn - '0/0')::bigint as lsn, newest.is_synchronous
         union all
         select lsn, is_synchronous from moved
         union all
-        select c.lsn, c.is_synchronous from cluster c where c.system_id = %(system_id)s and c.timeline = %(timeline)s)
+        select c.lsn, c.is_synchronous from server_timeline c where c.system_id = %(system_id)s
+            and c.timeline = %(timeline)s)
             newest
  order by newest.lsn desc limit 1
 
 -- name: marked
 -- The newest mark of a timeline in this database.
-select (lsn - '0/0')::bigint from cluster where system_id = %(system_id)s and timeline = %(timeline)s
+select (lsn - '0/0')::bigint from server_timeline where system_id = %(system_id)s and timeline = %(timeline)s
 
 -- name: report_loss
 -- Many processes may find the same loss: it is reported again only if it is larger than the known one.
 with told as (
-    insert into cluster as c (system_id, timeline, first_seen_at, marked_at, lsn, is_synchronous, lost_until)
+    insert into server_timeline as c (system_id, timeline, first_seen_at, marked_at, lsn, is_synchronous, lost_until)
     values (%(system_id)s, %(timeline)s, clock_timestamp(), '-infinity', '0/0', false,
             '0/0'::pg_lsn + %(lost_until)s::numeric)
     on conflict (system_id, timeline) do update set lost_until = excluded.lost_until
         where c.lost_until is null or c.lost_until < excluded.lost_until
     returning c.timeline, c.lsn, c.lost_until
 )
-insert into journal (occurred_at, verb, actor, detail)
+insert into audit_log (occurred_at, action, actor, detail)
 select clock(), 'writes_lost', %(actor)s,
        jsonb_build_object('timeline', t.timeline, 'after', t.lsn::text, 'until', t.lost_until::text)
   from told t
@@ -77,4 +78,4 @@ select clock(), 'writes_lost', %(actor)s,
 -- name: history
 -- For people: the history of the database as a whole.
 select system_id, timeline, first_seen_at, lsn::text as lsn, is_synchronous, lost_until::text as lost_until
-  from cluster order by first_seen_at desc limit %(limit)s
+  from server_timeline order by first_seen_at desc limit %(limit)s

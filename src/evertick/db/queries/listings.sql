@@ -1,6 +1,7 @@
--- Runs, tasks and DAGs by many filters, with an offset and a total, for clients that page this way. Each statement reads the
--- same rows twice: for their number, up to a bound, and for one page. By id, and for runs in the orders of the pages below, it
--- reads from an index and ends early; any other order sorts all matches, and is refused if they are too many.
+-- Runs, tasks and DAGs by many filters, with an offset and a total, for clients that page this way. Each statement
+-- reads the same rows twice: for their number, up to a bound, and for one page. By id, and for runs in the orders of
+-- the pages below, it reads from an index and ends early; any other order sorts all matches, and is refused if they
+-- are too many.
 
 -- name: runs
 -- The ids of one page: the sort carries only the columns that the order needs, and the rest is fetched by id
@@ -50,7 +51,7 @@ with found as not materialized (
            and (%(dag_heads)s::text[] is null or dag ^@ any(%(dag_heads)s))
        and (%(params_like)s::text[] is null or params::text ilike any(%(params_like)s))
        and (%(asset_like)s::text[] is null or exists (
-            select 1 from cause c where c.schedule_id = listed_run.schedule_id and c.fire_at = listed_run.fire_at
+            select 1 from run_trigger c where c.schedule_id = listed_run.schedule_id and c.fire_at = listed_run.fire_at
                 and c.kind = 'asset'
                and c.name ilike any(%(asset_like)s)))
 )
@@ -87,9 +88,9 @@ select c.schedule_id from schedule c where c.dag_id = any(%(within)s::int[]) ord
 -- name: schedules_with_causes
 -- Each once: skips from one to the next in the index, however many triggers each has.
 with recursive found(schedule_id) as (
-    select min(schedule_id) from cause
+    select min(schedule_id) from run_trigger
     union all
-    select (select min(c.schedule_id) from cause c where c.schedule_id > f.schedule_id) from found f
+    select (select min(c.schedule_id) from run_trigger c where c.schedule_id > f.schedule_id) from found f
         where f.schedule_id is not null
 )
 select schedule_id from found where schedule_id is not null limit 1000000
@@ -101,7 +102,7 @@ select r.run_id
   cross join lateral (
     select x.run_id from run x
      where x.dag_id = g.dag_id
-         and run_text(x.key, x.kind, coalesce(x.fire_at, x.created_at), x.run_id) = t.text_id offset 0) r
+         and run_display_id(x.key, x.kind, coalesce(x.fire_at, x.created_at), x.run_id) = t.text_id offset 0) r
  limit 100000
 
 -- name: page_of_few
@@ -300,7 +301,7 @@ select case when %(is_of_tasks)s then (v.version_id::bigint << 32) + s.idx else 
  limit %(limit)s
 
 -- name: task_rows
--- As `tasks`, for tasks with a row, filtered by the row's own columns: the rest is looked up for one page. With the
+-- As `all_tasks`, for tasks with a row, filtered by the row's own columns: the rest is looked up for one page. With the
 -- joins in between the planner hashed a million runs to count ten thousand tasks. The row of a deleted run remains for
 -- a while.
 with found as not materialized (

@@ -1,10 +1,10 @@
--- Logs of attempts, in chunks. Lines of an ended attempt may arrive late, and are marked. A chunk whose lines are archived
--- has a row with the position; sending it again finds that row.
+-- Logs of attempts, in chunks. Lines of an ended attempt may arrive late, and are marked. A chunk whose lines are
+-- archived has a row with the position; sending it again finds that row.
 
 -- name: append
 -- The database decides whether a line is late: the session no longer holds that attempt. Lines of a run that was pruned
 -- meanwhile are dropped: they could be neither read nor deleted.
-insert into log_chunk (run_id, idx, map_index, epoch, seq, until, is_late, content)
+insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, is_late, content)
 select x.r, x.i, x.m, x.e, x.seq, x.until,
        not exists (select 1 from lease l where l.session = %(session)s::bigint and l.run_id = x.r and l.idx = x.i
                    and l.map_index = x.m and l.epoch = x.e),
@@ -14,7 +14,7 @@ select x.r, x.i, x.m, x.e, x.seq, x.until,
 on conflict (run_id, idx, map_index, epoch, seq) do nothing
 
 -- name: read
-select epoch, seq, until, is_late, content, object_id, at, bytes, digest from log_chunk
+select epoch, seq, end_offset as until, is_late, content, object_id, object_offset as at, bytes, digest from log_chunk
  where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s
      and (epoch, seq) > (%(epoch)s::int, %(seq)s::bigint)
  order by epoch, seq limit %(limit)s
@@ -24,33 +24,35 @@ select epoch, seq, until, is_late, content, object_id, at, bytes, digest from lo
 -- writes.
 select n.epoch, n.seq, n.until, n.is_late, n.content, n.object_id, n.at, n.bytes, n.digest
   from unnest(%(epochs)s::int[], %(seqs)s::bigint[]) as k(epoch, seq)
- cross join lateral (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest
+ cross join lateral (select c.epoch, c.seq, c.end_offset as until, c.is_late, c.content, c.object_id,
+     c.object_offset as at, c.bytes, c.digest
                      from log_chunk c
                       where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s
                           and c.epoch = k.epoch
                         and c.seq > k.seq order by c.seq limit %(limit)s) n
 union all
-(select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c
+(select c.epoch, c.seq, c.end_offset as until, c.is_late, c.content, c.object_id, c.object_offset as at, c.bytes,
+    c.digest from log_chunk c
   where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s and c.epoch > %(newest)s::int
   order by c.epoch, c.seq limit %(limit)s)
  order by epoch, seq limit %(limit)s
 
 -- name: shipped_until
 -- Where to continue with the log of a runner that died.
-select coalesce(max(until), 0) from log_chunk
+select coalesce(max(end_offset), 0) from log_chunk
  where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s and epoch = %(epoch)s
 
 -- Archiving logs to object storage, by the functions of the migration that defines them.
 
 -- name: watch
-select watch_logs(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
+select queue_log_archiving(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
 
 -- name: ended
 -- The watched runs that ended long enough ago, and how many bytes of their logs are in the database. The sizes are
 -- known without reading the lines. A deleted run has nothing to archive.
 select w.run_id, s.finished_at,
        (select coalesce(sum(octet_length(c.content)), 0) from log_chunk c where c.run_id = w.run_id)::bigint as bytes
-  from log_watch w
+  from log_archive_queue w
   left join lateral (select r.state, r.finished_at from run_status r where r.run_id = w.run_id offset 0) s on true
  where w.run_id > %(after)s::bigint
    and (s.state is null or (s.state in ('success', 'failed', 'canceled')
@@ -70,32 +72,33 @@ select x.idx, x.map_index, x.epoch, x.seq, x.content
  order by x.idx, x.map_index, x.epoch, x.seq limit %(chunks)s::int
 
 -- name: list_object
-select list_log_object(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint, %(bytes)s::int)
+select create_archive_object(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint, %(bytes)s::int)
 
 -- name: move
-select move_logs(%(shard)s::smallint, %(epoch)s::bigint, %(object_id)s::uuid, %(pieces)s::jsonb)
+select archive_logs(%(shard)s::smallint, %(epoch)s::bigint, %(object_id)s::uuid, %(pieces)s::jsonb)
 
 -- name: unwatch
-select unwatch_logs(%(shard)s::smallint, %(epoch)s::bigint, %(run_ids)s::bigint[], %(finished)s::timestamptz[])
+select finish_log_archiving(%(shard)s::smallint, %(epoch)s::bigint, %(run_ids)s::bigint[], %(finished)s::timestamptz[])
 
 -- name: dead
-select object_id, run_id from dead_log_objects(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
+select object_id, run_id from orphaned_archive_objects(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
 
 -- name: forget
-select forget_log_objects(%(shard)s::smallint, %(epoch)s::bigint, %(object_ids)s::uuid[])
+select delete_archive_objects(%(shard)s::smallint, %(epoch)s::bigint, %(object_ids)s::uuid[])
 
 -- Windows of a task's log by position: in bytes, because a log has no line numbers.
 
 -- name: sizes
 -- The size of each attempt's log, in bytes of its spool, and where its last chunk begins.
-select epoch, max(until) as size, max(seq) as last from log_chunk
+select epoch, max(end_offset) as size, max(seq) as last from log_chunk
  where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s group by epoch order by epoch limit 1000
 
 -- name: onward
 -- From the chunk at a position on, the chunks that could match a search: archived lines are searched only by their
 -- reader. The window bounds how much a search reads.
 select w.epoch, w.seq, w.until, w.is_late, w.content, w.object_id, w.at, w.bytes, w.digest
-  from (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c
+  from (select c.epoch, c.seq, c.end_offset as until, c.is_late, c.content, c.object_id, c.object_offset as at, c.bytes,
+      c.digest from log_chunk c
          where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s
            and (c.epoch, c.seq) >= (%(epoch)s::int, coalesce((
                 select max(b.seq) from log_chunk b where b.run_id = %(run_id)s and b.idx = %(idx)s
@@ -108,7 +111,8 @@ select w.epoch, w.seq, w.until, w.is_late, w.content, w.object_id, w.at, w.bytes
 -- name: backward
 -- Backwards, from the chunk at a position.
 select w.epoch, w.seq, w.until, w.is_late, w.content, w.object_id, w.at, w.bytes, w.digest
-  from (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c
+  from (select c.epoch, c.seq, c.end_offset as until, c.is_late, c.content, c.object_id, c.object_offset as at, c.bytes,
+      c.digest from log_chunk c
          where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s
            and (c.epoch, c.seq) <= (%(epoch)s::int, %(seq)s::bigint)
          order by c.epoch desc, c.seq desc limit %(window)s) w

@@ -11,7 +11,7 @@ with open as materialized (
     select s.next_due from shard h cross join lateral (
         select x.next_due from schedule_state x
          where x.shard = h.shard and x.next_due <= clock() - interval '2 seconds' and x.next_due is not null
-             and not x.paused
+             and not x.is_paused
            and x.error is null
          order by x.next_due limit %(cap)s) s
      order by s.next_due limit %(cap)s
@@ -25,7 +25,7 @@ select clock() as read_at,
        (select count(*) from open o where o.state = 'running') as running,
        (select count(*) from open o where o.state = 'queued') as queued,
        (select count(*) from (select 1 from lease limit %(cap)s) l) as tasks,
-       (select count(*) from (select 1 from ready limit %(cap)s) l) as ready,
+       (select count(*) from (select 1 from ready_task limit %(cap)s) l) as ready,
        (select count(*) from late) as late, (select min(l.next_due) from late l) as late_since,
        (select percentile_cont(0.5) within group (order by l.seconds) from lag l) as lag_median,
        (select percentile_cont(0.95) within group (order by l.seconds) from lag l) as lag_most,
@@ -80,7 +80,7 @@ select d.name as dag, c.name as schedule, s.next_due, c.spec, c.delay_seconds
             select x.schedule_id, x.next_due from schedule_state x
              where x.shard = h.shard and x.next_due <= clock() + make_interval(secs => %(seconds)s)
                  and x.next_due is not null
-               and not x.paused and x.error is null
+               and not x.is_paused and x.error is null
              order by x.next_due limit %(cap)s) y
          order by y.next_due limit %(cap)s) s
   join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
@@ -91,16 +91,18 @@ select d.name as dag, c.name as schedule, s.next_due, c.spec, c.delay_seconds
 -- Every queue with waiting tasks, skipping from queue to queue through the index: how many, since when, and whether a
 -- runner serves it.
 with recursive line as (
-    (select queue from ready order by queue limit 1)
+    (select queue from ready_task order by queue limit 1)
     union all
-    select (select r.queue from ready r where r.queue > l.queue order by r.queue limit 1)
+    select (select r.queue from ready_task r where r.queue > l.queue order by r.queue limit 1)
       from line l where l.queue is not null
 )
-select l.queue, (select count(*) from (select 1 from ready r where r.queue = l.queue limit %(cap)s) counted) as depth,
-       (select min(h.offered_at) from generate_series(0, 9) n(rank) cross join lateral (
-            select r.offered_at from ready r where r.queue = l.queue and r.rank = n.rank order by r.seq limit 1) h) as
+select l.queue, (select count(*) from (select 1 from ready_task r where r.queue = l.queue
+    limit %(cap)s) counted) as depth,
+       (select min(h.enqueued_at) from generate_series(0, 9) n(rank) cross join lateral (
+            select r.enqueued_at from ready_task r where r.queue = l.queue and r.rank = n.rank order by r.seq
+                limit 1) h) as
                 oldest_at,
-       exists (select 1 from runner r where r.gone_at is null and l.queue = any(r.queues)) as is_served
+       exists (select 1 from runner r where r.ended_at is null and l.queue = any(r.queues)) as is_served
   from line l where l.queue is not null limit %(limit)s
 
 -- The data of charts. Each query reads a bounded number of the newest rows by their key.
@@ -110,14 +112,15 @@ select l.queue, (select count(*) from (select 1 from ready r where r.queue = l.q
 select a.idx, a.map_index, s.name as task, a.epoch, a.attempt, a.outcome, a.reason, a.let_in_at, a.taken_at,
     a.started_at, a.start_seconds,
        a.finished_at, a.retry_at, q.since as polled_since
-  from run r join task_spec s on s.version_id = r.version_id join attempts a on a.run_id = r.run_id and a.idx = s.idx
-  left join poll q on q.run_id = a.run_id and q.idx = a.idx and q.map_index = a.map_index
+  from run r join task_spec s on s.version_id = r.version_id join all_attempts a on a.run_id = r.run_id
+      and a.idx = s.idx
+  left join sensor_poll q on q.run_id = a.run_id and q.idx = a.idx and q.map_index = a.map_index
  where r.run_id = %(run_id)s and a.run_id = %(run_id)s
  order by a.idx, a.map_index, a.epoch limit %(limit)s
 
 -- name: open_tasks_of_run
 -- The progress of tasks without a recorded attempt.
-select k.idx, k.map_index, k.let_in_at, k.taken_at
+select k.idx, k.map_index, k.admitted_at as let_in_at, k.queued_at as taken_at
   from task k where k.run_id = %(run_id)s and k.state in ('available', 'queued')
  order by k.idx, k.map_index limit %(limit)s
 
@@ -141,4 +144,4 @@ select r.run_id, s.state::text as state, coalesce(r.fire_at, r.created_at) as du
 -- name: states_of_run
 -- One row per task of the version and state; a mapped task has as many as its instances have states.
 select t.idx, t.state::text as state, count(*) as instances, max(t.map_index) >= 0 as is_mapped
-  from tasks t where t.run_id = %(run_id)s group by t.idx, t.state order by t.idx, t.state limit %(limit)s
+  from all_tasks t where t.run_id = %(run_id)s group by t.idx, t.state order by t.idx, t.state limit %(limit)s

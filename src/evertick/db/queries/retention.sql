@@ -11,7 +11,7 @@ select r.run_id as id, r.created_at, case when s.state in ('success', 'failed', 
 
 -- name: walk_journal
 select entry_id as id, occurred_at as created_at, occurred_at as ended_at
-  from journal where entry_id > %(after)s::bigint order by entry_id limit %(batch)s::int
+  from audit_log where entry_id > %(after)s::bigint order by entry_id limit %(batch)s::int
 
 -- name: run_at_or_above
 -- For a binary search: the id at an instant.
@@ -23,7 +23,7 @@ select run_id from run order by run_id desc limit 1
 
 -- name: remains
 -- Objects with pending cleanup, oldest first.
-select id from remains where shard = %(shard)s::smallint and kind = %(kind)s::text and id > %(after)s::bigint
+select id from pending_cleanup where shard = %(shard)s::smallint and kind = %(kind)s::text and id > %(after)s::bigint
  order by id limit %(batch)s::int
 
 -- name: prune_runs
@@ -33,11 +33,11 @@ select pruned, entry
 
 -- name: sweep
 select swept, is_clean
-  from sweep(%(shard)s::smallint, %(epoch)s::bigint, %(kind)s::text, %(ids)s::bigint[], %(rows)s::int)
+  from delete_pending_cleanup(%(shard)s::smallint, %(epoch)s::bigint, %(kind)s::text, %(ids)s::bigint[], %(rows)s::int)
 
 -- name: prune_journal
 select pruned, entry
-  from prune_journal(%(shard)s::smallint, %(epoch)s::bigint, %(ids)s::bigint[], %(before)s::timestamptz,
+  from prune_audit_log(%(shard)s::smallint, %(epoch)s::bigint, %(ids)s::bigint[], %(before)s::timestamptz,
                      %(actor)s::text,
                      %(entry)s::bigint)
 
@@ -53,5 +53,5 @@ select pruned, entry
 
 -- name: count_old
 -- For a preview before deleting; the runs themselves are counted by walking over them.
-select (select count(*) from journal j where j.occurred_at < %(before)s::timestamptz) as journal,
+select (select count(*) from audit_log j where j.occurred_at < %(before)s::timestamptz) as journal,
        (select count(*) from skip_record k where k.recorded_at < %(before)s::timestamptz) as skip_records

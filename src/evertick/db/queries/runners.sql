@@ -3,23 +3,23 @@
 -- name: register
 -- Repeating it after a lost reply is harmless: a session id is generated once per start.
 insert into runner (session, runner_id, name, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues,
-                    match, slots,
-                    request, lost_after_seconds, executor, beat_at, started_at)
+                    task_patterns, slots,
+                    request, lost_after_seconds, executor, heartbeat_at, started_at)
 values (%(session)s, %(runner_id)s, %(name)s, %(version)s, %(host)s, %(boot_id)s, %(pid_namespace)s, %(uid)s, %(pid)s,
         %(pid_started)s, %(queues)s, %(match)s, %(slots)s, %(request)s, %(lost_after_seconds)s, %(executor)s, clock(),
             clock())
 on conflict (session) do nothing
 
 -- name: ask_of
--- A request to live runners, recorded in the journal with its actor; null withdraws it. Returns the runners for which
+-- A request to live runners, recorded in the audit log with its actor; null withdraws it. Returns the runners for which
 -- it is new.
 with asked as (
     update runner r set request = %(request)s::text
-     where r.session = any(%(sessions)s::bigint[]) and r.gone_at is null
+     where r.session = any(%(sessions)s::bigint[]) and r.ended_at is null
        and r.request is distinct from %(request)s::text
     returning r.session, r.runner_id
 ), noted as (
-    insert into journal (occurred_at, verb, actor, detail)
+    insert into audit_log (occurred_at, action, actor, detail)
     select clock(), case when %(request)s::text is null then 'undrain' else 'drain' end, %(actor)s::text,
            jsonb_strip_nulls(jsonb_build_object('runner', a.runner_id, 'session', a.session::text, 'request',
                                                 %(request)s::text))
@@ -28,26 +28,26 @@ with asked as (
 select session from asked
 
 -- name: bury
-select bury(%(session)s::bigint, %(reason)s::text, %(infra_retries)s::int)
+select mark_runner_dead(%(session)s::bigint, %(reason)s::text, %(infra_retries)s::int)
 
 -- name: leave
 -- A clean stop: the runner holds nothing.
-update runner set gone_at = clock(), gone_reason = 'stopped' where session = %(session)s and gone_at is null
+update runner set ended_at = clock(), end_reason = 'stopped' where session = %(session)s and ended_at is null
 
 -- name: live
 select session, runner_id, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots, started_at,
     silent_seconds
-  from runner where gone_at is null order by session limit 10000
+  from runner where ended_at is null order by session limit 10000
 
 -- name: neighbours
 -- Live runners on the same machine, in the same boot and PID namespace. Queried once per tick by every runner there.
 select session, runner_id, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots, started_at,
     silent_seconds
   from runner
- where gone_at is null and host = %(host)s and boot_id = %(boot_id)s and pid_namespace = %(pid_namespace)s
+ where ended_at is null and host = %(host)s and boot_id = %(boot_id)s and pid_namespace = %(pid_namespace)s
    -- An agent whose runner lives is that one's to report: it knows what the agent left behind.
    and (queues <> '{}' or not exists (
-        select 1 from dispatch d join runner o on o.session = d.owner and o.gone_at is null
+        select 1 from dispatch d join runner o on o.session = d.owner and o.ended_at is null
             where d.session = runner.session))
  order by session limit 1000
 
@@ -55,20 +55,21 @@ select session, runner_id, host, boot_id, pid_namespace, uid, pid, pid_started, 
 -- Other runners with the same readable id: allowed, and distinguished by session, but seldom intended.
 select session, runner_id, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots, started_at,
     silent_seconds
-  from runner where gone_at is null and runner_id = %(runner_id)s and session <> %(session)s order by session limit 10
+  from runner where ended_at is null and runner_id = %(runner_id)s and session <> %(session)s order by session limit 10
 
 -- name: list_busy
 -- Live runners for people: also how many of their slots are taken. The agents of remote attempts come last.
-select r.session, r.runner_id, r.name, r.version, r.host, r.pid, r.queues, r.match, r.slots, r.request, r.started_at,
-    r.beat_at,
+select r.session, r.runner_id, r.name, r.version, r.host, r.pid, r.queues, r.task_patterns as match, r.slots, r.request,
+    r.started_at,
+    r.heartbeat_at as beat_at,
        r.silent_seconds, busy_slots(r.session) as busy, r.executor
-  from runner r where r.gone_at is null and (%(with_agents)s or cardinality(r.queues) > 0)
+  from runner r where r.ended_at is null and (%(with_agents)s or cardinality(r.queues) > 0)
  order by cardinality(r.queues) = 0, r.runner_id, r.session limit %(limit)s
 
 -- name: count_agents
 -- How many attempts run by the agents of each executor, and how many of these agents have been silent for a while.
 select r.executor, count(*) as running, count(*) filter (where r.silent_seconds > %(silent_seconds)s) as silent
-  from runner r where r.gone_at is null and cardinality(r.queues) = 0 group by r.executor order by r.executor limit 100
+  from runner r where r.ended_at is null and cardinality(r.queues) = 0 group by r.executor order by r.executor limit 100
 
 -- name: reap
 select reaped, refused
@@ -90,7 +91,7 @@ select k.version_id, k.attempt from task k
    and k.session = %(session)s and k.state = 'running'
 
 -- name: inputs
-select inputs_of(%(run_id)s::bigint, %(version_id)s::int, %(idx)s::int, %(map_index)s::int)
+select task_inputs(%(run_id)s::bigint, %(version_id)s::int, %(idx)s::int, %(map_index)s::int)
 
 -- name: bundle
 -- Only the bundle of the attempt's own version.
@@ -119,7 +120,7 @@ select run_id, idx, map_index, epoch, session, place, seq
 
 -- name: claim_rows
 select run_id, idx, map_index, epoch, session, place, seq
-  from queue_rows(%(session)s::bigint, %(queues)s::text[], %(places)s::int[], %(seqs)s::bigint[],
+  from queue_selected(%(session)s::bigint, %(queues)s::text[], %(places)s::int[], %(seqs)s::bigint[],
                   %(sessions)s::bigint[])
 
 -- name: list_of
@@ -128,9 +129,9 @@ select run_id, idx, map_index, epoch, session, place, seq
 select d.run_id, d.idx, d.map_index, d.epoch, d.session, d.queue, d.tries, d.submitted_at is not null as is_submitted,
        extract(epoch from clock() - d.queued_at)::double precision as queued_seconds,
        extract(epoch from clock() - d.tried_at)::double precision as tried_seconds,
-       extract(epoch from d.retry_at - clock())::double precision as retry_seconds, d.trouble,
+       extract(epoch from d.retry_at - clock())::double precision as retry_seconds, d.last_error as trouble,
        k.state::text as state, k.request::text as request, k.version_id, k.attempt::int as attempt,
-       k.state is null and coalesce((select r.gone_reason = 'finished' from runner r where r.session = d.session),
+       k.state is null and coalesce((select r.end_reason = 'finished' from runner r where r.session = d.session),
                                     false) as has_finished
   from dispatch d
   left join lateral (
@@ -143,7 +144,7 @@ select d.run_id, d.idx, d.map_index, d.epoch, d.session, d.queue, d.tries, d.sub
 -- name: not_begun
 -- Submitted attempts that have not started, the oldest first, for people: with the last error, if any.
 select d.executor, d.run_id, d.map_index, g.name as dag, s.name as task, d.queue, d.queued_at, d.tries, d.submitted_at,
-    d.trouble, d.retry_at
+    d.last_error as trouble, d.retry_at
   from dispatch d join task k on k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
       and k.epoch = d.epoch
   join task_spec s on s.version_id = k.version_id and s.idx = d.idx
@@ -170,11 +171,11 @@ update dispatch d set tries = d.tries + 1, tried_at = clock(),
 returning d.session
 
 -- name: note_submitted
-update dispatch d set submitted_at = coalesce(d.submitted_at, clock()), trouble = null, retry_at = null
+update dispatch d set submitted_at = coalesce(d.submitted_at, clock()), last_error = null, retry_at = null
  where d.session = any(%(sessions)s::bigint[]) and d.owner = %(owner)s::bigint
 
 -- name: note_troubles
-update dispatch d set trouble = x.trouble, retry_at = clock() + make_interval(secs => x.seconds)
+update dispatch d set last_error = x.trouble, retry_at = clock() + make_interval(secs => x.seconds)
   from jsonb_to_recordset(%(troubles)s::jsonb) as x(session bigint, trouble text, seconds double precision)
  where d.session = x.session and d.owner = %(owner)s::bigint
 
@@ -185,7 +186,7 @@ select moved_sessions, offered from end_queued(%(reports)s::jsonb, %(infra_retri
 select adopt_dispatches(%(session)s::bigint, %(silent_seconds)s::double precision, %(most)s::int)
 
 -- name: forget
-select forget_dispatches(%(sessions)s::bigint[])
+select delete_dispatches(%(sessions)s::bigint[])
 
 -- Queues: how many tasks wait, and which runners serve them.
 
@@ -193,21 +194,22 @@ select forget_dispatches(%(sessions)s::bigint[])
 -- Skips from queue to queue through the index, and counts each up to the cap: the cost is bounded,
 -- however long the queues are.
 with recursive line as (
-    (select queue from ready order by queue limit 1)
+    (select queue from ready_task order by queue limit 1)
     union all
-    select (select r.queue from ready r where r.queue > l.queue order by r.queue limit 1)
+    select (select r.queue from ready_task r where r.queue > l.queue order by r.queue limit 1)
       from line l where l.queue is not null
 )
-select l.queue, (select count(*) from (select 1 from ready r where r.queue = l.queue limit %(cap)s) counted) as depth
+select l.queue, (select count(*) from (select 1 from ready_task r where r.queue = l.queue
+    limit %(cap)s) counted) as depth
   from line l where l.queue is not null limit %(most)s
 
 -- name: list
 -- Every queue that has waiting tasks, is served by a live runner, or is the target of a DAG's current version.
 -- Depth is counted up to the cap. The first row of each rank has waited longest there.
 with recursive line as (
-    (select queue from ready order by queue limit 1)
+    (select queue from ready_task order by queue limit 1)
     union all
-    select (select r.queue from ready r where r.queue > l.queue order by r.queue limit 1)
+    select (select r.queue from ready_task r where r.queue > l.queue order by r.queue limit 1)
       from line l where l.queue is not null
 ), held as (
     select s.queue, count(*) as running
@@ -215,17 +217,19 @@ with recursive line as (
       join task_spec s on s.version_id = k.version_id and s.idx = k.idx group by s.queue
 ), served as (
     select q.queue, count(*) as runners, count(*) filter (where r.request is not null) as draining,
-           count(*) filter (where cardinality(r.match) > 0) as specialised, sum(r.slots) as slots
-      from runner r cross join unnest(r.queues) q(queue) where r.gone_at is null group by q.queue
+           count(*) filter (where cardinality(r.task_patterns) > 0) as specialised, sum(r.slots) as slots
+      from runner r cross join unnest(r.queues) q(queue) where r.ended_at is null group by q.queue
 ), named as (
     select distinct s.queue from dag d join task_spec s on s.version_id = d.version_id where d.deleted_at is null
 ), known as (
     select queue from line where queue is not null union select queue from held union select queue from served
     union select queue from named
 )
-select k.queue, (select count(*) from (select 1 from ready r where r.queue = k.queue limit %(cap)s) counted) as depth,
-       (select min(h.offered_at) from generate_series(0, 9) n(rank) cross join lateral (
-            select r.offered_at from ready r where r.queue = k.queue and r.rank = n.rank order by r.seq limit 1) h) as
+select k.queue, (select count(*) from (select 1 from ready_task r where r.queue = k.queue
+    limit %(cap)s) counted) as depth,
+       (select min(h.enqueued_at) from generate_series(0, 9) n(rank) cross join lateral (
+            select r.enqueued_at from ready_task r where r.queue = k.queue and r.rank = n.rank order by r.seq
+                limit 1) h) as
                 oldest_at,
        coalesce(h.running, 0) as running, coalesce(s.runners, 0)::int as runners,
            coalesce(s.draining, 0)::int as draining,
@@ -237,10 +241,10 @@ select k.queue, (select count(*) from (select 1 from ready r where r.queue = k.q
 -- For a runner that serves only some tasks: the next rows of each rank of its queues, after its last position.
 -- Takes no locks: the runner claims the rows it wants by their position.
 select 10 * (n.n - 1) + k.rank as place, r.seq, t.version_id, r.idx,
-       extract(epoch from clock() - r.offered_at)::double precision as waited_seconds
+       extract(epoch from clock() - r.enqueued_at)::double precision as waited_seconds
   from generate_subscripts(%(queues)s::text[], 1) n(n) cross join generate_series(0, 9) k(rank)
  cross join lateral (
-    select q.seq, q.run_id, q.idx, q.map_index, q.offered_at from ready q
+    select q.seq, q.run_id, q.idx, q.map_index, q.enqueued_at from ready_task q
      where q.queue = (%(queues)s::text[])[n.n] and q.rank = k.rank
        and q.seq >= (%(begin)s::bigint[])[10 * (n.n - 1) + k.rank + 1]
      order by q.seq limit %(window)s::int) r

@@ -59,15 +59,15 @@ select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key
 
 -- name: reconcile
 select last_dag_id, last_run_id, repaired, refused
-  from reconcile(%(shard)s::smallint, %(epoch)s::bigint, %(after_dag)s::int, %(after_run)s::bigint, %(batch)s::int,
+  from reconcile_runs(%(shard)s::smallint, %(epoch)s::bigint, %(after_dag)s::int, %(after_run)s::bigint, %(batch)s::int,
                  %(counts_line)s::boolean, %(elapsed)s::double precision)
 
 -- name: skip_one
 select skipped_dag_id, skipped_run_id
-  from skip_run(%(shard)s::smallint, %(epoch)s::bigint, %(after_dag)s::int, %(after_run)s::bigint)
+  from skip_run_once(%(shard)s::smallint, %(epoch)s::bigint, %(after_dag)s::int, %(after_run)s::bigint)
 
 -- name: admit
-select admitted, refused from admit(%(shard)s::smallint, %(epoch)s::bigint)
+select admitted, refused from admit_queued_runs(%(shard)s::smallint, %(epoch)s::bigint)
 
 -- name: time_out
 select time_out_run(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint)
@@ -75,16 +75,17 @@ select time_out_run(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint)
 -- name: orphans
 -- The limit counts only rows past the threshold, so that many watched runs never hide a lost one.
 select w.run_id from orphan_watch w
- where w.watched_seconds >= %(orphan_after)s::double precision and not is_set_aside('run', w.run_id)
+ where w.watched_seconds >= %(orphan_after)s::double precision and not is_quarantined('run', w.run_id)
    and (select d.shard from run_status r join dag d on d.dag_id = r.dag_id where r.run_id = w.run_id)
        = %(shard)s::smallint
  order by w.run_id limit 1000
 
 -- name: reap_orphan
-select reap_orphan(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint, %(orphan_after)s::double precision)
+select fail_orphaned_run(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint, %(orphan_after)s::double precision)
 
 -- name: journal
-select occurred_at, verb, actor, idx, map_index, detail from journal where run_id = %(run_id)s order by entry_id
+select occurred_at, action as verb, actor, idx, map_index, detail from audit_log where run_id = %(run_id)s
+    order by entry_id
     limit %(limit)s
 
 -- name: page_of_all

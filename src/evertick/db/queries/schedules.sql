@@ -10,14 +10,14 @@ with now as materialized (
 ), oldest as materialized (
     select s.schedule_id, s.version, s.next_due from schedule_state s
      where s.shard = %(shard)s::smallint and s.next_due <= (select t from now) and s.next_due is not null
-         and not s.paused
+         and not s.is_paused
        and s.error is null and s.schedule_id <> all(%(passed_over)s::int[])
        and (%(half)s::int is null or mod(s.schedule_id, 2) = %(half)s::int)
      order by s.next_due limit %(batch)s::int
 ), newest as materialized (
     select s.schedule_id, s.version, s.next_due from schedule_state s
      where s.shard = %(shard)s::smallint and s.next_due <= (select t from now) and s.next_due is not null
-         and not s.paused
+         and not s.is_paused
        and s.error is null and s.schedule_id <> all(%(passed_over)s::int[])
        and (%(half)s::int is null or mod(s.schedule_id, 2) = %(half)s::int)
        and s.next_due > (select max(o.next_due) from oldest o having count(*) = %(batch)s::int)
@@ -33,14 +33,14 @@ select s.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.
 -- name: next_due
 -- When to wake up, and the database's time.
 select min(next_due), clock() from schedule_state
- where shard = %(shard)s::smallint and next_due is not null and not paused and error is null
+ where shard = %(shard)s::smallint and next_due is not null and not is_paused and error is null
 
 -- name: fire
-select won, overlapped, canceled from fire(%(shard)s::smallint, %(epoch)s::bigint, %(plans)s::jsonb)
+select won, overlapped, canceled from fire_schedules(%(shard)s::smallint, %(epoch)s::bigint, %(plans)s::jsonb)
 
 -- name: set_aside
 -- A schedule that cannot be planned leaves the index, with the reason for people; the others continue.
-select set_schedule_aside(%(shard)s::smallint, %(epoch)s::bigint, %(schedule_id)s::int, %(version)s::int,
+select quarantine_schedule(%(shard)s::smallint, %(epoch)s::bigint, %(schedule_id)s::int, %(version)s::int,
                           %(reason)s::text,
                           %(is_tried_again)s::boolean)
 
@@ -48,19 +48,20 @@ select set_schedule_aside(%(shard)s::smallint, %(epoch)s::bigint, %(schedule_id)
 -- Everything that an edit, a pause or a delete must decide first.
 select c.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, c.catchup_limit,
     c.overlap,
-       c.start_within, c.finish_within, c.delay_seconds, c.name, c.params, s.paused, s.is_held, c.origin, s.error
+       c.start_within, c.finish_within, c.delay_seconds, c.name, c.params, s.is_paused as paused,
+           s.is_paused_directly as is_held, c.origin, s.error
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
  where d.name = %(dag)s and c.deleted_at is null and (%(name)s::text is null or c.name = %(name)s)
  order by c.schedule_id limit 1000
 
 -- name: hear
 -- Makes the schedules due whose dependencies have been met.
-select became_due, has_more from hear_arrivals(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
+select became_due, has_more from deliver_dependencies(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
 
 -- name: waits
 -- The dependencies that start DAGs. Queried when one of them is changed. A deleted schedule has none.
 select d.name as dag, c.name, c.origin, c.spec->>'after' as condition
-  from (select distinct w.schedule_id from awaited w) w
+  from (select distinct w.schedule_id from schedule_dependency w) w
   join schedule c on c.schedule_id = w.schedule_id join dag d on d.dag_id = c.dag_id
  order by d.name, c.name limit 10000
 
@@ -74,16 +75,17 @@ select distinct d.name as dag, o.asset
 -- name: causes
 -- The triggers of a run, other than time.
 select k.kind, k.name, k.run_id, k.occurred_at, u.updated_by
-  from run r join cause k on k.schedule_id = r.schedule_id and k.fire_at = r.fire_at
+  from run r join run_trigger k on k.schedule_id = r.schedule_id and k.fire_at = r.fire_at
   left join asset_update u on u.update_id = k.update_id
  where r.run_id = %(run_id)s order by k.kind, k.name limit 1000
 
 -- name: settle
 -- The due fires of schedules that are about to change, if they are too many for the change itself.
-select won, overlapped, canceled from settle_schedules(%(plans)s::jsonb)
+select won, overlapped, canceled from apply_fire_plans(%(plans)s::jsonb)
 
 -- name: list
-select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.is_held, s.error,
+select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.is_paused as paused,
+    s.is_paused_directly as is_held, s.error,
     c.misfire,
        c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params,
            c.origin, c.changed_by, c.changed_at, c.deleted_at
@@ -92,7 +94,8 @@ select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.la
  order by d.name, c.name limit %(limit)s
 
 -- name: of_dags
-select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.is_held, s.error,
+select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.is_paused as paused,
+    s.is_paused_directly as is_held, s.error,
     c.misfire,
        c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params,
            c.origin, c.changed_by, c.changed_at, c.deleted_at
@@ -102,7 +105,8 @@ select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.la
 
 -- name: page
 -- In the order of the DAGs' names and their own, from after one.
-select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.is_held, s.error,
+select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.is_paused as paused,
+    s.is_paused_directly as is_held, s.error,
     c.misfire,
        c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params,
            c.origin, c.changed_by, c.changed_at, c.deleted_at
@@ -120,7 +124,7 @@ select d.name as dag, c.name, k.first_at, k.last_at, k.count, k.reason, k.record
  order by k.recorded_at desc, k.first_at desc limit %(limit)s
 
 -- name: history
-select v.version, v.change, v.changed_by, v.changed_at, v.origin, v.is_held, v.settings
+select v.version, v.change, v.changed_by, v.changed_at, v.origin, v.is_paused_directly as is_held, v.settings
   from schedule_version v join schedule c on c.schedule_id = v.schedule_id join dag d on d.dag_id = c.dag_id
  where d.name = %(dag)s and c.name = %(name)s
  order by v.version desc limit %(limit)s

@@ -37,4 +37,4 @@ select name, description from stored_value where kind = %(kind)s order by name l
 select delete_value(%(kind)s::text, %(name)s::text, %(actor)s::text)
 
 -- name: reseal
-select reseal_value(%(kind)s::text, %(name)s::text, %(old)s::text, %(content)s::text, %(key_id)s::text)
+select reencrypt_value(%(kind)s::text, %(name)s::text, %(old)s::text, %(content)s::text, %(key_id)s::text)

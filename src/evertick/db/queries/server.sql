@@ -21,20 +21,20 @@ select key_id, count(*)::int as count from stored_value group by key_id order by
 -- name: stored_logs
 -- Whether archived lines exist, and how long ago the first run that waits for archival ended. The first entries of the
 -- queue suffice.
-select exists (select 1 from log_object) as are_there,
+select exists (select 1 from log_archive_object) as are_there,
        (select extract(epoch from clock() - min(s.finished_at))::float8
-          from (select w.run_id from log_watch w order by w.run_id limit 1000) x
+          from (select w.run_id from log_archive_queue w order by w.run_id limit 1000) x
           join run_status s on s.run_id = x.run_id and s.state in ('success', 'failed', 'canceled')) as waiting_seconds
 
 -- name: far
 -- The attempts submitted to remote executors, by executor and queue: how many, whether a live runner manages them, and
 -- how many have not started for ten minutes, with the error of one of them.
 select d.executor, d.queue, count(*)::int as attempts,
-       exists (select 1 from runner r where r.gone_at is null and r.executor = d.executor and d.queue = any(r.queues))
+       exists (select 1 from runner r where r.ended_at is null and r.executor = d.executor and d.queue = any(r.queues))
            as has_runner,
-       count(*) filter (where x.is_stuck)::int as stuck, max(d.trouble) filter (where x.is_stuck) as trouble
+       count(*) filter (where x.is_stuck)::int as stuck, max(d.last_error) filter (where x.is_stuck) as trouble
   from dispatch d cross join lateral (
-      select d.started_at is null and d.trouble is not null
+      select d.started_at is null and d.last_error is not null
           and d.queued_at < clock() - interval '10 minutes' as is_stuck) x
  group by d.executor, d.queue order by d.executor, d.queue limit 100
 
@@ -51,8 +51,8 @@ select c.relname as name, pg_stat_get_dead_tuples(c.oid) as dead
 -- statistics, because counting also walks over dead rows; but they may be wrong for long about an empty queue.
 select exists (select 1 from schedule_state s
                 where s.shard = any(array(select h.shard from shard h)) and s.next_due < clock() - interval '1 second'
-                  and not s.paused and s.error is null)
-       or (pg_stat_get_live_tuples('ready'::regclass) >= %(line)s::bigint and exists (select 1 from ready))
+                  and not s.is_paused and s.error is null)
+       or (pg_stat_get_live_tuples('ready_task'::regclass) >= %(line)s::bigint and exists (select 1 from ready_task))
 
 -- name: snapshot_holders
 -- Everything that keeps dead rows from being vacuumed in this database, the oldest first: sessions by their

@@ -6,7 +6,7 @@ select event_id, is_new, sent_at, sent_by
 
 -- name: list_events
 -- The newest first.
-select event_id, name, key, payload, sent_at, sent_by, is_heard
+select event_id, name, key, payload, sent_at, sent_by, is_delivered as is_heard
   from event where (%(name)s::text is null or name = %(name)s::text) and event_id < %(before)s::bigint
  order by event_id desc limit %(limit)s
 
@@ -86,19 +86,19 @@ select decide_approval(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(e
 
 -- name: children_due
 select run_id, idx, map_index, epoch, dag, params, depth, parent_dag, given, own, results
-    from children_due(%(shard)s::smallint, %(batch)s::int) limit %(batch)s
+    from child_runs_due(%(shard)s::smallint, %(batch)s::int) limit %(batch)s
 
 -- name: start_child
-select start_child(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint, %(idx)s::int, %(map_index)s::int,
+select start_child_run(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint, %(idx)s::int, %(map_index)s::int,
                    %(task_epoch)s::int,
                    %(dag_id)s::int, %(params)s::jsonb, %(depth)s::int, %(reason)s::text)
 
 -- name: clocks_due
-select run_id, idx, map_index, epoch, at, timezone, since from clocks_due(%(shard)s::smallint, %(batch)s::int)
+select run_id, idx, map_index, epoch, at, timezone, since from clock_waits_due(%(shard)s::smallint, %(batch)s::int)
     limit %(batch)s
 
 -- name: set_clocks
-select set_clocks(%(shard)s::smallint, %(epoch)s::bigint, %(instants)s::jsonb)
+select set_clock_waits(%(shard)s::smallint, %(epoch)s::bigint, %(instants)s::jsonb)
 
 -- name: wake_waits
-select looked_at, refused, next_wake from wake_waits(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
+select looked_at, refused, next_wake from wake_deferred_tasks(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
