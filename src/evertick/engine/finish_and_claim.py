@@ -1,7 +1,7 @@
-"""Fairness between ready lists: which head has waited so long that it is served before more urgent work. Pure.
+"""A runner's exchange: records how attempts ended and claims tasks, in one commit. Sending a report twice is harmless.
 
-There is one ready list per queue and priority. Its place is 10 x the position of its queue in the runner's order, plus its rank:
-0 for priority 9, to 9 for priority 0. Mirrors the SQL function `overdue`; a test compares both.
+Also the claim order: cursors into the queues, and turns for the longest waiting. There is one ready list per queue and
+priority: 10 x the position of its queue in the runner's order, plus its rank: 0 for priority 9, to 9 for priority 0.
 """
 
 from __future__ import annotations
