@@ -98,7 +98,7 @@ async def _serve(url: str, make: Make, beside: Sequence[Beside], health: Health,
 
 
 async def _wait_for_schema(url: str, service: Service, log: Log) -> None:
-    """A database that is not up yet is waited for; one with another schema is refused."""
+    """It waits for a database that is not up yet, and refuses one with another schema."""
     over, refused = asyncio.Event(), list[SchemaMismatch]()
 
     async def look() -> float:

@@ -32,6 +32,8 @@ RANKS = 10
 def overdue(waited_seconds: Mapping[int, float], aging_seconds: float) -> list[int]:
     """The places whose heads are served first, the most overdue first. `waited_seconds` is how long each head has waited.
 
+    Mirrors the SQL function `overdue`; a test compares both.
+
     A head may wait `aging_seconds` for each level between it and the list that would be served next. A list in another
     queue of the same runner, which is later by queue order alone, counts as at least one level away.
     """

@@ -46,7 +46,11 @@ class CpuLimitExceeded(Exception):
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise within the block once this process has used that much CPU time."""
+    """Raise within the block once this process has used that much CPU time.
+
+    Uses the kernel's timer, because nothing else can interrupt code that never waits. It measures CPU time, so a suspended or
+    busy machine does not count. Works only in the main thread, where the scheduler runs; in other threads there is no limit.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Tasks that wait without a slot: the leader resumes those that are due; events, approvals and assets end others.
+"""Tasks that wait without a slot: the leader resumes due tasks; events, approvals and assets end others.
 
 Waking is one bounded batch: it starts runs of other DAGs, computes times of day, and resumes tasks.
 """
