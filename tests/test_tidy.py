@@ -1,4 +1,4 @@
-"""The rules of the house that a program can check. A rule has an exception only by name and with its reason."""
+"""Code rules that a program can check. A rule has an exception only by name and with its reason."""
 
 from __future__ import annotations
 
@@ -52,74 +52,74 @@ MOST_PARAMETERS = 7
 
 # name of the function: why it takes more
 MANY_PARAMETERS: dict[str, str] = {
-    "sdk/operators.http": "a request has as many parts, and people write them by name",
-    "db/queries/shards.poll_work": "all that an idle leader asks, in one statement",
-    "testing.simulate": "people's tests say in one call what happened in their story",
+    "sdk/operators.http": "a request has as many parts, and authors pass them by name",
+    "db/queries/shards.poll_work": "everything that an idle leader reads, in one statement",
+    "testing.simulate": "users' tests describe a whole scenario in one call",
 }
 
 # module (and function): why it may read the environment
 ENVIRONMENT_READERS = {
     "config": "settings are read here, once",
-    "cli": "hands its environment to the children that it supervises",
-    "supervisor/postgres_cluster.environment": "PostgreSQL's programs get ours without what would change their behaviour",
-    "supervisor/fork_server._ForkServer._become": "a fork takes on the environment that it was given, as a new process would",
-    "supervisor/fork_server._name": "how setproctitle is told to leave the environment alone",
+    "cli": "passes its environment to the services that it supervises",
+    "supervisor/postgres_cluster.environment": "PostgreSQL's programs get no variable that would change their behavior",
+    "supervisor/fork_server._ForkServer._become": "a fork adopts the environment of its request, as a new process would",
+    "supervisor/fork_server._name": "the option of setproctitle that keeps the environment unchanged",
 }
 
-# module.function: why whatever is raised must be caught there
+# module.function: why every exception must be caught there
 CATCH_ALL = {
-    "supervisor/fork_server.serve": "a fork must never return into the code of whoever forked it",
-    "supervisor/fork_server._ForkServer._become": "a fork must never return into the code of whoever forked it",
-    "secrets/backends.SecretProvider._ask": "a backend is somebody else's code, and its messages may quote secrets",
+    "supervisor/fork_server.serve": "a fork must never return into the code of the process that forked it",
+    "supervisor/fork_server._ForkServer._become": "a fork must never return into the code of the process that forked it",
+    "secrets/backends.SecretProvider._ask": "a backend is third-party code, and its messages may quote secrets",
     "runner/launch.Launcher._prepare_and_start": "one task that cannot be prepared must not stop the others (V11)",
-    "runner/session.Session._apply_events_meanwhile": "one event must not end a session with everything that it runs",
+    "runner/session.Session._apply_events_meanwhile": "one event must not end a session and all of its attempts",
     "runner/remote/observe.Observer._listen": "an executor may be user code, and nothing depends on its signals",
     "runner/remote/worker_pool.WorkerPool._work": "one attempt that cannot be submitted must not stop the others (V11)",
     "storage/results.ResultTransfers.upload": "an attempt whose end is never reported would hold its slot permanently",
-    "executors/registry.open_executor": "an executor may be somebody else's code: what goes wrong in it is a setting to correct",
-    "runtime/thread_runner.ThreadRunner.do": "whatever the work in a thread raises is told to whoever waits for it",
-    "runtime/loop.run_loop": "the loop outlives every tick",
+    "executors/registry.open_executor": "an executor may be third-party code: an error in it is a setting to correct",
+    "runtime/thread_runner.ThreadRunner.do": "every exception of the work in a thread is raised again in its caller",
+    "runtime/loop.run_loop": "a failing tick must not end the loop",
     "scheduler/notification_sender.NotificationSender._deliver": "a notification that fails to prepare must not stop the others",
     "runtime/circuit_breaker.CircuitBreaker.attempt": "one step that fails must not stop the others (A12)",
     "observability/health_endpoint.HealthServer._answer": "the outermost handler: the client receives a 500, the port stays open",
-    "api/app.FastReads.__call__": "whatever goes wrong on the short way is raised again on the long one, which tells it",
-    "sdk/local_run._Run._try": "the attempt: whatever the task raises is its outcome",
-    "attempts/body.run_body": "the attempt: whatever the task raises is its outcome",
-    "attempts/body.await_body": "the attempt: whatever the task raises is its outcome",
+    "api/app.FastReads.__call__": "an error of a fast read is raised again by the regular route, which reports it",
+    "sdk/local_run._Run._try": "the attempt: every exception of the task is its outcome",
+    "attempts/body.run_body": "the attempt: every exception of the task is its outcome",
+    "attempts/body.await_body": "the attempt: every exception of the task is its outcome",
     "attempts/body.described": "the text of a user's exception is user code",
     "attempts/body.user_traceback": "the text of a user's exception is user code",
     "attempts/child.Child._run": "the attempt: an order that cannot be prepared is its outcome",
-    "attempts/coroutines.run_alone": "the attempt: whatever the task raises is its outcome",
+    "attempts/coroutines.run_alone": "the attempt: every exception of the task is its outcome",
     "attempts/coroutines._Server._accept": "the attempt: an order that cannot be prepared is its outcome",
-    "logs/capture.CapturedLogging.emit": "formatting a user's log record is user code; logging's own rule",
+    "logs/capture.CapturedLogging.emit": "formatting a user's log record is user code; the logging module does the same",
     "executors/local/executor.LocalExecutor._move_in": "one bundle that cannot be fetched fails its own attempts only",
     "attempts/body.load": "importing a bundle is user code",
     "bundles/loader_process.load": "importing a file is user code",
-    "cli/main.main": "the outermost: a person gets a message, never a traceback",
+    "cli/main.main": "the outermost handler: users get a message, never a traceback",
 }
 
-# module.function: why the import cannot stand on top
+# module.function: why the import is not at the top of the module
 LATE_IMPORTS = {
     "domain/dags/params.compile_pattern": "regex, only for params that have a pattern",
     "domain/dags/params.matches_whole": "regex, only for params that have a pattern",
-    "supervisor/fork_server._name": "setproctitle reads how it shall work when it is imported",
-    "scheduler/notification_sender.NotificationSender._sending": "TLS and mail, only where something is sent",
-    "doctor/database.check_keys": "cryptography, only where keys are looked at",
-    "secrets/backends.SecretProvider._read": "cryptography, only where a stored value is wanted",
-    "attempts/child._run_shell": "subprocess, only for commands that are granted something",
-    "attempts/child.Child._hide": "only for attempts that are granted something; each fork would map it",
+    "supervisor/fork_server._name": "setproctitle reads its options when it is imported",
+    "scheduler/notification_sender.NotificationSender._sending": "TLS and email, only where something is sent",
+    "doctor/database.check_keys": "cryptography, only where keys are checked",
+    "secrets/backends.SecretProvider._read": "cryptography, only where a stored value is read",
+    "attempts/child._run_shell": "subprocess, only for commands with secrets",
+    "attempts/child.Child._hide": "only for attempts with secrets; each fork would map it",
     "sdk/runtime.Dag.test": "asyncio and ssl, which each fork of a process that runs tasks would map",
     "sdk/templates.check_template": "jinja2, only for DAGs that have templates",
     "sdk/templates._render": "jinja2, only for DAGs that have templates",
     "sdk/templates._evaluate": "jinja2, only for DAGs that have templates",
     "sdk/templates._environment": "jinja2, only for DAGs that have templates",
     "attempts/body._perform": "http.client brings ssl and email, which each fork would map",
-    "attempts/shell.prepare_shell": "what hides secrets, only for commands that have templates",
+    "attempts/shell.prepare_shell": "the masking of secrets, only for commands that have templates",
     "attempts/body._typed": "decimal, uuid and zoneinfo, for values that JSON lacks; each fork would map them",
     "attempts/child._serve_coroutines": "asyncio doubles what each fork copies",
     "attempts/child._run_alone": "asyncio doubles what each fork copies",
     "attempts/fork_server.ForkServer._load": "asyncio doubles what each fork copies",
-    "attempts/fork_server_main._hold": "only the keeper needs it, and each fork would map three libraries more",
+    "attempts/fork_server_main._hold": "only the reaper needs it, and each fork would map three more libraries",
 }
 
 
@@ -162,8 +162,8 @@ def test_a_package_imports_only_packages_below_it() -> None:
     assert not wrong
 
 
-def test_the_command_line_and_the_api_do_not_know_each_other() -> None:
-    """What both need stands below them. One command starts the API; that is all."""
+def test_the_command_line_and_the_api_do_not_import_each_other() -> None:
+    """Both use the packages below them. Only one command starts the API."""
     crossing = [
         place
         for place in ALL_PLACES
@@ -194,7 +194,7 @@ def test_examples_import_only_what_authors_may() -> None:
         ("config", "db.connect", False),
     ],
 )
-def test_the_rule_of_layers_knows_both_sides(importer: str, target: str, allowed: bool) -> None:
+def test_the_rule_of_layers_allows_one_direction(importer: str, target: str, allowed: bool) -> None:
     assert is_allowed(importer, target) is allowed
 
 
@@ -224,7 +224,7 @@ def test_only_the_database_package_has_sql() -> None:
 
 
 def test_no_import_hides_inside_a_function() -> None:
-    """The command line is excepted: its commands import what they need when they are called, for a quick start."""
+    """Except in the command line: its commands import late, for a quick start."""
     hidden = [
         place
         for place in ALL_PLACES
@@ -253,7 +253,7 @@ def test_every_module_says_what_it_is_for() -> None:
     assert not bare
     long = [m.name for m in PACKAGE if len((ast.get_docstring(m.tree) or "").splitlines()) > 5]
     assert [name for name in long if name != "domain/errors"] == [], (
-        "errors.py draws its tree; the others need five lines"
+        "errors.py shows its tree; every other module needs at most five lines"
     )
 
 
@@ -270,7 +270,7 @@ def test_modules_and_functions_fit_on_a_screen() -> None:
 
 
 def test_functions_take_few_parameters() -> None:
-    """The command line and the API are excepted: there a parameter is something that a person can give."""
+    """Except in the command line and the API, where each parameter is an option of the user."""
     wrong = []
     for place, function in functions():
         arguments = function.args
@@ -301,18 +301,18 @@ def catches_everything(node: ast.AST) -> bool:
     if not isinstance(node, ast.ExceptHandler):
         return False
     if isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None:
-        return False  # tidies up and lets it go on
+        return False  # cleans up and raises it again
     kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
     return any(kind is None or getattr(kind, "id", "") in ("Exception", "BaseException") for kind in kinds)
 
 
-def test_everything_is_caught_only_where_that_is_the_point() -> None:
+def test_every_exception_is_caught_only_where_that_is_intended() -> None:
     found = [place for place in ALL_PLACES if catches_everything(place.node)]
     assert [str(place) for place in found if place.function not in CATCH_ALL] == []
 
 
-def test_no_exception_from_a_rule_outlives_its_need() -> None:
-    """An entry of a list above that nothing needs any more is removed; a layer that does not exist yet may wait."""
+def test_every_exception_from_a_rule_is_needed() -> None:
+    """An entry of a list above that is not needed any more must be removed, unless its package does not exist."""
     catching = {place.function for place in ALL_PLACES if catches_everything(place.node)}
     late = {place.function for place in ALL_PLACES if isinstance(place.node, ast.Import | ast.ImportFrom)}
     present = {module.name for module in PACKAGE}
@@ -332,7 +332,7 @@ def test_the_program_prints_only_through_its_command_line() -> None:
 
 
 def test_no_test_sleeps() -> None:
-    """Waiting is for a condition, with a deadline: tests/waiting.py. Giving way with sleep(0) is no waiting."""
+    """Tests wait for a condition, with a deadline: tests/waiting.py. sleep(0) only yields."""
     wrong = [
         str(place)
         for module in TESTS
@@ -350,23 +350,23 @@ def is_sleep(call: ast.Call) -> bool:
     return name == "sleep" and not is_yield
 
 
-# These look at servers of their own, where nobody else is.
+# These use their own servers, which have no other clients.
 _OWN_SERVERS = ("chaos/", "api/fuzz", "system/test_failover", "system/test_tls", "system/two_servers", "test_tidy")
 
 
-def test_tests_look_at_sessions_and_locks_of_their_own_database_only() -> None:
-    """They share a server. What others hold or wait for there would make a test red, or green, by chance."""
+def test_tests_read_sessions_and_locks_of_their_own_database_only() -> None:
+    """They share a server. Locks of other tests would make a test fail, or pass, by chance."""
     wrong = [
         str(place)
         for module in TESTS
         if not module.name.startswith(_OWN_SERVERS)
         for place in places(module)
-        if isinstance(place.node, ast.Constant) and sees_everybody(str(place.node.value))
+        if isinstance(place.node, ast.Constant) and reads_whole_server(str(place.node.value))
     ]
-    assert not wrong, "ask for `datname = current_database()`, or take OWN_LOCKS of tests/engine/world.py"
+    assert not wrong, "filter by `datname = current_database()`, or use OWN_LOCKS of tests/engine/world.py"
 
 
-def sees_everybody(text: str) -> bool:
+def reads_whole_server(text: str) -> bool:
     is_of_the_server = re.search(r"\b(from|join) (pg_locks|pg_stat_activity)\b", text)
     return bool(is_of_the_server) and not re.search(r"\b(datname|database|pid) = ", text)
 
@@ -380,5 +380,5 @@ def sees_everybody(text: str) -> bool:
         ("select 1 from pg_stat_activity where pid = %s", False),
     ],
 )
-def test_a_look_at_everybody_is_found(text: str, expected: bool) -> None:
-    assert sees_everybody(text) is expected
+def test_a_read_of_the_whole_server_is_found(text: str, expected: bool) -> None:
+    assert reads_whole_server(text) is expected

@@ -1,6 +1,6 @@
 """Settings: one frozen record, every default visible here, read from the environment and validated once.
 
-The only place that reads the environment.
+The only module that reads the environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One HTTP request on its own connection, with a deadline and a size limit. For agents: small, and cancelable at any time.
+"""The agent's client of the API: each request has its own connection, a deadline and a size limit, and can be canceled.
 
 Follows no redirects: the token is sent only to the configured address.
 """

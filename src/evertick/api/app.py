@@ -1,4 +1,7 @@
-"""The application factory: sign-in, native API (/api/v1), Airflow API (/api/v2), agent API, health and metrics."""
+"""The application factory: sign-in, native API (/api/v1), Airflow API (/api/v2), agent API, health and metrics.
+
+Fast reads are answered before the framework; an error on that path repeats the request on the regular one.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from evertick.secrets.agent_tokens import AgentTokens
 from evertick.secrets.backends import SecretProvider
 from evertick.storage.results import MOST_TRANSFERS
 
-# Enough for a page of people; small beside what the engine has (H4).
+# Enough for the pages of the UI, and few compared with the connections of the engine (H4).
 READERS, WRITERS = 6, 3
 # Agents have their own: a heartbeat must not wait for people.
 AGENTS = 4
@@ -113,7 +113,7 @@ class ApiContext:
         try:
             return make(self.settings)
         except InvalidSettings as error:
-            # Not what the agent asked for is wrong: it shall come again when somebody has corrected it.
+            # The agent's request is valid: a retry succeeds after an operator has corrected the settings.
             self.log.error("agent_settings_invalid", error=error)
             raise EvertickError(
                 "Agents cannot be served: the API's log says what is wrong with its settings."

@@ -1,4 +1,7 @@
-"""Server-sent events: encoding, and a response that ends when its client disconnects."""
+"""Live updates: server-sent events, the streams of connected clients, and the hub that distributes changes to them.
+
+One change feed serves all clients. A client that does not read is disconnected; it never delays another.
+"""
 
 from __future__ import annotations
 

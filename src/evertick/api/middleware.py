@@ -1,6 +1,6 @@
 """ASGI middleware around every request: request id, size limit, rate limit and security headers.
 
-Responses are not buffered, so streams pass through unchanged.
+Responses are not buffered, so streams pass through unchanged. Agents have limits of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Uvicorn's `httptools` protocol with a size limit on headers, trailers and chunk extensions, and single-write responses.
+"""The API's HTTP server: Uvicorn with limits on headers, trailers and chunk extensions, and single-write responses.
 
 The parser buffers headers of any size until they are complete: headers without an end would fill the memory.
 Header and body of a response leave in one write: separate writes cost another system call, packet and read.

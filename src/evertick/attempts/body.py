@@ -1,4 +1,7 @@
-"""Calls a task's function and turns the result or the error into a report. Never lets an exception of user code escape."""
+"""Loads a task's function, calls it, and turns the result or the error into a report.
+
+Never lets an exception of user code escape.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Children that must not outlive their runner's lease, and until when that lease is valid.
+"""The fork server of one bundle: imports the bundle once, and forks a child for each attempt.
 
-Kept by the fork server, which needs neither the runner nor the database to see that the deadline has passed.
+Runs no attempt itself. Also kills children that would outlive their runner's lease: for that it needs neither the runner
+nor the database.
 """
 
 from __future__ import annotations

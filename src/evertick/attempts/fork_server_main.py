@@ -25,7 +25,7 @@ class DeferredForkHooks:
 
     They reset locks that another thread may hold during a fork. A fork server has one thread, and in a fresh process they
     touch 90 pages: 0.2 ms for nothing. A child that forks gets them back before it does. The hooks of all other modules,
-    such as the one that reseeds `random`, are never deferred.
+    such as the hook of `random` that sets a new seed, are never deferred.
 
     Must be created before these modules are imported; if one already is, its hooks stay in place.
     """

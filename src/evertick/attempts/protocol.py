@@ -1,4 +1,7 @@
-"""The protocol between a runner and an attempt's process: length-prefixed JSON frames over a socket pair. No I/O here."""
+"""The protocol between a runner and an attempt's process: length-prefixed JSON frames over a socket pair.
+
+No I/O here. JSON is decoded without the modules that each fork would map.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The module closure of a DAG file: the files of the DAGs folder that it imports, anywhere in the code, and their
-imports.
+"""The process that loads one DAG file: imports it, and returns its DAGs and its module closure as JSON.
 
-Reads source text; never imports it. Names that lead outside the folder are third-party packages.
+The closure is every file of the DAGs folder that it imports, found in the source text. Names that lead outside the
+folder are third-party packages.
 """
 
 from __future__ import annotations

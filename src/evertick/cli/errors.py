@@ -1,4 +1,4 @@
-"""What an error means for whoever called the program: one line for people, one exit status for scripts.
+"""An error for the caller of the program: one line for people, one exit status for scripts.
 
 The only place that knows exit statuses. Loaded by every command, so it imports nothing heavy.
 """

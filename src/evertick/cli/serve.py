@@ -1,4 +1,4 @@
-"""Running one service in this process until somebody asks it to stop. A service that ends by itself is to be restarted."""
+"""Runs one service in this process until a signal stops it. A service that ends by itself has to be restarted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Service(Protocol):
 
 @runtime_checkable
 class Hurried(Protocol):
-    """A service that has something to hand over even when there is no time."""
+    """A service that returns its work even when it ends without a grace period."""
 
     def stop_now(self) -> None: ...
 
@@ -41,9 +41,10 @@ Beside = Callable[[str, Log], Coroutine[None, None, None]]
 
 
 def serve(name: str, settings: Settings, make: Make, *, beside: Sequence[Beside] = ()) -> None:
-    """Run what `make` gives, for the database's URL and a log, until SIGTERM or Ctrl-C. The second one is at once.
+    """Run the service that `make` returns for the database's URL and a log, until SIGTERM or Ctrl-C. A second signal ends it
+    without a grace period.
 
-    What is `beside` it goes on as long as the service does.
+    The coroutines of `beside` run concurrently, as long as the service does.
     """
     owner = process_name()
     log = configure(service=name, owner=owner, as_json=settings.log == "json")
@@ -97,7 +98,7 @@ async def _serve(url: str, make: Make, beside: Sequence[Beside], health: Health,
 
 
 async def _wait_for_schema(url: str, service: Service, log: Log) -> None:
-    """A database that is not up yet is waited for; one with another schema is refused."""
+    """It waits for a database that is not up yet, and refuses one with another schema."""
     over, refused = asyncio.Event(), list[SchemaMismatch]()
 
     async def look() -> float:

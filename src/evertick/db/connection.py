@@ -1,4 +1,4 @@
-"""A connection with a time limit on every reply, and with the identity of its server.
+"""A connection with a time limit on every reply and the identity of its server; and the database URLs that lead to it.
 
 The server's own timeouts bound its work, not the delivery of its reply: a frozen host, a lost packet or a commit
 that waits for a dead standby would block the caller indefinitely. Whether such a statement was executed remains unknown.

@@ -1,4 +1,4 @@
-"""The failover guard: what this process has seen of the server behind a URL, so that it never writes to one that was replaced.
+"""The failover guard: the timeline and position of the server behind a URL, so that a replaced one is never written to.
 
 Kept per process, not per connection: all its connections must agree, across threads too. A restart clears it, which
 is how an operator confirms that a restore was intended.

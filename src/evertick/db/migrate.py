@@ -232,7 +232,7 @@ async def _install_next(
 
 
 async def _drop_superseded(conn: AsyncConnection, own: FunctionSet, patience: LockRetry) -> None:
-    """What is in use stays, and what cannot be dropped now is left to the next time."""
+    """Drop the sets that are not in use. A set that cannot be dropped now is dropped by a later migrate."""
     with suppress(errors.LockNotAvailable, errors.DeadlockDetected):
         async with conn.transaction():
             if await _lock(conn, patience):

@@ -1,4 +1,4 @@
-"""The named SQL statements of `queries/<noun>.sql`: their names and text.
+"""The named SQL statements of `queries/<noun>.sql`: their text, and how their rows become records.
 
 A statement starts at `-- name: claim_batch`; the comment lines below it give the reason for its form.
 """

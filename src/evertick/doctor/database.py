@@ -1,7 +1,6 @@
 """The findings of `evertick doctor` about the database, each with its impact and its fix.
 
-Read-only. A check that cannot be made is a finding of its own. The findings about this machine are in
-`checkup_here.py`.
+Read-only. A check that cannot be made is a finding of its own. The findings about this machine are in `machine.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The API's reply to an agent that starts: the complete order and the limits to apply. Shared by the API and the agent."""
+"""What an agent and the API exchange: the start order, the outcome file, attempt names and token identities.
+
+Shared by the API, runners and agents, so it parses strictly and does no I/O. An unknown or missing field is an error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durations in text form: `30s`, `1h30m`, `250ms`, `PT5M`. Exact to the microsecond."""
+"""Durations as text: parsed from `30s`, `1h30m`, `250ms` or `PT5M`, exact to the microsecond; and written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The short options of a task's pod, and the manifest parts that they expand to. Pure: no cluster is contacted.
+"""Options of a task for its executor: the short options of a pod, and the manifest parts that they expand to.
 
-`pod` takes everything that has no short form, as a part of a manifest. Only the cluster validates that part, at submission.
+`pod` takes everything that has no short form, as a part of a manifest. Pure: only the cluster validates that part, at
+submission.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The reasons why a task does not run, in words. The database finds them with the same rows and functions that decide; this
-module only formats them, and must never evaluate them again.
+"""The reasons why a task does not run or a DAG does not start, in words.
+
+The database finds them with the same rows and functions that decide; this module only formats them, and must never
+evaluate them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Notifications: which events are reported, the text of the messages, and the retries of a failed delivery."""
+"""Notifications: which events are reported, the text of a message, its destination, and the delay before a retry.
+
+Pure: nothing is sent, and no address is resolved here.
+"""
 
 from __future__ import annotations
 

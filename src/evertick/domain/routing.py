@@ -1,6 +1,7 @@
-"""Routing: which queue a task waits in. The first rule that matches applies; without a match, the default does.
+"""Routing: the queue in which a task waits, and the patterns that name tasks in rules and for runners.
 
-A queue that the task's author declared (`queue=`) takes precedence over all rules. Pure: files are read elsewhere.
+The first rule that matches applies; a queue that the task's author declared (`queue=`) takes precedence over all rules.
+Pure: files are read elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Accounts: people and programs that may use the API, and how they sign in. The journal records who changed what.
+"""Accounts: people and programs that may use the API, and how they sign in. The audit log records each change.
 
 Secrets are random and shown once; the database stores only their hashes, and no key that could forge one.
 """

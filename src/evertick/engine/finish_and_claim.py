@@ -1,7 +1,7 @@
-"""Fairness between ready lists: which head has waited so long that it is served before more urgent work. Pure.
+"""A runner's exchange: records how attempts ended and claims tasks, in one commit. Sending a report twice is harmless.
 
-There is one ready list per queue and priority. Its place is 10 x the position of its queue in the runner's order, plus its rank:
-0 for priority 9, to 9 for priority 0. Mirrors the SQL function `overdue`; a test compares both.
+Also the claim order: cursors into the queues, and turns for the longest waiting. There is one ready list per queue and
+priority: 10 x the position of its queue in the runner's order, plus its rank: 0 for priority 9, to 9 for priority 0.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ RANKS = 10
 
 def overdue(waited_seconds: Mapping[int, float], aging_seconds: float) -> list[int]:
     """The places whose heads are served first, the most overdue first. `waited_seconds` is how long each head has waited.
+
+    Mirrors the SQL function `overdue`; a test compares both.
 
     A head may wait `aging_seconds` for each level between it and the list that would be served next. A list in another
     queue of the same runner, which is later by queue order alone, counts as at least one level away.

@@ -1,8 +1,7 @@
-"""A time limit for pure computation: a decision that does not finish is interrupted, so that the loop continues (A1).
+"""Fires schedules: due rows are read and planned, and each fire becomes a run or a skip record in one transaction (V1).
 
-Uses the kernel's timer, because nothing else can interrupt code that never waits. It measures CPU time: a machine
-that is suspended or busy with other processes is not the computation's fault. Works only in the main thread, where the scheduler
-runs; in other threads there is no limit.
+Planning is pure and has a CPU limit: a decision that does not finish is interrupted (A1), and a schedule that the
+database refuses is quarantined alone (V11).
 """
 
 from __future__ import annotations
@@ -47,7 +46,11 @@ class CpuLimitExceeded(Exception):
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise within the block once this process has used that much CPU time."""
+    """Raise within the block once this process has used that much CPU time.
+
+    Uses the kernel's timer, because nothing else can interrupt code that never waits. It measures CPU time, so a suspended or
+    busy machine does not count. Works only in the main thread, where the scheduler runs; in other threads there is no limit.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

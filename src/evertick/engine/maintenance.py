@@ -1,6 +1,6 @@
-"""promote: pending tasks whose time has come become available, within their queue's limit of active retries (H5).
+"""Maintenance of a shard: due retries, timeouts, dependencies, reconciliation, alerts, and moves between shards.
 
-Only the leader of the shard does this.
+Only the leader of the shard does this: each operation is one bounded batch, fenced by the leader's epoch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""publish: a DAG becomes a version that runs can start from. Publishing the same thing again changes nothing.
+"""Publish and roll back: a DAG becomes a version that runs can start from. Publishing the same thing again changes nothing.
 
 Fires that are due under schedules changed by the new version are decided first, in the same transaction.
 """

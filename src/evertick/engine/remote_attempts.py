@@ -1,7 +1,7 @@
-"""claim for a remote executor, and the end of attempts that never started there.
+"""Attempts at a remote executor: claimed, started by their agent, finished, or ended before they started.
 
-A claim moves tasks from available to queued, with a separate session for each attempt; they run once their agent has started. The
-runner decides what to submit and how (`runner/remote/session.py`); this module holds only what the database must know of it.
+A claim moves tasks from available to queued, with a separate session for each attempt. The runner decides what to
+submit and how (`runner/remote/session.py`); this module holds only what the database must know of it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""prune: deletes old finished rows, one bounded transaction at a time. Only for the leader of the shard.
+"""Retention: prunes old finished rows and moves logs to the archive, one bounded transaction at a time.
 
-Never a run that is open, locked or reopened. A run that the database refuses to delete stays and blocks no other (V11).
+Only for the leader of the shard. Never a run that is open, locked or reopened; a run that the database refuses to delete
+stays and blocks no other (V11).
 """
 
 from __future__ import annotations

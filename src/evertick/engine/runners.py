@@ -1,4 +1,7 @@
-"""extend: one heartbeat per runner. The reply names the attempts it lost, must stop, or holds without knowing it."""
+"""Runners: their heartbeat, drain requests, and the recovery of tasks of a runner or scheduler that is gone.
+
+A heartbeat's reply names the attempts that the runner lost, must stop, or does not know about.
+"""
 
 from __future__ import annotations
 

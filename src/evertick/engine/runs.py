@@ -1,4 +1,7 @@
-"""trigger: starts a run now. Repeating a key returns the same run; with other parameters it fails."""
+"""One run: trigger, cancel, delete, notes and outputs.
+
+Repeating a trigger with the same key returns the same run; with other parameters it fails.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Refuses cycles of DAGs that start each other endlessly, when a DAG is published or its dependencies change.
+"""Changes of schedules: put, pause, unpause, delete and reset, each with its preview of missed fires.
 
-Checks the currently published DAGs. Two changes that close a cycle at the same moment both pass; the next publish fails.
+A change is planned from what was read, and applied only if the cursors are unchanged. Cycles of DAGs that start each
+other are refused.
 """
 
 from __future__ import annotations

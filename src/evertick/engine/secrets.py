@@ -79,7 +79,7 @@ async def read_value(conn: AsyncConnection, keyring: Keyring, *, kind: ValueKind
 async def read_values(
     conn: AsyncConnection, keyring: Keyring, wanted: Collection[tuple[str, str]], holder: Holder | None = None
 ) -> dict[tuple[str, str], str]:
-    """The stored ones of these values; for the holder of an attempt only those that its task declares."""
+    """The stored ones of these values; for the holder of an attempt only the values that its task declares."""
     rows = await (secrets.of_attempt(conn, holder, wanted) if holder else secrets.find(conn, wanted))
     return {(row.kind, row.name): keyring.open(row.kind, row.name, row.content, row.key_id) for row in rows}
 

@@ -1,4 +1,7 @@
-"""clear: resets tasks of a run so that they run again. A running task receives a stop request first."""
+"""Tasks of a run: clear them, mark them, and explain why one does not run.
+
+A running task only receives a stop request: its owner confirms its end.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +171,7 @@ def markable(state: str) -> TaskState:
     return TaskState(state)
 
 
-# Chains longer than this are cut: nobody reads further, and the last one shown says what it waits for.
+# Longer chains are cut: they are not readable, and the last task shown says what it waits for.
 LONGEST_CHAIN = 50
 
 

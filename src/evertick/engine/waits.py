@@ -1,5 +1,6 @@
-"""wake: the leader's work on due deferred tasks. It starts runs of other DAGs, computes times of day, and
-resumes tasks whose wait is over: by time, by an event, by the end of another run, or to poll again.
+"""Tasks that wait without a slot: the leader resumes due tasks; events, approvals and assets end others.
+
+Waking is one bounded batch: it starts runs of other DAGs, computes times of day, and resumes tasks.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def tell(event: dict[str, object]) -> str:
 
 @task(retries=1, retry_delay="100ms", on_retry=tell)
 def fetch() -> int:
-    raise ConnectionError("nobody answers")
+    raise ConnectionError("connection refused")
 
 
 # In production: notify.email("ops@example.com"), notify.slack(secret="slack_url"), notify.webhook("https://…", sign_with="key").

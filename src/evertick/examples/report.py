@@ -32,7 +32,7 @@ def rank(source: list[int] | None, fallback: list[int] | None) -> list[int]:
 # `one_failed` runs only if a source fails for good; here it ends as skipped, and the run still succeeds.
 @task(trigger_rule="one_failed")
 def alarm() -> None:
-    print("A source is in trouble: call somebody.")
+    print("A source fails: call the operator.")
 
 
 @dag(tags=["example"])

@@ -1,5 +1,7 @@
-"""The state of one agent that was started on this machine: its process, its token, its outcome. Enough to find the
-agent again after the runner that started it is gone, and to distinguish it from a later process with the same pid.
+"""Agents as processes of this machine: an executor that starts them, and the directory with the state of each.
+
+The directory holds the process, its token and its outcome: enough to find the agent again after its runner is gone, and
+to distinguish it from a later process with the same pid.
 """
 
 from __future__ import annotations

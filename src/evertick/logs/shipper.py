@@ -1,4 +1,7 @@
-"""Orphaned logs that a dead runner left in its spool, to be shipped late. Never touches the spool of a live session."""
+"""Ships log lines from the spool to the database while attempts run, and the orphaned logs of dead runners, late.
+
+Never touches the spool of another live session.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts' logs on disk: written by the attempt's process, read here. Never holds more than one window in memory.
+"""Attempts' logs on disk, the spool: written by the attempt's process, read by the runner, one window in memory at most.
 
 Each process writes one file under `<spool>/<session>/`; an attempt's lines are a contiguous part of it, so that neither
 the runner's death nor a database outage loses any. Beyond the cap the middle is dropped, with a mark.

@@ -1,4 +1,7 @@
-"""Sends one email by SMTP, over the configured connection. Uses only the standard library."""
+"""One delivery of a notification: by webhook, by email over SMTP, or as a run of a DAG.
+
+Decides nothing: the scheduler chooses what is sent and records the result.
+"""
 
 from __future__ import annotations
 

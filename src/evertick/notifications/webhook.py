@@ -1,4 +1,7 @@
-"""Posts one message to a webhook: only to the verified address, within a time limit, without following redirects."""
+"""Posts one message to a webhook: only to the verified address, within a time limit, without following redirects.
+
+An address is public, or the settings allow its network; it is resolved once and used as verified.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A minimal HTTP server for health and metrics, in its own thread and event loop.
+"""The health endpoint: a minimal HTTP server for health and metrics, in its own thread and event loop.
 
 It answers however busy the service's loop is. GET and HEAD of known paths only, one request per connection, with limits
 on size, time and connections. Must never take the service down: a port that is taken is a warning.

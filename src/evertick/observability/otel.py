@@ -1,4 +1,4 @@
-"""Ended runs as OpenTelemetry spans, sent to a collector by OTLP over HTTP.
+"""Ended runs as OpenTelemetry spans, with ids derived from the run, sent to a collector by OTLP over HTTP.
 
 Imported only where traces are enabled: it needs `pip install evertick[otel]`. The OTEL_ variables for headers,
 sampling, certificates and resource attributes apply. Must never delay the service: sending has its own thread.

@@ -1,5 +1,6 @@
-"""Where this process runs, so that another process can prove that it is gone. Does not use the database: agents report
-it, too.
+"""The identity of a process: where it runs, so that another process on the machine can prove that it is gone.
+
+Does not use the database: agents report it, too. A process that cannot be seen is never called gone (V5).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The few Linux calls that Python's library lacks. Never raises where the call is only a precaution."""
+"""The few Linux calls that Python's library lacks, and facts of `/proc`.
+
+Never raises where the call is only a precaution.
+"""
 
 from __future__ import annotations
 

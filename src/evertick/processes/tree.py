@@ -1,5 +1,6 @@
-"""Kills a whole process tree: frozen first, so that no process escapes by forking. Never signals a pid it has not
-verified.
+"""A process tree: kills it, finds the orphans of a dead runner, and explains how a process ended.
+
+A tree is frozen before it is killed, so that no process escapes by forking. Never signals a pid it has not verified.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Watches a folder and publishes the DAGs in it. Each file is loaded in its own process, never in this one.
+"""Watches a folder and publishes the DAGs in it; `evertick deploy` publishes a folder once.
 
-A file that cannot be loaded is an import error that users see, while its last valid version keeps running. Only a scan
-that finds a file missing removes its DAGs.
+Each file is loaded in its own process, never in this one. A file that cannot be loaded is an import error that users
+see, while its last valid version keeps running. Only a scan that finds a file missing removes its DAGs.
 """
 
 from __future__ import annotations

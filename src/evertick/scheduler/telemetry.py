@@ -1,6 +1,7 @@
-"""Counts queued tasks for the metrics: only in the leader, periodically, on its own connection.
+"""Metrics and traces from the database: counts queued tasks, and sends ended runs as spans.
 
-Never part of planning: it may be slow, fail or be skipped without delaying anything.
+Only in the leader, on its own connection. Never part of planning: it may be slow, fail or be skipped without delaying
+anything.
 """
 
 from __future__ import annotations

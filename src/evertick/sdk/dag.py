@@ -1,4 +1,7 @@
-"""`@dag`: a function whose body calls tasks. It runs once, when its file is loaded, and is compiled to a spec."""
+"""`@dag`: a function whose body calls tasks. It runs once, when its file is loaded, and is compiled to a spec.
+
+The DAGs of a file are collected while it loads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Waiting tasks in `dag.test()`: times pass at once, sensors really poll, events and approvals take given answers."""
+"""`dag.test()`: runs a whole DAG in the current process, without a database.
+
+Times pass at once, sensors really poll, and events and approvals take the answers that the caller gives.
+"""
 
 from __future__ import annotations
 

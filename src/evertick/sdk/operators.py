@@ -1,4 +1,7 @@
-"""`http` and `program`: tasks that send a request, or run a program in any language."""
+"""`http`, `program` and `trigger_dag`: tasks without a Python function.
+
+They only declare: the attempt sends the request or starts the program, and the leader starts the other run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The context of a running task. Set by the process that runs it; read-only."""
+"""Inside a running task: its context, its outputs, the signals that end it, and the arguments of its call.
+
+The process that runs the task sets the context; user code only reads it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Stylesheets and scripts, read once and served from memory. Their URL contains one hash of all of them, so browsers can
-cache them without expiry: a new release has a new URL.
+"""The frame of every page: stylesheets and scripts, navigation, words for states and times, and the answer to a form.
+
+Assets are read once and served from memory. Their URL contains one hash of all of them, so browsers can cache them
+without expiry: a new release has a new URL.
 """
 
 from __future__ import annotations

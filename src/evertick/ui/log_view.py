@@ -1,4 +1,4 @@
-"""A window of a task's log: a bounded number of lines after or before a position. The client pages on from its ends.
+"""A task's log as a window: a bounded number of lines after or before a position. The client pages on from its ends.
 
 A position is `epoch.offset.line`: the attempt, a byte offset in its log, and the number of lines to skip in that chunk.
 """

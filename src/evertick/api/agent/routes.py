@@ -1,4 +1,7 @@
-"""Request and response models of the agent API."""
+"""The routes of the agent API, with their models: start an attempt, heartbeat, append log lines, finish.
+
+An agent can change only the attempt that its token names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Assets with their producers and consumers. Evertick identifies assets by name; the API's numeric id is derived from it."""
+"""Assets with their producers and consumers, and asset events, in Airflow's format.
+
+Evertick identifies assets by name; the API's numeric id is derived from it.
+"""
 
 from __future__ import annotations
 

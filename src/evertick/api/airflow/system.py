@@ -1,4 +1,7 @@
-"""Event logs: the audit log in Airflow's format."""
+"""Airflow's routes about the installation: event logs, health, version, import errors; and those without a counterpart.
+
+A route without a counterpart answers with an empty list or says that it is not supported; it never invents data.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Masks values of variables and connections whose names indicate a secret."""
+"""Variables and connections in Airflow's format.
+
+Values whose names indicate a secret are masked; a masked value that comes back changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from evertick.operations.routes import ROUTES, Route
 
 
 def native_routers() -> list[APIRouter]:
-    # What is polled comes first: a request is compared with one route after the other.
+    # Polled routes come first: a request is compared with one route after the other.
     before, after = (
         (task_logs,),
         (live,),

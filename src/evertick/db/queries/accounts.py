@@ -1,4 +1,7 @@
-"""Accounts, their credentials, failed logins, and the journal as an audit log. Sees only hashes of secrets."""
+"""Accounts, their credentials, failed logins, and the audit log.
+
+Sees only hashes of secrets.
+"""
 
 from __future__ import annotations
 

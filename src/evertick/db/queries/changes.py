@@ -1,4 +1,7 @@
-"""Changes since an earlier poll: runs, tasks and journal entries whose rows a later transaction wrote."""
+"""Changes since an earlier poll: runs, tasks and audit entries for live pages, ended runs for traces.
+
+Never misses a row that a later transaction wrote.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DAGs, their immutable versions, their bundles, and the files that could not be loaded."""
+"""DAGs, their immutable versions, their bundles, files that could not be loaded, and the pages and grids of DAGs."""
 
 from __future__ import annotations
 

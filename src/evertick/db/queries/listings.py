@@ -1,4 +1,7 @@
-"""Tasks and DAGs by many filters and in many orders, with an offset and a total; one run as it is listed; notes."""
+"""Tasks, DAGs and stored outputs by many filters and in many orders, with an offset and a total; one run; its notes.
+
+Every list has a limit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Log chunks of attempts: appended as they arrive, and read."""
+"""Log chunks of attempts: appended as they arrive, read in windows, and moved to the log archive.
+
+A late line of an attempt that lost its lease is stored with a mark (V3).
+"""
 
 from __future__ import annotations
 

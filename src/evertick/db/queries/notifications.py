@@ -1,4 +1,4 @@
-"""The outbox: notifications that wait to be sent, and the results of the others."""
+"""The outbox of notifications and their deliveries, alerts about late runs, and quarantined rows."""
 
 from __future__ import annotations
 

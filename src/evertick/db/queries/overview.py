@@ -1,4 +1,7 @@
-"""The overview for the home page. Read-only, and never more than a bounded number of rows."""
+"""The overview for the home page, and the data of the charts.
+
+Read-only, and never more than a bounded number of rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs by many filters and in many orders, with an offset and a total: read from an index, or refused."""
+"""Lists in pages, by many filters and in many orders, with an offset and a total; and the list of runs.
+
+A page is read from an index, or it is refused: no filter may read the whole history.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runners: registration, heartbeat timeouts, and the cleanup after one that is gone."""
+"""Runners and agents, their queues and their submitted attempts; and the cleanup after a runner that is gone.
+
+A row changes only for the session that owns it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of the database itself: dead rows and their vacuum, sessions with an old snapshot, table sizes."""
+"""The state of the database itself: dead rows, vacuum, old snapshots, table sizes, and facts for `evertick doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Shard leadership: the lease row, its epoch, the leader's poll, and the database's clock."""
+"""Shard leadership: the lease row, its epoch, the leader's poll, and the assignment of shards to schedulers.
+
+Every write of a leader names its epoch.
+"""
 
 from __future__ import annotations
 

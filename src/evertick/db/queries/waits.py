@@ -1,4 +1,4 @@
-"""Tasks that wait without a slot: the due waits, and the runs that they start."""
+"""Tasks that wait without a slot: due waits and the runs that they start, events, and approvals."""
 
 from __future__ import annotations
 

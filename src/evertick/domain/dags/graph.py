@@ -1,4 +1,7 @@
-"""Which tasks a branch or a short-circuit skips, given its return value. A pure decision, applied when the task ends."""
+"""Decisions on a DAG's graph: tasks that a branch skips, setups that a clear includes, and groups with retries.
+
+Pure: the database applies each decision when a task ends.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A DAG's declared parameters, and the validation of given values against them.
+"""A DAG's declared parameters, the validation of given values, and the parameters of a triggered run.
 
-Values are JSON and nothing else, small enough to store with every run. User input is never evaluated.
+Values are JSON and nothing else, small enough to store with every run. User input is never evaluated, and a pattern is
+matched in bounded time.
 """
 
 from __future__ import annotations

@@ -139,8 +139,8 @@ def _check_names(tasks: Sequence[TaskSpec]) -> Iterator[str]:
         yield f"task names are used twice: {_listed(twice)}; give each task a unique name."
     if both := sorted({task.name for task in tasks} & _groups(tasks)):
         yield f"names are used for both a task and a group: {_listed(both)}; rename one of the two."
-    if stray := [task.name for task in tasks if task.group and not task.name.startswith(task.group + ".")]:
-        yield f"task names do not start with the name of their group: {_listed(stray)}."
+    if misnamed := [task.name for task in tasks if task.group and not task.name.startswith(task.group + ".")]:
+        yield f"task names do not start with the name of their group: {_listed(misnamed)}."
 
 
 def _groups(tasks: Sequence[TaskSpec]) -> set[str]:

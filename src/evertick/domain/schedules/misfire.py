@@ -1,4 +1,4 @@
-"""The misfire decision: which due fires become runs, and which are skipped and recorded.
+"""The misfire decision: which due fires become runs, and which are skipped and recorded. Also overlap policy and jitter.
 
 Every due instant ends in exactly one of the two, and the cursor moves past it. Never reads a clock: `now` is an argument.
 """

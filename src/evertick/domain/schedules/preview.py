@@ -1,4 +1,4 @@
-"""A preview of a schedule: its fires between two instants, day by day, and the effect of each clock change.
+"""A preview of a schedule: its fires between two instants, the effect of each clock change, and the batches of a backfill.
 
 Uses the same functions that fire (`next_after`, `count_between`), so that the preview always agrees with the scheduler.
 """

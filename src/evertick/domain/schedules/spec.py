@@ -1,4 +1,7 @@
-"""The fields of a schedule, each parsed and validated by itself; domain/schedules/spec.py validates them together."""
+"""A schedule: its fields, each parsed by itself and then validated together, and the instants at which it fires.
+
+Pure: `next_after` takes the instant and never reads a clock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The few Kubernetes API calls that pods need, as plain JSON, and what its errors mean for the submitter.
+"""The connection to a Kubernetes cluster, and the few calls that pods need, as plain JSON.
 
 Only documented calls, through the maintained client. Every call has a timeout; none is retried here.
 """

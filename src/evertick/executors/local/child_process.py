@@ -1,5 +1,6 @@
-"""The runner's end of one attempt's process: its socket, its spool file and its running attempts. Never blocks the
-loop.
+"""The runner's end of one attempt's process: its socket, its spool file, its running attempts, and the limits.
+
+Never blocks the loop.
 """
 
 from __future__ import annotations

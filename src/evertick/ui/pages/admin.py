@@ -1,4 +1,7 @@
-"""User management for admins: add users, change roles and tags, create one-time links, disable."""
+"""Pages for admins: users and their roles, API tokens, the audit log, and stored values.
+
+A secret is shown once, when it is created.
+"""
 
 from __future__ import annotations
 

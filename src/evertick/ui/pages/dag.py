@@ -1,4 +1,4 @@
-"""One DAG: the grid of its newest runs, its versions with their changes, its code and its details."""
+"""One DAG: the grid of its newest runs, graph, calendar, durations, versions, code, and roll back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of all DAGs, newest first."""
+"""Runs of all DAGs, newest first; one run with its tasks; and its actions: cancel, clear, mark, notes."""
 
 from __future__ import annotations
 

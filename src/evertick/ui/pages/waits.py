@@ -1,4 +1,4 @@
-"""Approvals: the list of pending approvals, and a form for each decision with errors next to the fields."""
+"""Pages of approvals and assets. A pending approval has a form for each decision, with errors next to the fields."""
 
 from __future__ import annotations
 
