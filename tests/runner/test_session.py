@@ -136,7 +136,7 @@ async def test_claims_that_wait_for_their_version_are_not_taken_for_lost(
 ) -> None:
     runs, said = [await start_run(there, dag) for dag in ("chain", "branch")], Said()
     runner = make_runner(database, tmp_path, said, heartbeat_seconds=0.05)
-    async with await connect(database, purpose=Purpose.PLANNING) as blocker:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as blocker:
         await blocker.execute("set idle_in_transaction_session_timeout = 0")
         async with blocker.transaction():
             await blocker.execute("lock table dag_version in access exclusive mode")
@@ -229,7 +229,7 @@ async def test_a_lost_lease_ends_its_attempt_while_an_exchange_waits(
     async with hosted(Runner(settings, url=database, log=said.log, begin=begin)):
         await start_run(conn, "holding")
         await eventually(lambda: "hold" in {each.task for each in effects(effects_file)})
-        async with await connect(database, purpose=Purpose.PLANNING) as blocker, blocker.transaction():
+        async with await connect(database, purpose=Purpose.SCHEDULER) as blocker, blocker.transaction():
             await blocker.execute("set local idle_in_transaction_session_timeout = 0")
             await blocker.execute("lock table ready in access exclusive mode")
             await eventually(lambda: value(conn, WAITS_FOR_A_LOCK))
