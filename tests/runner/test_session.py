@@ -87,7 +87,7 @@ async def test_a_claim_whose_reply_was_lost_is_given_back_and_runs_again(
 
 @pytest.mark.requirement("A14", "V10")
 async def test_what_a_runner_does_is_counted(database: str, tmp_path: Path, there: AsyncConnection) -> None:
-    names = ("claims_total", "claims_lost_total", "hop_latency_seconds_count", "runner_slots", "attempts_running")
+    names = ("claims_total", "claims_lost_total", "handoff_latency_seconds_count", "runner_slots", "attempts_running")
 
     def figures() -> dict[str, float]:
         found = {name: metrics.REGISTRY.get_sample_value(f"evertick_{name}") or 0.0 for name in names}
@@ -102,7 +102,7 @@ async def test_what_a_runner_does_is_counted(database: str, tmp_path: Path, ther
     grown = {name: after[name] - before[name] for name in after}
     # The reply of the first claim was lost, so nobody counted that one; the task was claimed again.
     assert (grown["claims_total"], grown["claims_lost_total"], grown["success"]) == (3, 1, 3)
-    assert grown["hop_latency_seconds_count"] == 2
+    assert grown["handoff_latency_seconds_count"] == 2
     assert (after["runner_slots"], after["attempts_running"]) == (4, 0)
 
 
