@@ -32,7 +32,7 @@ async def ageing(bench: Bench, _: House) -> list[Figure]:
     url = await bench.server.make(_DATABASE)
     ratios, late = [], []
     try:
-        async with await connect(url, purpose=Purpose.HOT) as conn:
+        async with await connect(url, purpose=Purpose.RUNNER) as conn:
             ids = await _publish(conn)
             for _ in bench.rounds():
                 await _fill(conn, ids, 4 * bench.size.triggers)

@@ -203,7 +203,7 @@ async def _claimed(house: House, count: int, tokens: AgentTokens) -> list[tuple[
         slots=count,
         executor=_EXECUTOR,
     )
-    async with await connect(house.url, purpose=Purpose.HOT) as conn:
+    async with await connect(house.url, purpose=Purpose.RUNNER) as conn:
         await runners.register(conn, me)
         rows = []
         while len(rows) < count:

@@ -131,7 +131,7 @@ async def _watched(house: House, seconds: float, live: Callable[[], Awaitable[Co
 async def _ticks(house: House, seconds: float) -> list[float]:
     """The leader's poll of each tick, on a connection like its own."""
     took, until = [], time.monotonic() + seconds
-    async with await connect(house.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(house.url, purpose=Purpose.SCHEDULER) as conn:
         while time.monotonic() < until:
             leader = await shards.leader(conn, shard=0)
             assert leader is not None

@@ -87,6 +87,6 @@ async def _trigger_one_by_one(bench: Bench, house: House) -> float:
     for _ in range(bench.size.triggers):
         await trigger(house.conn, dag="single_warm", params={}, actor="bench")
     elapsed = time.perf_counter() - started
-    await notify(house.conn, Channel.READY)
+    await notify(house.conn, Channel.TASKS)
     await until_over(house, "single_warm")
     return bench.size.triggers / elapsed

@@ -46,7 +46,7 @@ async def fire_50k(bench: Bench) -> list[Figure]:
             # Each is due once, and then not for a day.
             ids = await _plant(house.conn, dag, f"spike-{number}-", bench.size.spike, every=86_400, due=due, spread=1)
             await house.conn.execute("vacuum analyze schedule_state")
-            await notify(house.conn, Channel.PLAN)
+            await notify(house.conn, Channel.SCHEDULE)
             drained.append(await _seconds_until_fired(house, ids, due))
             cursor = await house.conn.execute(
                 "select count(*), count(distinct schedule_id) from run where schedule_id = any(%s)", [ids]
@@ -154,7 +154,7 @@ async def _seconds_until_fired(house: House, ids: list[int], due: datetime) -> f
 
 async def _buffers(url: str, dag: int, name: str) -> int:
     """The buffers that the due query touches, with the same number of due schedules. In a transaction that is rolled back."""
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         await conn.execute("set statement_timeout = 0")
         await conn.execute("vacuum analyze schedule_state")
         await conn.execute("vacuum analyze schedule")

@@ -91,7 +91,7 @@ async def submit(bench: Bench, house: House) -> list[Figure]:
     for _ in range(bench.size.submits):
         received = time.time()
         made = await trigger(house.conn, dag="single_process", params={}, actor="bench")
-        await notify(house.conn, Channel.READY)
+        await notify(house.conn, Channel.TASKS)
         await until_over(house, "single_process")
         (span,) = await spans(house, [made.run_id])
         waits.append((span.start - received) * 1000)
@@ -137,7 +137,7 @@ async def _plant(bench: Bench, house: House, number: int) -> tuple[datetime, lis
     ids = await cursor.fetchone()
     assert ids is not None
     await house.conn.execute("analyze schedule_state")
-    await notify(house.conn, Channel.PLAN)
+    await notify(house.conn, Channel.SCHEDULE)
     return due, list(ids[0])
 
 

@@ -98,7 +98,7 @@ async def ui(bench: Bench) -> list[Figure]:
     if chromium is None:
         raise NotMeasured("there is no Chromium here: install Debian's package `chromium`")
     await bench.server.make(_DATABASE)
-    async with await connect(bench.server.url_of(_DATABASE), purpose=Purpose.PLANNING) as conn:
+    async with await connect(bench.server.url_of(_DATABASE), purpose=Purpose.SCHEDULER) as conn:
         wide, run_id, secret = await _prepared(bench, conn)
     async with _served(bench.server) as url, async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])

@@ -47,7 +47,7 @@ async def waiting_50k(bench: Bench, house: House) -> list[Figure]:
 
 async def _ticks(bench: Bench, house: House) -> list[float]:
     took = []
-    async with await connect(house.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(house.url, purpose=Purpose.SCHEDULER) as conn:
         for _ in range(bench.size.ticks):
             leader = await shards.leader(conn, shard=SHARD)
             assert leader is not None

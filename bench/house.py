@@ -75,7 +75,7 @@ class Server:
             draft = f"{name}_draft"
             await self.drop(draft)
             await create_database(self.url_of(draft))
-            async with await connect(self.url_of(draft), purpose=Purpose.PLANNING) as conn:
+            async with await connect(self.url_of(draft), purpose=Purpose.SCHEDULER) as conn:
                 await migrate(conn)
             async with await AsyncConnection.connect(self.url, autocommit=True) as conn:
                 await conn.execute(SQL("alter database {} rename to {}").format(Identifier(draft), Identifier(name)))
@@ -156,7 +156,7 @@ class House:
 
     async def __aenter__(self) -> Self:
         self._dags.mkdir(parents=True, exist_ok=True)
-        self.conn = await connect(self.url, purpose=Purpose.PLANNING)
+        self.conn = await connect(self.url, purpose=Purpose.SCHEDULER)
         try:
             for service in ("scheduler", "publisher", *(f"runner-{number}" for number in range(self.runners))):
                 self.services[service] = await self._start(service)

@@ -66,10 +66,10 @@ class Fleet:
     async def __aenter__(self) -> Fleet:
         self._pool: asyncio.Queue[AsyncConnection] = asyncio.Queue()
         for _ in range(self._connections):
-            self._pool.put_nowait(await connect(self._url, purpose=Purpose.HOT))
+            self._pool.put_nowait(await connect(self._url, purpose=Purpose.RUNNER))
         self.members = [StandIn(secrets.randbits(62), self._slots) for _ in range(self._size)]
         settings = Settings()
-        async with await connect(self._url, purpose=Purpose.PLANNING) as conn, conn.transaction():
+        async with await connect(self._url, purpose=Purpose.SCHEDULER) as conn, conn.transaction():
             for number, member in enumerate(self.members):
                 # On another host, so that a runner of this machine does not declare them dead because their pids do not exist.
                 me = replace(
@@ -84,7 +84,7 @@ class Fleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        async with await connect(self._url, purpose=Purpose.PLANNING) as conn, conn.transaction():
+        async with await connect(self._url, purpose=Purpose.SCHEDULER) as conn, conn.transaction():
             for member in self.members:
                 await runners.leave(conn, member.session)
         while not self._pool.empty():

@@ -75,7 +75,7 @@ async def submit(house: House, dag: str, count: int, *, spread: Mapping[str, int
                 [name, keys, found[0]],
             )
         await house.conn.execute("select open_runs(%s), apply_effects()", [found[0]])
-    await notify(house.conn, Channel.READY)
+    await notify(house.conn, Channel.TASKS)
     return list(found[0])
 
 

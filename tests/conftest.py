@@ -82,7 +82,7 @@ def empty_database(cluster: Cluster) -> Iterator[str]:
 @pytest.fixture
 async def conn(database: str) -> AsyncIterator[AsyncConnection]:
     """An autocommit planning connection to a fresh, migrated database."""
-    async with await connect(database, purpose=Purpose.PLANNING) as connection:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as connection:
         yield connection
 
 
@@ -97,7 +97,7 @@ def shared_database(cluster: Cluster, template: str) -> Iterator[str]:
 @pytest.fixture
 async def rollback_conn(shared_database: str) -> AsyncIterator[AsyncConnection]:
     """A planning connection inside a transaction that is rolled back after the test."""
-    async with await connect(shared_database, purpose=Purpose.PLANNING) as connection:
+    async with await connect(shared_database, purpose=Purpose.SCHEDULER) as connection:
         async with connection.transaction(force_rollback=True):
             yield connection
 

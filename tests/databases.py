@@ -128,7 +128,7 @@ def run(coroutine: Any) -> Any:
 
 
 async def _migrate(url: str) -> None:
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         await migrate(conn)
 
 

@@ -149,7 +149,7 @@ async def served(database: str, key_file: Path) -> AsyncIterator[World]:
     key_file.chmod(0o600)
     settings, at, stop = Settings(api_rate_limit=0, secret_key_file=key_file), bound("127.0.0.1", 0), asyncio.Event()
     serving = asyncio.create_task(serve(make_app, settings, database, structlog.get_logger(), at, stop))
-    async with await connect(database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as conn:
         await accounts.add_user(conn, name="root", role=Role.ADMIN, actor="test")
         row = await accounts.find_user(conn, "root")
         issued = await accounts.issue(conn, row, kind="token", name="t", actor="test", seconds=3600)

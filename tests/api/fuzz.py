@@ -156,7 +156,7 @@ def _brief(error: BaseException) -> str:
 
 
 async def token_of(url: str, role: Role) -> str:
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         name = f"fuzz-{role}-{random.getrandbits(32):08x}"
         await accounts.add_user(conn, name=name, role=role, actor="test")
         row = await accounts.find_user(conn, name)
@@ -176,7 +176,7 @@ async def _token_when_there_is_a_database(url: str, role: Role) -> str:
 async def agent_tokens_of(url: str, folder: Path) -> dict[TokenUse, str]:
     """Those of an attempt that was dispatched, and those of one that runs."""
     tokens = AgentTokens(Settings(home=folder))
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         runner = await Runner.join(conn, executor="far")
         await put(conn, make_dag("far", {"t": [], "u": []}))
         await start(conn, "far")
@@ -193,7 +193,7 @@ async def agent_tokens_of(url: str, folder: Path) -> dict[TokenUse, str]:
 
 async def furnish(url: str) -> None:
     """One DAG with a schedule, a run and a pool: what `KNOWN` names."""
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         await put(conn, make_dag("etl", {"t": []}, every="@every 1h"))
         await start(conn, "etl", key="r1")
         await conn.execute("select set_pool('db', 3, 'test')")
@@ -236,7 +236,7 @@ async def run(wish: Wish, *, with_faults: bool) -> int:
         server = EmbeddedPostgres(Path(home) / "postgres", settings=QUICK_SETTINGS)
         url = await server.start()
         try:
-            async with await connect(url, purpose=Purpose.PLANNING) as conn:
+            async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
                 await migrate(conn)
             await furnish(url)
             async with api_on(url, Path(home)) as address:

@@ -66,14 +66,14 @@ async def token_for(conn: AsyncConnection, name: str, seconds: float | None = 60
 
 async def is_kept(remembered: AuthCache, secret: str) -> bool:
     try:
-        return await remembered.who(NOWHERE, secret) is not None
+        return await remembered.authenticate(NOWHERE, secret) is not None
     except PostgresUnavailable:
         return False
 
 
 async def keep(remembered: AuthCache, readers: Pool, secret: str) -> None:
     async def is_remembered() -> bool:
-        assert await remembered.who(readers, secret) is not None
+        assert await remembered.authenticate(readers, secret) is not None
         return await is_kept(remembered, secret)
 
     await eventually(is_remembered)
@@ -99,14 +99,14 @@ async def test_a_change_by_another_door_is_heard_of(
     remembered: AuthCache, readers: Pool, conn: AsyncConnection, secret: str, change: str
 ) -> None:
     await keep(remembered, readers, secret)
-    before = await remembered.who(NOWHERE, secret)
+    before = await remembered.authenticate(NOWHERE, secret)
     await CHANGES[change](conn, secret)
 
     async def is_forgotten() -> bool:
         return not await is_kept(remembered, secret)
 
     await eventually(is_forgotten)
-    assert await remembered.who(readers, secret) != before
+    assert await remembered.authenticate(readers, secret) != before
 
 
 async def test_that_somebody_came_is_no_change(conn: AsyncConnection, secret: str, database: str) -> None:
@@ -141,10 +141,10 @@ async def test_an_answer_that_a_change_overtook_is_not_kept(
 ) -> None:
     await keep(remembered, readers, secret)
     remembered.forget()
-    async with await connect.connect(database, purpose=Purpose.PLANNING) as other:
+    async with await connect.connect(database, purpose=Purpose.SCHEDULER) as other:
         async with other.transaction():
             await other.execute("lock table account in access exclusive mode")
-            asking = asyncio.create_task(remembered.who(readers, secret))
+            asking = asyncio.create_task(remembered.authenticate(readers, secret))
 
             async def is_waiting() -> bool:
                 cursor = await conn.execute(
@@ -177,7 +177,7 @@ async def test_nothing_is_kept_while_nobody_tells_of_changes(
     database: str, remembered: AuthCache, readers: Pool, conn: AsyncConnection, secret: str
 ) -> None:
     for deaf in (AuthCache(database, is_enabled=True), AuthCache(database, is_enabled=False)):
-        assert await deaf.who(readers, secret) is not None
+        assert await deaf.authenticate(readers, secret) is not None
         assert not await is_kept(deaf, secret)
     await keep(remembered, readers, secret)
     remembered._url = "postgresql://nobody@127.0.0.1:1/nothing"
@@ -191,7 +191,7 @@ async def test_nothing_is_kept_while_nobody_tells_of_changes(
         return not await is_kept(remembered, secret)
 
     await eventually(is_forgotten)
-    assert await remembered.who(readers, secret) is not None
+    assert await remembered.authenticate(readers, secret) is not None
     assert not await is_kept(remembered, secret)
     # And again, once it is told again.
     remembered._url = database
@@ -201,7 +201,7 @@ async def test_nothing_is_kept_while_nobody_tells_of_changes(
 async def test_a_wrong_secret_is_asked_for_each_time(remembered: AuthCache, readers: Pool, secret: str) -> None:
     await keep(remembered, readers, secret)
     wrong = secret[:-1] + ("a" if secret[-1] != "a" else "b")
-    assert await remembered.who(readers, wrong) is None
+    assert await remembered.authenticate(readers, wrong) is None
     assert not await is_kept(remembered, wrong)
 
 

@@ -29,7 +29,7 @@ async def reader(database: str) -> AsyncIterator[AsyncConnection]:
 
 @pytest.fixture
 async def other(database: str) -> AsyncIterator[AsyncConnection]:
-    async with await connect(database, purpose=Purpose.PLANNING) as opened:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as opened:
         yield opened
 
 

@@ -271,7 +271,7 @@ async def test_a_reader_who_hangs_up_in_the_middle_of_a_question_leaves_the_othe
         "select count(*) from pg_stat_activity where datname = current_database()"
         " and application_name = 'evertick-api-read' and wait_event_type = 'Lock'"
     )
-    async with await connect.connect(database, purpose=Purpose.PLANNING) as other, other.transaction():
+    async with await connect.connect(database, purpose=Purpose.SCHEDULER) as other, other.transaction():
         await other.execute("set local idle_in_transaction_session_timeout = 0")
         async with watching(http, f"/runs/{run}/tasks/t/logs?follow=true"):
             await other.execute("lock table task in access exclusive mode")

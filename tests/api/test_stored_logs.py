@@ -40,7 +40,7 @@ async def run(conn: AsyncConnection, database: str, settings: Settings) -> Async
     """One whose log is in the storage and nowhere else."""
     await set_clock(conn, datetime.now(UTC) - timedelta(days=1))
     await put(conn, make_dag("d", {"t": []}))
-    link = ReconnectingConnection(database, Purpose.PLANNING)
+    link = ReconnectingConnection(database, Purpose.SCHEDULER)
     mover = Mover(conn, settings, link, await lead(conn))
     key = await mover.write()
     await mover.round()

@@ -50,11 +50,11 @@ async def start(it: Rig, tmp_path: Path, task: str, *, is_careful: bool) -> tupl
 @pytest.mark.requirement("N09", "K9", "N11")
 async def test_only_the_careful_attempt_is_ended_when_the_time_is_over(tmp_path: Path) -> None:
     async with rig(tmp_path, f"PIDS = {str(tmp_path / 'pids-')!r}\n{LASTING}") as it:
-        it.executor.keep_contact(boot_seconds() + 3600)
+        it.executor.extend_lease(boot_seconds() + 3600)
         careful, its_pids = await start(it, tmp_path, "a", is_careful=True)
         _, other_pids = await start(it, tmp_path, "b", is_careful=False)
         assert await it.result("quick", stops_on_lost_contact=True) == 1, "there is still time"
-        it.executor.keep_contact(boot_seconds() + 0.1)
+        it.executor.extend_lease(boot_seconds() + 0.1)
         outcome = await it.outcome(careful)
         assert outcome.kind is OutcomeKind.LOST
         assert (outcome.reason or "").startswith("lost_contact: ")
@@ -68,7 +68,7 @@ async def test_only_the_careful_attempt_is_ended_when_the_time_is_over(tmp_path:
 
 def test_a_guard_without_children_never_disturbs_the_sleep_of_its_warm_parent() -> None:
     guard = LeaseDeadline()
-    guard.keep_contact(boot_seconds() - 1)
+    guard.extend_lease(boot_seconds() - 1)
     assert (guard.poll_ms(1000), guard.take_cut_off()) == (1000, [])
     guard.add(1)
     guard.add(2)
@@ -82,7 +82,7 @@ def test_a_guard_lets_its_warm_parent_sleep_until_the_time_is_over_and_not_much_
     monkeypatch.setattr("evertick.attempts.fork_server.boot_seconds", lambda: 1000.0)
     guard = LeaseDeadline()
     guard.add(1)
-    guard.keep_contact(4600.0)
+    guard.extend_lease(4600.0)
     assert (guard.poll_ms(1000), guard.poll_ms(2), guard.take_cut_off()) == (250, 2, [])
-    guard.keep_contact(1000.125)
+    guard.extend_lease(1000.125)
     assert (guard.poll_ms(1000), guard.take_cut_off()) == (125, [])

@@ -40,7 +40,7 @@ class Claimer:
 
     async def work(self, until_idle_rounds: int = 10) -> None:
         """Claim and report until there has been nothing for a while."""
-        async with await connect(self.cluster.server.url, purpose=Purpose.HOT) as conn:
+        async with await connect(self.cluster.server.url, purpose=Purpose.RUNNER) as conn:
             await runners.register(conn, self._registration())
             reports: list[str] = []
             idle, beaten = 0, 0.0

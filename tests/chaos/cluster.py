@@ -137,7 +137,7 @@ class Cluster:
         self._stack.push_async_callback(self.watch.close)
         self.proxy = self._stack.enter_context(Proxy.start(upstream=f"127.0.0.1:{self.server.port}"))
         self.client_url = proxied(self.server.url, self.proxy.listen(CLIENT))
-        async with await connect(self.server.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(self.server.url, purpose=Purpose.SCHEDULER) as conn:
             # Before anybody takes notes: no leader has ticked yet.
             if shape.shards > 1:
                 await set_shards(conn, shards=shape.shards, actor="chaos")
@@ -314,6 +314,6 @@ async def _sink_database(server: PostgresServer) -> str:
     finally:
         await watcher.close()
     url = server.url_of(name)
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         await sink.install(conn)
     return url

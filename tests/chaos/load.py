@@ -72,7 +72,7 @@ class Load:
 
     async def begin(self) -> None:
         """Publish all, with schedules that fire from almost now until the end."""
-        async with await connect(self.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(self.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
             start_at = await shards.read_clock(conn) + timedelta(seconds=2)
             self.end_at = start_at + timedelta(seconds=self.plan.seconds)
             specs = self._specs(start_at, self.end_at)
@@ -122,7 +122,7 @@ class Load:
     async def _trigger_for_ever(self, client: int) -> None:
         """One person who triggers runs with keys. An answer that does not come leaves the outcome unknown; half of the
         time the same key is sent again until it is known."""
-        link = ReconnectingConnection(self.cluster.client_url, Purpose.PLANNING)
+        link = ReconnectingConnection(self.cluster.client_url, Purpose.SCHEDULER)
         dice = random.Random(f"{self.dice.random()} {client}")
         number = 0
         try:
@@ -156,7 +156,7 @@ class Load:
 
     async def cut_short(self) -> None:
         """End it now, as people would: publish every DAG without its schedules."""
-        async with await connect(self.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(self.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
             await publish_specs(conn, self.cluster.ground.work, list(self.cluster.ground.work.specs.values()))
             self.end_at = await shards.read_clock(conn)
 

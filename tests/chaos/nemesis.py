@@ -233,7 +233,7 @@ class Nemesis:
         clients = self.cluster.clients
         clients.asked("trigger", request=key, dag="pulse")
         try:
-            async with asyncio.timeout(5), await connect(self.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+            async with asyncio.timeout(5), await connect(self.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
                 made = await trigger(conn, dag="pulse", params={}, actor="probe", key=key)
         except Exception as error:  # whatever it was, the next look asks again with the same key
             clients.answered(key, Answer.UNKNOWN, error=str(error))

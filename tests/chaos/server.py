@@ -20,7 +20,7 @@ from psycopg import conninfo
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.migrate import answers, create_database, migrate
-from evertick.supervisor.postgres_cluster import end_leftovers, environment, initialise, launch_command, programs
+from evertick.supervisor.postgres_cluster import environment, initialise, launch_command, programs, stop_old_server
 from tests.ports import own_port
 from tests.waiting import eventually
 
@@ -95,7 +95,7 @@ class PostgresServer:
             assert time.monotonic() < began + READY_WITHIN_SECONDS, f"PostgreSQL does not start:\n{self.tail()}"
 
     async def _launch(self) -> None:
-        stale = await end_leftovers(self.data)
+        stale = await stop_old_server(self.data)
         # See EmbeddedPostgres._launch: a stale lock file may name a pid that somebody else has by now.
         marks = {} if stale is None else {"PG_GRANDPARENT_PID": str(stale)}
         options = [part for name, value in {**SETTINGS, **self.settings}.items() for part in ("-c", f"{name}={value}")]
@@ -164,7 +164,7 @@ async def make_template(folder: Path) -> Template:
     await server.start()
     try:
         await create_database(server.url)
-        async with await connect(server.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(server.url, purpose=Purpose.SCHEDULER) as conn:
             await migrate(conn)
     finally:
         await server.stop()

@@ -99,7 +99,7 @@ class Stage:
     async def publish(self) -> None:
         """Every DAG without schedules, for scenarios that have no load."""
         if not self.is_published:
-            async with await connect(self.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+            async with await connect(self.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
                 await publish_specs(conn, self.cluster.ground.work, list(self.cluster.ground.work.specs.values()))
             self.is_published = True
 
@@ -109,9 +109,9 @@ class Stage:
         key = f"{key}-{self.triggered}"
         clients = self.cluster.clients
         clients.asked("trigger", request=key, dag=dag)
-        async with await connect(self.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(self.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
             run_id = (await trigger(conn, dag=dag, params={}, actor="chaos", key=key)).run_id
-            await notify(conn, Channel.READY)
+            await notify(conn, Channel.TASKS)
         clients.answered(key, Answer.OK, run_id=run_id)
         return run_id
 

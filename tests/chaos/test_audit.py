@@ -134,7 +134,7 @@ async def test_a_plan_that_commits_after_a_takeover_is_seen_after_it(
     await audited.execute(
         "create or replace function fence_unaudited(p_shard smallint, p_epoch bigint) returns void language sql as ''"
     )
-    async with await connect(database, purpose=Purpose.PLANNING) as slow, slow.transaction():
+    async with await connect(database, purpose=Purpose.SCHEDULER) as slow, slow.transaction():
         await promote(slow, shard=0, epoch=epoch, batch=10)
         await lead(audited)
     report = check(await gathered(audited, logs), only=("J9",))
@@ -144,7 +144,7 @@ async def test_a_plan_that_commits_after_a_takeover_is_seen_after_it(
 async def test_silence_counted_by_an_old_leader_is_seen(audited: Conn, database: str, logs: dict[str, Path]) -> None:
     """An unfenced write of a leader is known by its connection."""
     await Runner.join(audited)
-    async with await connect(database, purpose=Purpose.PLANNING) as old:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as old:
         epoch = await lead(old)
         await promote(old, shard=0, epoch=epoch, batch=10)
         await old.execute("update runner set silent_seconds = 1")
@@ -245,7 +245,7 @@ async def test_two_writers_of_one_task_leave_their_rows_in_the_order_of_their_lo
 ) -> None:
     await put(audited, make_dag("d", {"a": []}))
     run_id = await start(audited, "d")
-    async with await connect(database, purpose=Purpose.PLANNING) as other:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as other:
         async with audited.transaction():
             await audited.execute("update task set epoch = 10 where run_id = %s", [run_id])
             second = asyncio.create_task(other.execute("update task set epoch = 11 where run_id = %s", [run_id]))

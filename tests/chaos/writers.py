@@ -33,7 +33,7 @@ class Writers:
     _sent: int = 0
 
     async def write(self, pace_seconds: float) -> None:
-        link = ReconnectingConnection(self.cluster.client_url, Purpose.PLANNING)
+        link = ReconnectingConnection(self.cluster.client_url, Purpose.SCHEDULER)
         try:
             while self._sent < self.most:
                 self._sent += 1

@@ -76,7 +76,7 @@ class Zombie:
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def run(self) -> None:
-        link = ReconnectingConnection(self.cluster.client_url, Purpose.PLANNING)
+        link = ReconnectingConnection(self.cluster.client_url, Purpose.SCHEDULER)
         try:
             while True:
                 try:

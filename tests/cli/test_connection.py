@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from evertick.db import failover
 from evertick.db.migrate import migrations
 from evertick.domain.failover import Server
-from evertick.supervisor.postgres_home import Home, HomeLock
+from evertick.supervisor.postgres_home import HomeDirectory, HomeDirectoryLock
 from tests.cli.conftest import Cli
 
 
@@ -28,9 +28,9 @@ async def test_the_home_is_the_one_of_the_settings(
 
 
 async def test_a_home_that_is_just_being_started_asks_for_patience(cli_without_database: Cli, nowhere: Path) -> None:
-    home = Home(nowhere / ".evertick")
+    home = HomeDirectory(nowhere / ".evertick")
     home.prepare()
-    lock = HomeLock(home)
+    lock = HomeDirectoryLock(home)
     await lock.acquire()
     try:
         said = await cli_without_database.refused("runs", "list", status=4)
@@ -127,4 +127,4 @@ async def test_the_schema_of_the_next_release_is_used_and_shown_as_that(cli: Cli
 
 async def test_a_statement_that_postgres_refuses_is_one_line(cli: Cli, conn: AsyncConnection) -> None:
     await conn.execute("alter table run rename to walk")
-    assert "rejected" in await cli.refused("runs", "list", status=1)
+    assert "rejected the statement" in await cli.refused("runs", "list", status=1)

@@ -212,7 +212,7 @@ async def test_an_old_snapshot_is_found(
     well: None, database: str, codes: Codes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_database, "LONGEST_SNAPSHOT_SECONDS", 0.0)
-    async with await connect(database, purpose=Purpose.PLANNING) as other, other.transaction():
+    async with await connect(database, purpose=Purpose.SCHEDULER) as other, other.transaction():
         await other.execute("select pg_current_xact_id()")
         assert await codes() == {"old_snapshot"}
 

@@ -169,7 +169,7 @@ async def test_lines_that_are_in_a_storage_are_shown_or_it_is_said_what_is_missi
     with s3_server(tmp_path / "s3") as server:
         settings = Settings(**server.settings, log_archive=True, log_archive_after_seconds=0)
         await conn.execute("update run set created_at = created_at - interval '1 hour'")
-        link = ReconnectingConnection(database, Purpose.PLANNING)
+        link = ReconnectingConnection(database, Purpose.SCHEDULER)
         mover = Mover(conn, settings, link, await lead(conn))
         await mover.write(run_id=1)
         await mover.round()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evertick.cli.commands.up import banner, put_examples
 from evertick.config import Settings, environment_for, read_settings
-from evertick.supervisor.postgres_home import Home, HomeLock
+from evertick.supervisor.postgres_home import HomeDirectory, HomeDirectoryLock
 from tests.cli.conftest import Cli, run_program
 
 
@@ -41,9 +41,9 @@ def test_the_banner_says_how_to_reach_another_home_and_hides_the_password(nowher
 
 
 async def test_a_second_one_says_who_holds_the_home(nowhere: Path) -> None:
-    home = Home(nowhere / ".evertick")
+    home = HomeDirectory(nowhere / ".evertick")
     home.prepare()
-    lock = HomeLock(home)
+    lock = HomeDirectoryLock(home)
     await lock.acquire()
     try:
         ran = await run_program("up")

@@ -12,7 +12,7 @@ from evertick.domain.dags.waits import WaitKind, WaitSpec
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start
 
-READY, STOP, PLAN = Channel.READY, Channel.STOP, Channel.PLAN
+READY, STOP, PLAN = Channel.TASKS, Channel.STOP, Channel.SCHEDULE
 
 
 @pytest.mark.parametrize(

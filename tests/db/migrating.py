@@ -12,7 +12,7 @@ from evertick.db.migrate import migrate
 
 
 async def main(url: str, directory: Path) -> None:
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         print(json.dumps(await migrate(conn, directory, None)))

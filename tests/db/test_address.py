@@ -78,7 +78,7 @@ async def test_a_host_that_swallows_everything_holds_nobody_up(shared_database: 
         # The usual time limit of a connection is ten seconds.
         async with asyncio.timeout(9):
             for _ in range(2):
-                await (await connect(url, purpose=Purpose.PLANNING)).close()
+                await (await connect(url, purpose=Purpose.SCHEDULER)).close()
 
 
 async def test_when_no_host_can_be_used_each_is_told_with_its_reason() -> None:

@@ -47,7 +47,7 @@ async def test_every_purpose_has_its_name_its_timeouts_and_our_schema(shared_dat
             assert await show(conn, timeout) != "0"
 
 
-@pytest.mark.parametrize("purpose", [Purpose.HOT, Purpose.PLANNING])
+@pytest.mark.parametrize("purpose", [Purpose.RUNNER, Purpose.SCHEDULER])
 async def test_the_hot_path_never_plans_from_the_statistics_of_the_moment(
     shared_database: str, purpose: Purpose
 ) -> None:
@@ -57,7 +57,7 @@ async def test_the_hot_path_never_plans_from_the_statistics_of_the_moment(
 
 
 async def test_a_hot_connection_prepares_a_statement_at_its_first_use(shared_database: str) -> None:
-    async with await connect(shared_database, purpose=Purpose.HOT) as conn:
+    async with await connect(shared_database, purpose=Purpose.RUNNER) as conn:
         await conn.execute("select 1 + %s::int", [1])
         rows = await conn.execute("select count(*) from pg_prepared_statements where statement like 'select 1 +%%'")
         assert await rows.fetchone() == (1,)
@@ -113,8 +113,8 @@ def test_a_server_older_than_15_is_refused_by_its_version() -> None:
 
 async def test_the_victim_of_a_deadlock_runs_again_and_both_finish(empty_database: str) -> None:
     async with (
-        await connect(empty_database, purpose=Purpose.PLANNING) as first,
-        await connect(empty_database, purpose=Purpose.PLANNING) as second,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as first,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as second,
     ):
         for conn in (first, second):
             await conn.execute("set deadlock_timeout = '20ms'")

@@ -22,7 +22,7 @@ from evertick.runtime.connections import ReconnectingConnection
 from tests.waiting import eventually
 
 
-async def line_to(url: str, purpose: Purpose = Purpose.PLANNING) -> TimedConnection:
+async def line_to(url: str, purpose: Purpose = Purpose.SCHEDULER) -> TimedConnection:
     conn = await connect(url, purpose=purpose)
     assert isinstance(conn, TimedConnection)
     return conn
@@ -32,7 +32,7 @@ async def line_to(url: str, purpose: Purpose = Purpose.PLANNING) -> TimedConnect
 async def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_called_unknown(shared_database: str) -> None:
     line = await line_to(shared_database)
     await line.execute("set statement_timeout = 0")
-    line.longest_seconds = 0.2
+    line.answer_timeout = 0.2
     began = time.monotonic()
     with pytest.raises(
         psycopg.OperationalError, match=r"did not answer within 0\.2 s; whether the statement was executed is unknown"
@@ -44,10 +44,10 @@ async def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_called_u
 
 async def test_an_answer_in_time_leaves_no_timer_behind(shared_database: str) -> None:
     line = await line_to(shared_database)
-    line.longest_seconds = 1.0
+    line.answer_timeout = 1.0
     for _ in range(3):
         await line.execute("select 1")
-    line.longest_seconds = None
+    line.answer_timeout = None
     await line.execute("select pg_sleep(1.2)")
     await line.close()
 
@@ -65,7 +65,7 @@ async def test_an_error_of_the_server_stays_what_it_is(shared_database: str) -> 
 async def test_what_was_prepared_before_a_migration_changed_its_type_costs_one_connection(
     empty_database: str, is_in_transaction: bool
 ) -> None:
-    link = ReconnectingConnection(empty_database, Purpose.HOT)
+    link = ReconnectingConnection(empty_database, Purpose.RUNNER)
     async with await line_to(empty_database) as owner:
         await owner.execute("create schema evertick; create table thing (id int); insert into thing values (7)")
         conn = await link.get()
@@ -89,21 +89,21 @@ async def test_what_the_server_cannot_do_at_all_costs_no_connection(shared_datab
 
 async def test_who_waits_to_be_called_and_who_migrates_may_take_their_time(shared_database: str) -> None:
     async with await line_to(shared_database, Purpose.LISTEN) as listener:
-        assert listener.longest_seconds is None
+        assert listener.answer_timeout is None
     async with await line_to(shared_database) as line:
-        assert line.longest_seconds is not None
+        assert line.answer_timeout is not None
         disable_timeout(line)
-        assert line.longest_seconds is None
+        assert line.answer_timeout is None
 
 
 async def test_whoever_waits_on_a_line_that_is_cut_stops_waiting(shared_database: str) -> None:
     line = await line_to(shared_database)
     waiting = asyncio.create_task(line.execute("select pg_sleep(10)"))
     await eventually(lambda: line.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE)
-    line.cut()
+    line.abort()
     with pytest.raises(psycopg.OperationalError):
         await waiting
-    line.cut()
+    line.abort()
 
 
 async def test_a_listener_looks_up_now_and_then_and_ends_when_it_is_no_longer_wanted(
@@ -113,8 +113,8 @@ async def test_a_listener_looks_up_now_and_then_and_ends_when_it_is_no_longer_wa
     looks = iter([True, True, False])
     async with await line_to(shared_database, Purpose.LISTEN) as line:
         heard: list[Channel] = []
-        await listen(line, [Channel.PLAN], heard.append, is_wanted=lambda: next(looks))
-    assert heard == [Channel.PLAN]
+        await listen(line, [Channel.SCHEDULE], heard.append, is_wanted=lambda: next(looks))
+    assert heard == [Channel.SCHEDULE]
 
 
 async def test_a_direct_connection_keeps_its_session(shared_database: str) -> None:
@@ -127,7 +127,7 @@ async def pooled(database: str) -> AsyncIterator[TimedConnection]:
     """A connection as behind a pooler: the session has the path that an operator gave the role, and it may be anybody's."""
     async with await line_to(database) as line:
         await line.execute("set search_path = evertick")
-        line.is_shared = True
+        line.is_pooled = True
         in_transactions(line, own_set().search_path)
         yield line
 
@@ -167,7 +167,7 @@ async def test_behind_a_pooler_a_fault_after_a_statement_comes_after_its_commit(
         line = await line_to(database)
     finally:
         failpoints.disarm()
-    line.is_shared = True
+    line.is_pooled = True
     in_transactions(line, own_set().search_path)
     with pytest.raises(psycopg.OperationalError, match="the connection is lost"):
         await set_shards(line, shards=3, actor="test", if_never_chosen=False)

@@ -22,7 +22,7 @@ async def test_it_connects_for_every_purpose(any_postgres: str) -> None:
 
 
 async def test_the_server_watches_for_a_client_whose_host_is_gone(postgres_url_external: str) -> None:
-    async with await connect(postgres_url_external, purpose=Purpose.HOT) as conn:
+    async with await connect(postgres_url_external, purpose=Purpose.RUNNER) as conn:
         names = ["tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout"]
         rows = await conn.execute("select name, setting::int from pg_settings where name = any(%s)", [names])
         assert dict(await rows.fetchall()) == dict(zip(names, [5, 2, 3, 10000], strict=True))
@@ -30,14 +30,14 @@ async def test_the_server_watches_for_a_client_whose_host_is_gone(postgres_url_e
 
 async def test_it_takes_every_migration(any_cluster: Cluster) -> None:
     name = any_cluster.create()
-    async with await connect(any_cluster.database_url(name), purpose=Purpose.PLANNING) as conn:
+    async with await connect(any_cluster.database_url(name), purpose=Purpose.SCHEDULER) as conn:
         assert await migrate(conn)
         assert (await status(conn)).is_current
     any_cluster.drop(name)
 
 
 async def test_a_rolled_back_transaction_leaves_nothing_and_a_committed_one_everything(any_postgres: str) -> None:
-    async with await connect(any_postgres, purpose=Purpose.PLANNING) as conn:
+    async with await connect(any_postgres, purpose=Purpose.SCHEDULER) as conn:
         await conn.execute("create table public.kept (id int)")
         with pytest.raises(ZeroDivisionError):
             async with conn.transaction():
@@ -49,7 +49,7 @@ async def test_a_rolled_back_transaction_leaves_nothing_and_a_committed_one_ever
 
 
 async def test_a_whole_transaction_goes_as_one_pipeline(any_postgres: str) -> None:
-    async with await connect(any_postgres, purpose=Purpose.HOT) as conn:
+    async with await connect(any_postgres, purpose=Purpose.RUNNER) as conn:
         async with conn.pipeline(), conn.transaction():
             await conn.execute("create table public.piped (id int)")
             await conn.execute("insert into public.piped values (%s)", [1])
@@ -59,7 +59,7 @@ async def test_a_whole_transaction_goes_as_one_pipeline(any_postgres: str) -> No
 async def test_a_notification_reaches_a_listener(any_postgres: str) -> None:
     async with (
         await connect(any_postgres, purpose=Purpose.LISTEN) as listener,
-        await connect(any_postgres, purpose=Purpose.PLANNING) as sender,
+        await connect(any_postgres, purpose=Purpose.SCHEDULER) as sender,
     ):
         await listener.execute("listen wake")
         await sender.execute("select pg_notify('wake', 'now')")
@@ -69,8 +69,8 @@ async def test_a_notification_reaches_a_listener(any_postgres: str) -> None:
 
 async def test_an_advisory_lock_is_exclusive_and_ends_with_its_transaction(any_postgres: str) -> None:
     async with (
-        await connect(any_postgres, purpose=Purpose.PLANNING) as first,
-        await connect(any_postgres, purpose=Purpose.PLANNING) as second,
+        await connect(any_postgres, purpose=Purpose.SCHEDULER) as first,
+        await connect(any_postgres, purpose=Purpose.SCHEDULER) as second,
     ):
         async with first.transaction():
             await first.execute("select pg_advisory_xact_lock(7)")
@@ -86,8 +86,8 @@ async def try_lock(conn: AsyncConnection) -> bool:
 
 async def test_a_locked_row_is_skipped_by_whoever_does_not_wait(any_postgres: str) -> None:
     async with (
-        await connect(any_postgres, purpose=Purpose.HOT) as first,
-        await connect(any_postgres, purpose=Purpose.HOT) as second,
+        await connect(any_postgres, purpose=Purpose.RUNNER) as first,
+        await connect(any_postgres, purpose=Purpose.RUNNER) as second,
     ):
         await first.execute("create table public.queue as select generate_series(1, 3) as id")
         claim = "select id from public.queue order by id limit 2 for update skip locked"
@@ -97,7 +97,7 @@ async def test_a_locked_row_is_skipped_by_whoever_does_not_wait(any_postgres: st
 
 
 async def test_a_statement_that_runs_too_long_is_ended(any_postgres: str) -> None:
-    async with await connect(any_postgres, purpose=Purpose.HOT) as conn:
+    async with await connect(any_postgres, purpose=Purpose.RUNNER) as conn:
         await conn.execute("set statement_timeout = '20ms'")
         with pytest.raises(psycopg.errors.QueryCanceled):
             await conn.execute("select pg_sleep(30)")
@@ -105,8 +105,8 @@ async def test_a_statement_that_runs_too_long_is_ended(any_postgres: str) -> Non
 
 async def test_a_wait_for_a_lock_is_ended(any_postgres: str) -> None:
     async with (
-        await connect(any_postgres, purpose=Purpose.HOT) as holder,
-        await connect(any_postgres, purpose=Purpose.HOT) as waiter,
+        await connect(any_postgres, purpose=Purpose.RUNNER) as holder,
+        await connect(any_postgres, purpose=Purpose.RUNNER) as waiter,
     ):
         await holder.execute("create table public.held (id int)")
         await waiter.execute("set lock_timeout = '20ms'")
@@ -118,8 +118,8 @@ async def test_a_wait_for_a_lock_is_ended(any_postgres: str) -> None:
 
 async def test_a_transaction_whose_client_fell_silent_is_ended_and_its_locks_with_it(any_postgres: str) -> None:
     async with (
-        await connect(any_postgres, purpose=Purpose.HOT) as silent,
-        await connect(any_postgres, purpose=Purpose.HOT) as other,
+        await connect(any_postgres, purpose=Purpose.RUNNER) as silent,
+        await connect(any_postgres, purpose=Purpose.RUNNER) as other,
     ):
         await silent.execute("create table public.held (id int)")
         await silent.execute("begin")

@@ -40,7 +40,7 @@ async def test_a_server_that_does_not_tell_is_used_without_its_name(empty_databa
     with cluster.admin() as admin:
         admin.execute("create role mute login")
         try:
-            async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+            async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
                 await conn.execute("revoke execute on function pg_control_system() from public")
             async with await connect(conninfo.make_conninfo(empty_database, user="mute"), purpose=Purpose.READ) as conn:
                 assert isinstance(conn, TimedConnection)
@@ -74,7 +74,7 @@ async def test_a_clock_that_was_put_back_stops_no_marks(conn: AsyncConnection, s
 async def test_nobody_waits_for_somebody_else_who_marks(database: str, conn: AsyncConnection, server: Server) -> None:
     first = await failover.mark(conn, server, actor="test")
     await conn.execute(STALE)
-    async with await connect(database, purpose=Purpose.WATCH) as other, other.transaction():
+    async with await connect(database, purpose=Purpose.MONITOR) as other, other.transaction():
         moved = await failover.mark(other, server, actor="test")
         async with asyncio.timeout(30):
             assert await failover.mark(conn, server, actor="test") == first, "what is not committed is no mark"
@@ -84,7 +84,7 @@ async def test_nobody_waits_for_somebody_else_who_marks(database: str, conn: Asy
 async def test_who_comes_second_to_a_new_timeline_finds_no_mark_until_it_is_committed(
     database: str, conn: AsyncConnection, server: Server
 ) -> None:
-    async with await connect(database, purpose=Purpose.WATCH) as other:
+    async with await connect(database, purpose=Purpose.MONITOR) as other:
         async with other.transaction():
             placed = await failover.mark(other, server, actor="test")
             second = asyncio.create_task(failover.mark(conn, server, actor="test"))

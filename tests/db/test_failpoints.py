@@ -26,7 +26,7 @@ async def armed_conn(database: str) -> AsyncIterator[OpenArmed]:
 
     async def open_armed(text: str) -> AsyncConnection:
         failpoints.arm(text)
-        return await connect(database, purpose=Purpose.PLANNING)
+        return await connect(database, purpose=Purpose.SCHEDULER)
 
     yield open_armed
     failpoints.disarm()

@@ -33,7 +33,7 @@ def release(tmp_path: Path, answer: int, *more: str) -> Path:
 @pytest.fixture
 async def installer(database: str) -> AsyncIterator[AsyncConnection]:
     """Whoever installs the sets of other releases, while `conn` uses ours."""
-    async with await connect(database, purpose=Purpose.PLANNING) as connection:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as connection:
         yield connection
 
 
@@ -99,7 +99,7 @@ async def test_two_releases_call_their_own_functions_each(
 async def test_nothing_that_runs_waits_for_a_new_set(conn: AsyncConnection, database: str) -> None:
     """Its views take no lock that a claim, a plan or a vacuum would meet."""
     other = FunctionSet(hash="0" * 12, scripts=own_set().scripts)
-    async with await connect(database, purpose=Purpose.PLANNING) as installing, installing.transaction():
+    async with await connect(database, purpose=Purpose.SCHEDULER) as installing, installing.transaction():
         await install(installing, other)
         query = """select distinct l.mode from pg_locks l join pg_class c on c.oid = l.relation
                     where l.pid = %s and c.relnamespace = 'evertick'::regnamespace and c.relname !~ '^function_set'"""
@@ -162,7 +162,7 @@ async def test_who_dies_while_it_installs_leaves_nothing(conn: AsyncConnection, 
     failpoints.arm("function_sets.record:drop_reply")
     try:
         with pytest.raises(psycopg.OperationalError, match="the connection is lost"):
-            async with await connect(database, purpose=Purpose.PLANNING) as dying:
+            async with await connect(database, purpose=Purpose.SCHEDULER) as dying:
                 await migrate(dying, functions=new)
     finally:
         failpoints.disarm()
@@ -173,7 +173,7 @@ async def test_who_dies_while_it_installs_leaves_nothing(conn: AsyncConnection, 
 
 async def test_of_several_that_migrate_at_once_one_installs(empty_database: str) -> None:
     async def start() -> list[str]:
-        async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+        async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
             return await migrate(conn)
 
     done = await asyncio.gather(*[start() for _ in range(4)])

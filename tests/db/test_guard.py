@@ -26,13 +26,13 @@ def mark(server: Server, lsn: int) -> WalMark:
 @pytest.mark.requirement("N14")
 def test_a_server_that_was_replaced_is_refused_and_changes_nothing() -> None:
     guard = ServerGuard()
-    guard.admit(FIRST, "a")
-    guard.admit(SECOND, "b")
+    guard.accept(FIRST, "a")
+    guard.accept(SECOND, "b")
     for server in (FIRST, STRANGER):
         with pytest.raises(StaleServer, match="The PostgreSQL at a is refused: it "):
-            guard.admit(server, "a")
+            guard.accept(server, "a")
         assert guard.seen == SECOND
-    guard.admit(SECOND, "b")
+    guard.accept(SECOND, "b")
 
 
 def test_a_refusal_is_something_that_passes_and_is_tried_again() -> None:
@@ -42,19 +42,19 @@ def test_a_refusal_is_something_that_passes_and_is_tried_again() -> None:
 @pytest.mark.requirement("N14")
 def test_open_connections_to_the_old_server_are_given_up_once_the_new_one_was_seen() -> None:
     guard = ServerGuard()
-    guard.admit(FIRST, "a")
+    guard.accept(FIRST, "a")
     assert guard.trusts(FIRST)
-    guard.admit(SECOND, "b")
+    guard.accept(SECOND, "b")
     assert not guard.trusts(FIRST)
     assert guard.trusts(Server(system_id=7, timeline=2)), "by what it is, not by which object"
 
 
 def test_a_server_that_does_not_tell_who_it_is_is_neither_refused_nor_remembered() -> None:
     guard = ServerGuard()
-    guard.admit(None, "a")
+    guard.accept(None, "a")
     assert guard.seen is None and guard.trusts(None)
-    guard.admit(SECOND, "b")
-    guard.admit(None, "a")
+    guard.accept(SECOND, "b")
+    guard.accept(None, "a")
     assert guard.seen == SECOND and guard.trusts(None)
 
 
@@ -84,13 +84,13 @@ def test_all_connections_of_a_process_to_one_url_share_one_guard() -> None:
 
 @pytest.mark.requirement("N14")
 async def test_whoever_waits_for_an_answer_of_the_old_server_stops_waiting(empty_database: str) -> None:
-    conn = await connect(empty_database, purpose=Purpose.PLANNING)
+    conn = await connect(empty_database, purpose=Purpose.SCHEDULER)
     guard = guard_of(empty_database)
     assert isinstance(conn, TimedConnection) and conn.server is not None
     waiting = asyncio.create_task(conn.execute("select pg_sleep(10)"))
     await eventually(lambda: conn.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE)
-    guard.admit(conn.server, "here")
+    guard.accept(conn.server, "here")
     assert not waiting.done()
-    guard.admit(replace(conn.server, timeline=conn.server.timeline + 1), "elsewhere")
+    guard.accept(replace(conn.server, timeline=conn.server.timeline + 1), "elsewhere")
     with pytest.raises(psycopg.OperationalError):
         await waiting

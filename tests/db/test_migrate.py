@@ -41,7 +41,7 @@ def three(tmp_path: Path) -> Path:
 
 
 async def test_pending_migrations_are_applied_in_order_and_only_once(empty_database: str, three: Path) -> None:
-    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
         before = await status(conn, three, None)
         assert (len(before.applied), len(before.pending), before.is_current) == (0, 3, False)
         assert await migrate(conn, three, None) == ["0001_first", "0002_second", "0003_third"]
@@ -53,7 +53,7 @@ async def test_pending_migrations_are_applied_in_order_and_only_once(empty_datab
 
 
 async def test_a_later_release_adds_only_what_is_new(empty_database: str, three: Path) -> None:
-    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
         await migrate(conn, three, None)
         write(three, _0004_fourth="drop function thing_name()")
         assert [migration.label for migration in (await status(conn, three, None)).pending] == ["0004_fourth"]
@@ -64,7 +64,7 @@ async def test_a_failing_migration_leaves_those_before_it_and_nothing_of_itself(
     empty_database: str, three: Path
 ) -> None:
     write(three, _0003_third="create table half (); select 1 / 0")
-    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
         with pytest.raises(psycopg.errors.DivisionByZero):
             await migrate(conn, three, None)
         assert len((await status(conn, three, None)).applied) == 2
@@ -98,8 +98,8 @@ async def test_a_starter_waits_for_a_migration_that_takes_longer_than_its_lock_t
     empty_database: str, three: Path
 ) -> None:
     async with (
-        await connect(empty_database, purpose=Purpose.PLANNING) as busy,
-        await connect(empty_database, purpose=Purpose.PLANNING) as starter,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as busy,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as starter,
         await connect(empty_database, purpose=Purpose.READ) as observer,
         asyncio.TaskGroup() as group,
     ):
@@ -123,7 +123,7 @@ async def has_asked(observer: psycopg.AsyncConnection, backend: int, *, times: i
 @pytest.mark.requirement("N33")
 async def test_a_program_works_with_the_migrations_of_the_release_after_it(empty_database: str, three: Path) -> None:
     write(three, _0003_third="-- oldest program: 0002\ncreate table later ();")
-    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
         await migrate(conn, three, None)
         (three / "0003_third.sql").unlink()
         found = await status(conn, three, None)
@@ -143,7 +143,7 @@ async def test_one_of_several_later_migrations_that_needs_a_newer_program_is_eno
         _0003_third="-- oldest program: 0003\ncreate table later ();",
         _0004_fourth="-- oldest program: 0002\ncreate table still_later ();",
     )
-    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
         await migrate(conn, three, None)
         for name in ("0003_third", "0004_fourth"):
             (three / f"{name}.sql").unlink()
@@ -164,9 +164,9 @@ async def test_whoever_uses_a_table_is_not_held_up_by_a_migration_that_waits_for
     """A reader has the table for long. The migration asks, gives way to those who came after it, and asks again."""
     given_up: list[str] = []
     async with (
-        await connect(empty_database, purpose=Purpose.PLANNING) as reader,
-        await connect(empty_database, purpose=Purpose.PLANNING) as user,
-        await connect(empty_database, purpose=Purpose.PLANNING) as migrating,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as reader,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as user,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as migrating,
         asyncio.TaskGroup() as group,
     ):
         await migrate(migrating, three, None)
@@ -202,7 +202,7 @@ async def test_a_migration_that_a_deadlock_ended_is_tried_again(empty_database: 
         _0005_fifth="do $$ begin if nextval('tries') = 1 then raise sqlstate '40P01'; end if; end $$;",
     )
     given_up: list[str] = []
-    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
         applied = await migrate(conn, three, None, patience=LockRetry(pause_seconds=0.0), tell=given_up.append)
     assert applied[-1] == "0005_fifth"
     assert len(given_up) == 1
@@ -221,10 +221,10 @@ async def is_valid(conn: psycopg.AsyncConnection) -> bool | None:
 async def test_an_index_is_made_while_everybody_writes_and_several_ask_for_it(empty_database: str, three: Path) -> None:
     """It waits for who has written and not committed; nobody waits for it. The other starter has no part in that."""
     async with (
-        await connect(empty_database, purpose=Purpose.PLANNING) as writer,
-        await connect(empty_database, purpose=Purpose.PLANNING) as user,
-        await connect(empty_database, purpose=Purpose.PLANNING) as one,
-        await connect(empty_database, purpose=Purpose.PLANNING) as other,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as writer,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as user,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as one,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as other,
         asyncio.TaskGroup() as group,
     ):
         await migrate(one, three, None)
@@ -258,7 +258,7 @@ async def any_stands_before_a_lock(observer: psycopg.AsyncConnection, backends: 
 
 
 async def test_half_an_index_that_a_try_left_behind_is_made_anew(empty_database: str, three: Path) -> None:
-    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
         await migrate(conn, three, None)
         await conn.execute("insert into thing values (2)")
         write(three, _0004_index=INDEX)
@@ -271,11 +271,11 @@ async def test_half_an_index_that_a_try_left_behind_is_made_anew(empty_database:
 
 
 async def test_an_index_beside_the_work_needs_a_session_of_its_own(empty_database: str, three: Path) -> None:
-    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
         await migrate(conn, three, None)
         write(three, _0004_index=INDEX)
         assert isinstance(conn, TimedConnection)
-        conn.is_shared = True
+        conn.is_pooled = True
         with pytest.raises(MigrationBlocked, match=r"Building an index .* needs its own session.*server's own address"):
             await migrate(conn, three, None)
 
@@ -297,8 +297,8 @@ async def test_a_migration_that_never_gets_its_table_says_so_and_has_changed_not
     empty_database: str, three: Path
 ) -> None:
     async with (
-        await connect(empty_database, purpose=Purpose.PLANNING) as reader,
-        await connect(empty_database, purpose=Purpose.PLANNING) as migrating,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as reader,
+        await connect(empty_database, purpose=Purpose.SCHEDULER) as migrating,
     ):
         await migrate(migrating, three, None)
         write(three, _0004_fourth="create table half (); alter table thing add column later int;")
@@ -319,7 +319,7 @@ def test_a_table_is_asked_for_longer_than_an_autovacuum_is_spared_and_shorter_th
 
 
 async def test_a_schema_newer_than_the_program_is_refused(empty_database: str, three: Path) -> None:
-    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
         await migrate(conn, three, None)
         (three / "0003_third.sql").unlink()
         for verb in (migrate, status):
@@ -330,7 +330,7 @@ async def test_a_schema_newer_than_the_program_is_refused(empty_database: str, t
 async def test_a_database_of_before_the_first_release_is_refused_as_what_it_is(
     empty_database: str, three: Path
 ) -> None:
-    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
         await migrate(conn, three, None)
         await conn.execute("alter table evertick.migration drop column oldest_program")
         assert not (await status(conn, three, None)).pending
@@ -341,7 +341,7 @@ async def test_a_database_of_before_the_first_release_is_refused_as_what_it_is(
 
 
 async def test_a_changed_migration_that_was_applied_is_refused(empty_database: str, three: Path) -> None:
-    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(empty_database, purpose=Purpose.SCHEDULER) as conn:
         await migrate(conn, three, None)
         write(three, _0002_second="alter table thing add column name text")
         for verb in (migrate, status):

@@ -22,7 +22,7 @@ from evertick.engine.backfills import BackfillRequest
 from evertick.engine.dags import pause, unpause
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.maintenance import promote, reconcile, time_out_run, time_out_waits
-from evertick.engine.retention import Kind, Remains, prune_kind, prune_runs, sweep
+from evertick.engine.retention import Kind, PendingCleanup, prune_kind, prune_runs, sweep
 from evertick.engine.runners import extend, mark_runner_dead, reap_orphan, reap_runner
 from evertick.engine.runs import cancel
 from evertick.engine.tasks import clear, mark, select_tasks
@@ -41,7 +41,7 @@ def filled(cluster: Cluster, template: str, filling: Filling) -> Iterator[str]:
     url = cluster.database_url(name)
 
     async def work() -> None:
-        async with await connect(url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
             assert await fill(conn, filling) == LEADER
 
     run(work())
@@ -64,7 +64,7 @@ def fresh_database(cluster: Cluster, template: str) -> Iterator[str]:
 @pytest.fixture
 async def busy(busy_database: str) -> AsyncIterator[AsyncConnection]:
     """A connection as a runner has it."""
-    async with await connect(busy_database, purpose=Purpose.HOT) as conn:
+    async with await connect(busy_database, purpose=Purpose.RUNNER) as conn:
         await set_clock(conn, later(0))
         yield conn
 
@@ -107,7 +107,7 @@ READ: dict[tuple[str, str], tuple[dict[str, object], str]] = {
 async def test_a_hot_statement_uses_its_index(busy_database: str, noun: str, name: str) -> None:
     params, index = (PLANNED | READ)[noun, name]
     # What only reads plans freely: it must not need to be forced.
-    purpose = Purpose.READ if (noun, name) in READ else Purpose.PLANNING
+    purpose = Purpose.READ if (noun, name) in READ else Purpose.SCHEDULER
     async with await connect(busy_database, purpose=purpose) as conn:
         nodes = list(nodes_of(await explain(conn, sql(noun, name), params)))
     assert index in {node.get("Index Name") for node in nodes}
@@ -247,7 +247,7 @@ async def prunes(conn: AsyncConnection) -> None:
     given, pace = PruneGrant(shard=0, epoch=LEADER, before=later(1e6), actor="test"), Pace(batch=10)
     done = await prune_runs(conn, given, after=0, pace=pace, now=later(1e7))
     assert (done.pruned, done.is_end) == (10, False)
-    assert (await sweep(conn, given, Remains.RUN, after=0, pace=pace)).rows == pace.rows
+    assert (await sweep(conn, given, PendingCleanup.RUN, after=0, pace=pace)).rows == pace.rows
     for kind in (Kind.SKIP_RECORDS, Kind.RUNNERS, Kind.VERSIONS, Kind.BUNDLES):
         await prune_kind(conn, given, kind, pace=pace)
 
@@ -297,7 +297,7 @@ STEP = sql("tasks", "step")
 
 async def blocks_of_a_step(url: str, aging_seconds: float | None) -> int:
     """Pages that finishing five tasks and claiming five others touches, once everything is planned and cached."""
-    async with await connect(url, purpose=Purpose.HOT) as conn:
+    async with await connect(url, purpose=Purpose.RUNNER) as conn:
         async with conn.transaction(force_rollback=True):
             await set_clock(conn, later(0))
             runner = await Runner.join(conn)
@@ -332,7 +332,7 @@ async def test_a_step_reads_as_little_after_a_long_history_as_after_a_short_one(
 
 async def blocks_of_pruning(url: str) -> int:
     """Pages that deleting five runs and what hung on them touches, from the middle of the history."""
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         async with conn.transaction(force_rollback=True):
             await set_clock(conn, later(1e7))
             named = {"shard": 0, "epoch": LEADER, "before": later(1e6), "actor": "test", "entry": None, "rows": 100}
@@ -377,7 +377,7 @@ async def test_runs_are_closed_by_their_ids_however_few_the_statistics_believe_o
     await conn.execute("analyze run_status")
     for _ in range(OPEN_RUNS):
         await start(conn, "one")
-    async with await connect(database, purpose=Purpose.HOT) as hot, hot.transaction():
+    async with await connect(database, purpose=Purpose.RUNNER) as hot, hot.transaction():
         runner = await Runner.join(hot)
         claims = await runner.claim(8)
         before = await read_rows(hot)

@@ -85,7 +85,7 @@ select max(s.run_id) + 1, 0, -1, max(s.version_id), 'failed', 1, 1, 1, clock(), 
 async def reader(cluster: Cluster, template: str) -> AsyncIterator[AsyncConnection]:
     """As the API reads: two DAGs with 200 runs each, and one with a few."""
     name = cluster.create(template)
-    async with await connect(cluster.database_url(name), purpose=Purpose.PLANNING) as conn:
+    async with await connect(cluster.database_url(name), purpose=Purpose.SCHEDULER) as conn:
         for dag in ("etl", "load", "few"):
             hourly = NamedSchedule(name="hourly", spec=parse_schedule("@every 1h"))
             daily = NamedSchedule(name="daily", spec=parse_schedule("@every 24h"))

@@ -61,7 +61,7 @@ async def test_views_are_rebuilt_under_load(conn: AsyncConnection, database: str
 
     async def work() -> list[int]:
         made = []
-        async with await connect(database, purpose=Purpose.PLANNING) as own:
+        async with await connect(database, purpose=Purpose.SCHEDULER) as own:
             runner = await Runner.join(own)
             for _ in range(30):
                 made.append(await start(own, "etl"))

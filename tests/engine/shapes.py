@@ -190,7 +190,7 @@ class Pair:
 
 
 async def play_shapes(url: str, seed: int, count: int) -> int:
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         runner = await Runner.join(conn)
         for number in range(count):
             dice = random.Random(seed * 1_000_003 + number)

@@ -48,7 +48,7 @@ from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.gates import admit_gated_tasks, reconcile_gates, release_admissions, set_pool
 from evertick.engine.maintenance import promote, rebalance_shard, reconcile, set_shards
 from evertick.engine.remote_attempts import DispatchResult, NotStarted, claim_for_dispatch, end_queued
-from evertick.engine.retention import Kind, Remains, prune_kind, prune_runs, sweep
+from evertick.engine.retention import Kind, PendingCleanup, prune_kind, prune_runs, sweep
 from evertick.engine.runners import extend, mark_runner_dead
 from evertick.engine.runs import cancel
 from evertick.engine.tasks import clear, mark, select_tasks
@@ -315,7 +315,7 @@ class World:
         )
         mandate = PruneGrant(shard=0, epoch=self.epochs[0][-1], before=before, actor="sim")
         done = await prune_runs(self.conn, mandate, after=0, pace=pace, now=self.now)
-        swept = await sweep(self.conn, mandate, Remains.RUN, after=0, pace=pace)
+        swept = await sweep(self.conn, mandate, PendingCleanup.RUN, after=0, pace=pace)
         await prune_kind(self.conn, mandate, Kind.VERSIONS, pace=pace)
         if done.refused or swept.refused:
             raise Violation(
@@ -591,7 +591,7 @@ ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
 
 async def run_episode(url: str, seed: int, steps: int = STEPS_PER_EPISODE) -> Counter[str]:
     """One episode on the fresh database at `url`."""
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         await conn.execute("set client_min_messages = warning")
         world = World(conn, seed)
         await world.begin()

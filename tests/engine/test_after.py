@@ -168,7 +168,7 @@ async def test_updates_that_count_no_more_are_those_that_were_named(conn: AsyncC
 
     assert await left(before=later(1)) == ["v:x", "w:a", "w:x", "w:y"]
     assert await left(dag_ids=[w], asset="x") == ["v:x", "w:a", "w:y"]
-    async with await connect(database, purpose=Purpose.PLANNING) as other, other.transaction():
+    async with await connect(database, purpose=Purpose.SCHEDULER) as other, other.transaction():
         await other.execute("select from schedule_state for no key update")
         await conn.execute("set lock_timeout = '100ms'")
         with pytest.raises(LockNotAvailable):
@@ -186,7 +186,7 @@ async def test_arrivals_are_heard_of_in_batches_and_those_in_somebodys_hands_lat
         "select array_agg(arrival_id - first order by arrival_id)"
         " from dependency_event, (select min(arrival_id) first from dependency_event) x"
     )
-    async with await connect(database, purpose=Purpose.PLANNING) as other:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as other:
         async with other.transaction():
             await other.execute("select from dependency_event order by arrival_id limit 1 for update")
             await conn.execute("set lock_timeout = '100ms'")
@@ -254,9 +254,9 @@ async def test_publishing_again_keeps_what_was_heard_of(conn: AsyncConnection) -
 async def test_two_that_end_at_once_are_both_heard_of(database: str) -> None:
     """Ends, hearing and firing race; each pair of ends gives one run, and none is lost."""
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as leader,
-        await connect(database, purpose=Purpose.HOT) as first,
-        await connect(database, purpose=Purpose.HOT) as second,
+        await connect(database, purpose=Purpose.SCHEDULER) as leader,
+        await connect(database, purpose=Purpose.RUNNER) as first,
+        await connect(database, purpose=Purpose.RUNNER) as second,
     ):
         scene = await Scene.of(leader, after("a", "b"))
         runners = [await Runner.join(conn, queues=(name,)) for conn, name in ((first, "a"), (second, "b"))]

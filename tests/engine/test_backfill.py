@@ -436,7 +436,7 @@ async def test_an_old_leader_and_an_old_position_make_nothing(scene: Scene) -> N
 async def test_two_that_step_at_once_make_each_run_once(scene: Scene, database: str) -> None:
     made = await scene.make(parallel=100)
     await set_clock(scene.conn, T0)
-    async with await connect(database, purpose=Purpose.PLANNING) as other:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as other:
         await set_clock(other, T0)
         steps = [advance(each, shard=0, epoch=scene.epoch, backfill_id=made) for each in (scene.conn, other)]
         done = await asyncio.gather(*steps)
@@ -458,7 +458,7 @@ async def test_a_pause_or_cancel_that_comes_first_lets_a_planned_step_make_nothi
             scene.conn, leader=leader, backfill_id=made, position=None, instants=ALL, is_all=True
         )
 
-    async with await connect(database, purpose=Purpose.PLANNING) as person:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as person:
         async with person.transaction():
             if verb == "pause":
                 await backfills.pause(person, backfill_id=made, actor="me")
@@ -475,7 +475,7 @@ async def test_a_pause_or_cancel_that_comes_first_lets_a_planned_step_make_nothi
 async def test_a_step_waits_for_whoever_changes_the_dag(scene: Scene, database: str) -> None:
     """A DAG that is just being paused, or whose last place is just being taken, is decided about when that is committed."""
     made = await scene.make(parallel=3)
-    async with await connect(database, purpose=Purpose.PLANNING) as person:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as person:
         async with person.transaction():
             await person.execute("update dag set is_paused = true")
             stepping = asyncio.ensure_future(scene.step(made))
@@ -488,7 +488,7 @@ async def test_a_step_waits_for_whoever_changes_the_dag(scene: Scene, database: 
 async def test_a_cancel_locks_all_its_runs_before_it_ends_the_first(scene: Scene, database: str) -> None:
     made = await scene.make(parallel=2)
     await scene.step(made)
-    async with await connect(database, purpose=Purpose.PLANNING) as holder:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as holder:
         async with holder.transaction():
             await holder.execute(
                 "select from run_status where run_id = (select max(run_id) from run) for no key update"

@@ -44,7 +44,9 @@ async def test_claimers_at_one_line_share_it_and_waste_little(
     await put(conn, make_dag("busy", {name: [] for name in priorities}, per_task=priorities))
     await start(conn, "busy")
     async with AsyncExitStack() as stack:
-        conns = [await stack.enter_async_context(await connect(database, purpose=Purpose.HOT)) for _ in range(claimers)]
+        conns = [
+            await stack.enter_async_context(await connect(database, purpose=Purpose.RUNNER)) for _ in range(claimers)
+        ]
         runners = [await Runner.join(each) for each in conns]
         replies = await asyncio.gather(*(claim_until_empty(runner, kind) for runner in runners))
     assert sum(map(sum, replies)) == TASKS == await value(conn, "select count(*) from lease")

@@ -14,7 +14,7 @@ from tests.engine.world import T0, Runner, later, lead, make_dag, put, run_state
 
 @pytest.mark.requirement("A9")
 async def test_a_schedule_a_retry_and_a_join_work_on_every_server(any_postgres: str) -> None:
-    async with await connect(any_postgres, purpose=Purpose.PLANNING) as conn:
+    async with await connect(any_postgres, purpose=Purpose.SCHEDULER) as conn:
         await set_clock(conn, T0)
         epoch = await lead(conn)
         shape = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}

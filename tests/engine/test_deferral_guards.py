@@ -102,7 +102,7 @@ async def scene(rollback_conn: AsyncConnection) -> Scene:
 
 @pytest.fixture
 async def other(database: str) -> AsyncIterator[AsyncConnection]:
-    async with await connect(database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as conn:
         yield conn
 
 

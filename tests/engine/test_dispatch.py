@@ -103,9 +103,9 @@ async def test_what_a_runner_looks_after_counts_against_its_slots_until_it_is_of
 async def test_two_claims_at_once_of_one_runner_stay_within_its_slots(database: str) -> None:
     """The first one's answer was lost, and the server is still at it."""
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as one,
-        await connect(database, purpose=Purpose.PLANNING) as other,
-        await connect(database, purpose=Purpose.PLANNING) as witness,
+        await connect(database, purpose=Purpose.SCHEDULER) as one,
+        await connect(database, purpose=Purpose.SCHEDULER) as other,
+        await connect(database, purpose=Purpose.SCHEDULER) as witness,
     ):
         runner, _ = await world(one, 2, slots=1)
 

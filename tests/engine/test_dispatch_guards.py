@@ -35,7 +35,7 @@ AGENT = NewAgent(
 
 @pytest.fixture
 async def other(database: str) -> AsyncIterator[AsyncConnection]:
-    async with await connect(database, purpose=Purpose.PLANNING) as connection:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as connection:
         # Whoever waits here waits for what it should have skipped.
         await connection.execute("set lock_timeout = '100ms'")
         yield connection

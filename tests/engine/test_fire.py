@@ -55,12 +55,12 @@ async def test_after_downtime_the_latest_fires_and_the_rest_is_one_skip_record(c
 @pytest.mark.requirement("I3", "E1")
 async def test_many_leaders_that_fire_at_once_make_one_run_per_instant(database: str) -> None:
     """The election switched off: several connections all act with the valid epoch, and the schema alone must hold."""
-    async with await connect(database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as conn:
         await set_clock(conn, T0)
         epoch = await lead(conn)
         for number in range(40):
             await put(conn, make_dag(f"tick{number}", {"a": []}, every=EVERY))
-    rivals = [await connect(database, purpose=Purpose.PLANNING) for _ in range(6)]
+    rivals = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(6)]
     try:
         for second in (10, 20, 30):
             for rival in rivals:
@@ -178,8 +178,8 @@ async def test_an_old_leader_can_change_nothing(conn: AsyncConnection) -> None:
 
 async def test_a_takeover_waits_for_the_old_leaders_open_transaction(database: str) -> None:
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as old,
-        await connect(database, purpose=Purpose.PLANNING) as new,
+        await connect(database, purpose=Purpose.SCHEDULER) as old,
+        await connect(database, purpose=Purpose.SCHEDULER) as new,
     ):
         epoch = await lead(old)
         await old.execute("update shard set lease_until = clock() - interval '1 s'")

@@ -58,7 +58,7 @@ async def pair(database: str) -> AsyncIterator[tuple[AsyncConnection, AsyncConne
     """One that acts and has little patience, and one that holds locks."""
     async with AsyncExitStack() as stack:
         actor, holder = [
-            await stack.enter_async_context(await connect(database, purpose=Purpose.PLANNING)) for _ in range(2)
+            await stack.enter_async_context(await connect(database, purpose=Purpose.SCHEDULER)) for _ in range(2)
         ]
         await set_clock(actor, later(0))
         await set_clock(holder, later(0))

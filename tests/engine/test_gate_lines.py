@@ -63,8 +63,8 @@ async def db(rollback_conn: AsyncConnection) -> AsyncConnection:
 @pytest.fixture
 async def pair(database: str) -> AsyncIterator[tuple[AsyncConnection, AsyncConnection]]:
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as actor,
-        await connect(database, purpose=Purpose.PLANNING) as holder,
+        await connect(database, purpose=Purpose.SCHEDULER) as actor,
+        await connect(database, purpose=Purpose.SCHEDULER) as holder,
     ):
         for conn in (actor, holder):
             await set_clock(conn, later(0))

@@ -104,7 +104,7 @@ async def watch(conn: AsyncConnection, is_over: asyncio.Event) -> None:
 @pytest.mark.parametrize("seed", range(2))
 async def test_limits_hold_while_everybody_moves(database: str, seed: int) -> None:
     dice = random.Random(seed)
-    connections = [await connect(database, purpose=Purpose.PLANNING) for _ in range(8)]
+    connections = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(8)]
     conn, watcher, *others = connections
     epoch = await lead(conn)
     for name in POOLS:

@@ -50,7 +50,7 @@ class Scene:
 async def scene(database: str) -> AsyncIterator[Scene]:
     async with AsyncExitStack() as stack:
         actor, holder, witness = [
-            await stack.enter_async_context(await connect(database, purpose=Purpose.PLANNING)) for _ in range(3)
+            await stack.enter_async_context(await connect(database, purpose=Purpose.SCHEDULER)) for _ in range(3)
         ]
         await set_clock(actor, later(0))
         leader = await lead(actor)
@@ -270,7 +270,7 @@ async def test_a_standby_does_not_wait_while_the_leader_plans(scene: Scene) -> N
 @pytest.mark.requirement("A10")
 async def test_of_two_that_wait_to_take_over_one_does(scene: Scene, database: str) -> None:
     await shards.release_shard(scene.actor, shard=0, epoch=scene.leader)
-    async with await connect(database, purpose=Purpose.PLANNING) as rival:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as rival:
         async with scene.holder.transaction():
             await schedules.fire(scene.holder, shard=0, epoch=scene.leader, plans=[])
             takes = [

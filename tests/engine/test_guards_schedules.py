@@ -105,7 +105,7 @@ async def test_a_quarantine_is_of_the_version_that_could_not_be_planned_and_keep
     told = []
     for version, reason in [(due.version + 1, "other"), (due.version, "first"), (due.version, "second")]:
         told.append(
-            await schedules.set_schedule_aside(
+            await schedules.quarantine_schedule(
                 conn, shard=0, epoch=epoch, due=replace(due, version=version), reason=reason, is_tried_again=True
             )
         )

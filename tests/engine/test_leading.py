@@ -40,7 +40,7 @@ async def renew(conn: AsyncConnection, epoch: int, *, watch: tuple[bool, bool] =
 async def conns(database: str) -> AsyncIterator[list[AsyncConnection]]:
     """Three sessions, with nobody leading."""
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(await connect(database, purpose=Purpose.PLANNING)) for _ in range(3)]
+        yield [await stack.enter_async_context(await connect(database, purpose=Purpose.SCHEDULER)) for _ in range(3)]
 
 
 # taking over ---------------------------------------------------------------------------------------------------------

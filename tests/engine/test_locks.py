@@ -26,7 +26,7 @@ async def test_a_claim_and_a_finish_that_meet_on_early_starters_both_go_through(
     place), while somebody else holds t: if the finish touched what waits no more, the two would wait for each other."""
     early = {"trigger_rule": TriggerRule.ONE_SUCCESS}
     shape = {"p": [], "q": [], "t": ["p", "q"], "u": ["p", "q"]}
-    conns = [await connect(database, purpose=Purpose.HOT) for _ in range(4)]
+    conns = [await connect(database, purpose=Purpose.RUNNER) for _ in range(4)]
     watch, holder, finishing, claiming = conns
     try:
         await put(
@@ -57,7 +57,7 @@ async def test_a_claim_and_a_finish_that_meet_on_early_starters_both_go_through(
 async def test_many_runners_and_cancelers_at_once_never_deadlock(database: str) -> None:
     shape = {"a": [], **{f"m{i}": ["a"] for i in range(6)}, "z": [f"m{i}" for i in range(6)]}
     rules = {f"m{i}": {"priority": i} for i in range(6)} | {"z": {"trigger_rule": TriggerRule.ONE_SUCCESS}}
-    conns = [await connect(database, purpose=Purpose.HOT) for _ in range(5)]
+    conns = [await connect(database, purpose=Purpose.RUNNER) for _ in range(5)]
     try:
         await put(conns[0], make_dag("busy", shape, per_task=rules))
         runs = [await start(conns[0], "busy") for _ in range(12)]

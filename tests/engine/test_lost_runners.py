@@ -160,8 +160,8 @@ async def test_many_healthy_runners_never_hide_a_lost_one(rollback_conn: AsyncCo
 async def test_a_runner_whose_heartbeat_is_being_written_is_passed_by(database: str) -> None:
     """The leader's look waits for nobody, and a row that somebody writes is no silent one."""
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as leader,
-        await connect(database, purpose=Purpose.PLANNING) as other,
+        await connect(database, purpose=Purpose.SCHEDULER) as leader,
+        await connect(database, purpose=Purpose.SCHEDULER) as other,
     ):
         epoch, busy, silent = await lead(leader), await Runner.join(leader), await Runner.join(leader)
         async with other.transaction():
@@ -213,8 +213,8 @@ async def test_an_old_leader_can_neither_count_silence_nor_reap(rollback_conn: A
 @pytest.mark.requirement("A8")
 async def test_of_two_that_reap_at_once_one_does(database: str) -> None:
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as one,
-        await connect(database, purpose=Purpose.PLANNING) as two,
+        await connect(database, purpose=Purpose.SCHEDULER) as one,
+        await connect(database, purpose=Purpose.SCHEDULER) as two,
     ):
         epoch, runner, run = await holding(one)
         await set_clock(two, later(1000))
@@ -290,8 +290,8 @@ async def test_who_holds_only_what_was_set_aside_is_left_alone_whatever_others_h
 @pytest.mark.requirement("V5", "A7")
 async def test_a_heartbeat_that_is_under_way_saves_its_runner(database: str) -> None:
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as leading,
-        await connect(database, purpose=Purpose.PLANNING) as beating,
+        await connect(database, purpose=Purpose.SCHEDULER) as leading,
+        await connect(database, purpose=Purpose.SCHEDULER) as beating,
     ):
         epoch, runner, run = await holding(leading)
         await be_silent(leading, epoch, 10)

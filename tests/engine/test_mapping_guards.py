@@ -206,7 +206,7 @@ async def test_whoever_takes_a_branch_away_is_waited_for_before_it_chooses(
     conn: AsyncConnection, database: str
 ) -> None:
     run, runner, claim = await begin(conn, branching())
-    async with await connect(database, purpose=Purpose.PLANNING) as other:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as other:
         async with other.transaction():
             await mark(other, key_of(claim), state="failed", actor="test")
             finishing = asyncio.ensure_future(runner.finish(claim, "success", **SKIP))

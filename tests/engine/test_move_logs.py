@@ -18,7 +18,7 @@ from evertick.domain.errors import NotLeader
 from evertick.domain.log_archive import pack
 from evertick.domain.retention import Pace
 from evertick.engine.retention import (
-    Remains,
+    PendingCleanup,
     dead_objects,
     forget_objects,
     leave_runs,
@@ -45,7 +45,7 @@ async def leading(conn: AsyncConnection) -> Leading:
 
 @pytest.fixture
 async def other(database: str) -> AsyncIterator[AsyncConnection]:
-    async with await connect(database, purpose=Purpose.PLANNING) as connection:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as connection:
         await set_clock(connection, later(0))
         yield connection
 
@@ -221,7 +221,7 @@ async def test_retention_lists_the_objects_of_what_it_deleted_and_gives_those_on
     assert (await prune_runs(conn, given, after=0, pace=ALL, now=later(50 * HOUR))).pruned == 1
     assert await dead_objects(conn, leading, batch=10) == []
     assert await move_lines(conn, leading, coming, next_one) == 0, "of a run that is gone nothing is moved"
-    await sweep(conn, given, Remains.RUN, after=0, pace=ALL)
+    await sweep(conn, given, PendingCleanup.RUN, after=0, pace=ALL)
     assert [each.object_id for each in await dead_objects(conn, leading, batch=10)] == [object_id]
     await set_clock(conn, later(51 * HOUR))
     assert len(await dead_objects(conn, leading, batch=10)) == 3

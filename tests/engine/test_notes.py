@@ -155,7 +155,7 @@ async def test_whoever_holds_the_run_is_waited_for(
 ) -> None:
     """While it is being deleted nothing is written that would be left behind."""
     run_id = await ended(conn)
-    async with await connect(database, purpose=Purpose.PLANNING) as actor:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as actor:
         async with conn.transaction():
             await conn.execute("select from run_status where run_id = %s for update", [run_id])
             doing = asyncio.ensure_future(verb(actor, run_id))

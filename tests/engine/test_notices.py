@@ -363,7 +363,7 @@ async def test_the_success_of_one_task_ends_no_other_ones_episode(conn: AsyncCon
 async def test_a_row_in_somebodys_hands_is_passed_over(conn: AsyncConnection, database: str) -> None:
     epoch = await scheduled(conn)
     await write(conn, 3)
-    async with await connect(database, purpose=Purpose.PLANNING) as other, other.transaction():
+    async with await connect(database, purpose=Purpose.SCHEDULER) as other, other.transaction():
         await other.execute("select from outbox where delivery_id = 1 for update")
         taken = await take(conn, epoch, each=2)
         assert sorted(each.delivery_id for each in taken) == [2, 3]

@@ -267,7 +267,7 @@ async def test_a_version_that_is_no_number_is_refused_when_a_run_is_made(db: Asy
 @pytest.mark.requirement("D3", "D5")
 async def test_order_holds_with_many_promoters_at_once(database: str) -> None:
     """Runs of all versions are made, ended, paused and repaired by eight at once: whoever enters or leaves takes the key's lock."""
-    connections = [await connect(database, purpose=Purpose.PLANNING) for _ in range(8)]
+    connections = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(8)]
     conn, watcher, *others = connections
     epoch = await lead(conn)
     await set_pool(conn, name="db", slots=2, actor="test")

@@ -191,8 +191,8 @@ async def test_a_run_that_nobody_let_in_is_admitted_by_the_round(conn: AsyncConn
 async def test_a_run_that_finishes_at_that_very_moment_leaves_nothing_behind(database: str, overlap: str) -> None:
     """The fire and the end of the run before race. Whoever is first: never two at once, and never one that waits for nobody."""
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as leader,
-        await connect(database, purpose=Purpose.HOT) as hot,
+        await connect(database, purpose=Purpose.SCHEDULER) as leader,
+        await connect(database, purpose=Purpose.RUNNER) as hot,
     ):
         epoch = await world(leader, overlap)
         await set_clock(hot, T0)

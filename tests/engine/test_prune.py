@@ -19,7 +19,7 @@ from evertick.domain.errors import Conflict, NotFound, NotLeader
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.fire_schedules import fire_schedules
-from evertick.engine.retention import Kind, Remains, prune_journal, prune_kind, prune_runs, sweep
+from evertick.engine.retention import Kind, PendingCleanup, prune_journal, prune_kind, prune_runs, sweep
 from evertick.engine.runs import cancel
 from evertick.engine.tasks import clear, mark, select_tasks
 from evertick.engine.waits import send_event, update_asset
@@ -36,7 +36,7 @@ ALL = Pace(batch=1000)
 @pytest.fixture
 async def other(database: str) -> AsyncIterator[AsyncConnection]:
     """A second connection to the same database."""
-    async with await connect(database, purpose=Purpose.PLANNING) as connection:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as connection:
         yield connection
 
 
@@ -83,7 +83,12 @@ async def prune_all(conn: AsyncConnection, given: PruneGrant, *, pace: Pace = AL
 
 
 async def sweep_all(
-    conn: AsyncConnection, given: PruneGrant, kind: Remains = Remains.RUN, *, pace: Pace = ALL, is_alone: bool = True
+    conn: AsyncConnection,
+    given: PruneGrant,
+    kind: PendingCleanup = PendingCleanup.RUN,
+    *,
+    pace: Pace = ALL,
+    is_alone: bool = True,
 ) -> int:
     rows, after, is_end = 0, 0, False
     while not is_end:
@@ -241,7 +246,7 @@ async def test_a_large_run_is_gone_at_once_and_its_rows_slice_by_slice(conn: Asy
     assert (await prune_runs(conn, given, after=0, pace=Pace(batch=1), now=later(100 * DAY))).pruned == 1
     assert await runs.find(conn, run) is None
     small = Pace(batch=1)
-    done = await sweep(conn, given, Remains.RUN, after=0, pace=small)
+    done = await sweep(conn, given, PendingCleanup.RUN, after=0, pace=small)
     assert (done.rows, done.is_end) == (small.rows, False)
     assert await rows_of(conn, run) == {"task": 40 - small.rows}
     assert await sweep_all(conn, given, pace=small) == 40 - small.rows
@@ -252,7 +257,7 @@ async def test_only_the_remains_that_were_asked_for_are_swept(conn: AsyncConnect
     given = await mandate(conn, epoch, days=10)
     await prune_runs(conn, given, after=0, pace=ALL, now=later(100 * DAY))
     await conn.execute("insert into pending_cleanup values (0, 'version', %s)", [seen[1]])
-    await retention.sweep(conn, given, Remains.RUN, [seen[1]], 1000)
+    await retention.sweep(conn, given, PendingCleanup.RUN, [seen[1]], 1000)
     assert [len(await rows_of(conn, run)) > 0 for run in seen] == [True, False, True]
     left = await (await conn.execute("select kind, id from pending_cleanup order by 1, 2")).fetchall()
     assert left == [("run", seen[0]), ("run", seen[2]), ("version", seen[1])]
@@ -263,8 +268,8 @@ async def test_what_is_not_on_the_list_of_remains_by_its_kind_is_not_swept(conn:
     other_version = await put(conn, make_dag("dag", {"b": []}))
     given = await mandate(conn, epoch, days=10)
     await conn.execute("insert into pending_cleanup values (0, 'version', %s), (0, 'run', %s)", [run, version])
-    await retention.sweep(conn, given, Remains.RUN, [run], 1000)
-    await retention.sweep(conn, given, Remains.VERSION, [version, other_version], 1000)
+    await retention.sweep(conn, given, PendingCleanup.RUN, [run], 1000)
+    await retention.sweep(conn, given, PendingCleanup.VERSION, [version, other_version], 1000)
     assert len(await rows_of(conn, run)) == len(OF_A_RUN)
     specs = "select count(*) from task_spec where version_id = any(%s)"
     assert await value(conn, specs, [version, other_version]) == 2
@@ -273,7 +278,7 @@ async def test_what_is_not_on_the_list_of_remains_by_its_kind_is_not_swept(conn:
         "insert into pending_cleanup values (0, 'version', %s), (0, 'version', %s), (0, 'run', %s)",
         [version, other_version, version],
     )
-    await retention.sweep(conn, given, Remains.VERSION, [version], 1000)
+    await retention.sweep(conn, given, PendingCleanup.VERSION, [version], 1000)
     assert await value(conn, specs, [version, other_version]) == 1
     left = await (await conn.execute("select kind, id from pending_cleanup order by 1, 2")).fetchall()
     assert left == [("run", version), ("version", other_version)]
@@ -293,7 +298,7 @@ async def test_a_crash_between_batches_leaves_nothing_that_the_next_round_does_n
     seen = [await finished(conn) for _ in range(3)]
     given = await mandate(conn, epoch, days=10)
     await prune_runs(conn, given, after=0, pace=ALL, now=later(100 * DAY))
-    await sweep(conn, given, Remains.RUN, after=0, pace=Pace(batch=1))
+    await sweep(conn, given, PendingCleanup.RUN, after=0, pace=Pace(batch=1))
     left = [len(await rows_of(conn, run)) for run in seen]
     assert any(left)
     # The process is gone. Another one leads, and knows nothing but the database.
@@ -316,10 +321,10 @@ async def test_a_run_that_cannot_be_deleted_holds_up_no_other(conn: AsyncConnect
     assert await rows_of(conn, seen[2])
     await conn.execute("drop trigger refuses on run")
     assert (await prune_runs(conn, given, after=0, pace=ALL, now=later(100 * DAY))).pruned == 1
-    swept = await sweep(conn, given, Remains.RUN, after=0, pace=ALL)
+    swept = await sweep(conn, given, PendingCleanup.RUN, after=0, pace=ALL)
     assert swept.refused == (seen[2],)
     assert [len(await rows_of(conn, run)) > 0 for run in seen] == [False, False, True, False, False]
-    assert (await sweep(conn, given, Remains.RUN, after=swept.last, pace=ALL)).is_end, "it goes on past it"
+    assert (await sweep(conn, given, PendingCleanup.RUN, after=swept.last, pace=ALL)).is_end, "it goes on past it"
 
 
 async def test_late_lines_of_a_pruned_run_are_not_kept(conn: AsyncConnection, epoch: int) -> None:
@@ -373,8 +378,8 @@ Verb = Callable[[AsyncConnection, PruneGrant], Awaitable[object]]
 
 VERBS: dict[str, Verb] = {
     "runs": lambda conn, given: prune_runs(conn, given, after=0, pace=ALL, now=later(100 * DAY)),
-    "sweep_runs": lambda conn, given: sweep(conn, given, Remains.RUN, after=0, pace=ALL),
-    "sweep_versions": lambda conn, given: sweep(conn, given, Remains.VERSION, after=0, pace=ALL),
+    "sweep_runs": lambda conn, given: sweep(conn, given, PendingCleanup.RUN, after=0, pace=ALL),
+    "sweep_versions": lambda conn, given: sweep(conn, given, PendingCleanup.VERSION, after=0, pace=ALL),
     "journal": lambda conn, given: prune_journal(conn, given, after=0, pace=ALL, now=later(100 * DAY)),
     **{
         kind.value: lambda conn, given, kind=kind: prune_kind(conn, given, kind, pace=ALL)  # type: ignore[misc]
@@ -583,7 +588,7 @@ async def test_a_version_goes_with_its_tasks_when_it_is_replaced_and_no_run_has_
     await (await Runner.join(conn)).drain()
     given = await mandate(conn, epoch, days=10)
     assert (await prune_kind(conn, given, Kind.VERSIONS, pace=ALL)).pruned == 1
-    rows = await sweep_all(conn, given, Remains.VERSION, pace=Pace(batch=1))
+    rows = await sweep_all(conn, given, PendingCleanup.VERSION, pace=Pace(batch=1))
     assert rows == 4, "two tasks, an edge and an input"
     assert await versions(conn) == [second, third]
     for table in ("task_spec", "edge", "task_input"):

@@ -33,7 +33,7 @@ async def conn(rollback_conn: AsyncConnection) -> AsyncConnection:
 @pytest.fixture
 async def real(database: str) -> AsyncIterator[AsyncConnection]:
     """Where a statement that fails must not end the transaction of all the others."""
-    async with await connect(database, purpose=Purpose.PLANNING) as connection:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as connection:
         yield connection
 
 
@@ -273,8 +273,8 @@ async def test_a_large_run_comes_alone(conn: AsyncConnection) -> None:
 async def test_a_sound_run_is_never_locked(database: str) -> None:
     """Only one that shows damage is: a round does not get in the way of the work."""
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as leader,
-        await connect(database, purpose=Purpose.PLANNING) as other,
+        await connect(database, purpose=Purpose.SCHEDULER) as leader,
+        await connect(database, purpose=Purpose.SCHEDULER) as other,
     ):
         epoch = await lead(leader)
         await put(leader, make_dag("one", ONE))

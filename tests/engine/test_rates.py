@@ -177,7 +177,7 @@ async def test_reconcile_adds_up_a_rate_and_deletes_one_that_nobody_needs(db: As
 @pytest.mark.requirement("D3", "V6")
 async def test_no_window_has_more_than_the_limit_with_many_promoters(database: str) -> None:
     """By the times that the database itself wrote down: in any 50 ms at most three."""
-    connections = [await connect(database, purpose=Purpose.PLANNING) for _ in range(6)]
+    connections = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(6)]
     conn, *others = connections
     epoch = await lead(conn)
     await set_pool(conn, name="db", slots=2, actor="test")

@@ -286,8 +286,8 @@ def test_jitter_spreads_what_failed_together() -> None:
 @pytest.mark.requirement("H5", "V11")
 async def test_a_retry_whose_run_somebody_works_on_keeps_its_place_in_line(database: str) -> None:
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as conn,
-        await connect(database, purpose=Purpose.PLANNING) as person,
+        await connect(database, purpose=Purpose.SCHEDULER) as conn,
+        await connect(database, purpose=Purpose.SCHEDULER) as person,
     ):
         await set_clock(conn, later(0))
         epoch = await lead(conn)
@@ -304,7 +304,7 @@ async def test_a_retry_whose_run_somebody_works_on_keeps_its_place_in_line(datab
 @pytest.mark.requirement("N26", "H5")
 async def test_thousands_of_failures_at_once_drain_through_the_bound(database: str) -> None:
     """Committed step by step, as it happens: within one transaction nothing of what is over could be forgotten."""
-    async with await connect(database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as conn:
         await set_clock(conn, later(0))
         epoch = await lead(conn)
         size, bound = 10_000, 500

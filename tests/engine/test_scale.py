@@ -55,7 +55,7 @@ async def _proportion(
 
 @pytest.mark.serial
 async def test_fan_out_and_fan_in_cost_in_proportion_to_their_edges(database: str) -> None:
-    async with await connect(database, purpose=Purpose.HOT) as conn:
+    async with await connect(database, purpose=Purpose.RUNNER) as conn:
         runner = await Runner.join(conn)
         for size in (1_000, 10_000):
             middle = {f"m{i}": ["first"] for i in range(size)}
@@ -70,7 +70,7 @@ async def test_fan_out_and_fan_in_cost_in_proportion_to_their_edges(database: st
 async def test_a_mapped_task_costs_in_proportion_to_its_instances(database: str) -> None:
     over = Mapping(lists=(MappedList(argument="x", task="first"),))
     options = {"work": {"mapping": over}, "last": {"inputs": ("work",)}}
-    async with await connect(database, purpose=Purpose.HOT) as conn:
+    async with await connect(database, purpose=Purpose.RUNNER) as conn:
         runner = await Runner.join(conn)
         await put(conn, make_dag("mapped", {"first": [], "work": ["first"], "last": ["work"]}, per_task=options))
         rows = [{"id": number, "name": f"row {number}"} for number in range(10_000)]

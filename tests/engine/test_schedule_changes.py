@@ -269,7 +269,7 @@ async def test_a_change_of_the_jitter_alone_neither_loses_nor_repeats_a_fire(con
 @pytest.mark.requirement("I1", "I7")
 async def test_changes_race_a_firing_leader_and_lose_no_fire(database: str) -> None:
     """The leader fires and three people edit, pause and unpause at once, all with one clock that goes on."""
-    people = [await connect(database, purpose=Purpose.PLANNING) for _ in range(4)]
+    people = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(4)]
     leader, *others = people
     try:
         for conn in people:

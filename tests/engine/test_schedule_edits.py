@@ -47,7 +47,7 @@ async def test_a_schedule_is_put_read_back_and_fires(conn: AsyncConnection) -> N
 
 @pytest.mark.requirement("I1", "M1")
 async def test_of_many_writers_with_one_expected_version_one_wins(database: str) -> None:
-    rivals = [await connect(database, purpose=Purpose.PLANNING) for _ in range(6)]
+    rivals = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(6)]
     try:
         await put(rivals[0], make_dag("one", {"a": []}))
         for expected in (0, 1, 2):
@@ -99,7 +99,7 @@ async def test_a_schedule_that_somebody_put_is_not_removed_by_publishing(conn: A
 
 @pytest.mark.requirement("S3", "R7", "S4")
 async def test_state_survives_a_new_connection_and_views_can_be_made_again(database: str) -> None:
-    async with await connect(database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as conn:
         await set_clock(conn, T0)
         epoch = await lead(conn)
         await put(conn, make_dag("one", {"a": [], "b": ["a"]}, every="@every 10s"))
@@ -107,7 +107,7 @@ async def test_state_survives_a_new_connection_and_views_can_be_made_again(datab
         await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
         await pause(conn, dag="one", actor="ann")
         seen = await states(conn, 1)
-    async with await connect(database, purpose=Purpose.PLANNING) as conn:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as conn:
         (row,) = await schedules.list_all(conn)
         assert (row.next_due, row.last_fired, row.paused) == (later(20), later(10), True)
         definition = await value(conn, "select pg_get_viewdef('all_tasks'::regclass)")
@@ -137,8 +137,8 @@ async def test_the_retry_policy_of_a_run_is_the_one_it_started_with(conn: AsyncC
 async def test_a_claim_from_a_stale_reading_takes_nothing(database: str) -> None:
     """A reader whose snapshot is old sees the task as available; claiming it must fail, not start it twice."""
     async with (
-        await connect(database, purpose=Purpose.HOT) as fresh,
-        await connect(database, purpose=Purpose.HOT) as stale,
+        await connect(database, purpose=Purpose.RUNNER) as fresh,
+        await connect(database, purpose=Purpose.RUNNER) as stale,
     ):
         await put(fresh, make_dag("one", {"a": []}))
         await start(fresh, "one")
@@ -154,7 +154,7 @@ async def test_a_claim_from_a_stale_reading_takes_nothing(database: str) -> None
 
 @pytest.mark.requirement("O2", "O3", "O4", "O5", "E1")
 async def test_any_node_may_create_claim_and_complete_and_one_locked_run_holds_up_no_other(database: str) -> None:
-    nodes = [await connect(database, purpose=Purpose.HOT) for _ in range(3)]
+    nodes = [await connect(database, purpose=Purpose.RUNNER) for _ in range(3)]
     try:
         await put(nodes[0], make_dag("one", {"a": []}))
         locked, free = await start(nodes[1], "one"), await start(nodes[2], "one")

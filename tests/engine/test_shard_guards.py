@@ -25,7 +25,7 @@ async def db(conn: AsyncConnection) -> AsyncConnection:
 
 @pytest.fixture
 async def other(database: str) -> AsyncIterator[AsyncConnection]:
-    async with await connect(database, purpose=Purpose.PLANNING) as opened:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as opened:
         yield opened
 
 
@@ -123,7 +123,7 @@ async def test_of_two_that_wait_for_the_fence_one_takes_the_shard(
 ) -> None:
     epochs = await lead_all(db, 1)
     await db.execute("update shard set lease_until = null")
-    async with await connect(database, purpose=Purpose.PLANNING) as third:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as third:
         async with db.transaction():
             await db.execute("select fence(0::smallint, %s)", [epochs[0]])
             asked = [

@@ -163,7 +163,9 @@ async def test_a_schedule_that_has_moved_is_fired_by_its_new_leader_alone(db: As
     await db.execute("update schedule_state set shard = 1")
     planned = [plan(schedule)]
     assert (await schedules.fire(db, shard=0, epoch=epochs[0], plans=planned)).won == []
-    aside = await schedules.set_schedule_aside(db, shard=0, epoch=epochs[0], due=due, reason="no", is_tried_again=False)
+    aside = await schedules.quarantine_schedule(
+        db, shard=0, epoch=epochs[0], due=due, reason="no", is_tried_again=False
+    )
     assert not aside
     assert (await schedules.fire(db, shard=1, epoch=epochs[1], plans=planned)).won == [due.schedule_id]
 
@@ -185,7 +187,7 @@ async def test_what_somebody_holds_is_moved_the_next_time(database: str, conn: A
         await put(conn, make_dag(f"d{number}", ONE, every="@every 60s"))
     await set_shards(conn, shards=2, actor="me")
     epoch = await lead_shard(conn, 0)
-    async with await connect(database, purpose=Purpose.PLANNING) as other:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as other:
         async with other.transaction():
             await other.execute("select from dag for update")
             await other.execute("select from schedule_state for update")
@@ -295,8 +297,8 @@ async def test_a_shard_that_is_handed_over_is_for_its_heir_until_it_was_too_slow
 @pytest.fixture
 async def pair(database: str) -> AsyncIterator[tuple[AsyncConnection, AsyncConnection]]:
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as one,
-        await connect(database, purpose=Purpose.PLANNING) as two,
+        await connect(database, purpose=Purpose.SCHEDULER) as one,
+        await connect(database, purpose=Purpose.SCHEDULER) as two,
     ):
         yield one, two
 
@@ -544,7 +546,7 @@ async def test_moving_waits_for_nobody(database: str, conn: AsyncConnection) -> 
     await set_shards(conn, shards=2, actor="me")
     epoch = await lead(conn)
     await conn.execute("set lock_timeout = '200ms'")
-    async with await connect(database, purpose=Purpose.PLANNING) as other:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as other:
         for held in KINDS:
             async with other.transaction():
                 await other.execute(f"select from {held} for update")

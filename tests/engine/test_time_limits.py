@@ -241,8 +241,8 @@ async def test_tasks_without_a_limit_wait_for_ever(conn: AsyncConnection) -> Non
 @pytest.mark.requirement("D2", "K1")
 async def test_a_task_that_a_runner_is_just_taking_stays_with_it(database: str) -> None:
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as leader,
-        await connect(database, purpose=Purpose.PLANNING) as other,
+        await connect(database, purpose=Purpose.SCHEDULER) as leader,
+        await connect(database, purpose=Purpose.SCHEDULER) as other,
     ):
         for conn in (leader, other):
             await set_clock(conn, later(0))
@@ -260,8 +260,8 @@ async def test_a_task_that_a_runner_is_just_taking_stays_with_it(database: str) 
 
 async def test_waits_of_a_run_that_somebody_works_on_are_left_for_later(database: str) -> None:
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as leader,
-        await connect(database, purpose=Purpose.PLANNING) as other,
+        await connect(database, purpose=Purpose.SCHEDULER) as leader,
+        await connect(database, purpose=Purpose.SCHEDULER) as other,
     ):
         await set_clock(leader, later(0))
         epoch = await lead(leader)
@@ -328,8 +328,8 @@ async def test_the_line_is_one_for_all_shards_so_one_leader_ends_all_waits(conn:
 async def test_a_run_that_ends_while_it_is_about_to_be_timed_out_has_ended(database: str) -> None:
     """Whoever reports its last task is before us: what we waited for decides, and nothing is told that did not happen."""
     async with (
-        await connect(database, purpose=Purpose.PLANNING) as conn,
-        await connect(database, purpose=Purpose.PLANNING) as other,
+        await connect(database, purpose=Purpose.SCHEDULER) as conn,
+        await connect(database, purpose=Purpose.SCHEDULER) as other,
     ):
         await set_clock(conn, later(0))
         await set_clock(other, later(61))

@@ -60,7 +60,7 @@ class Stage:
     ],
 )
 async def test_in_whatever_order_they_come_the_wait_ends(database: str, order: str) -> None:
-    conns = [await connect(database, purpose=Purpose.PLANNING) for _ in range(3)]
+    conns = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(3)]
     stage = Stage(*conns)
     try:
         await stage.begin()
@@ -73,7 +73,7 @@ async def test_in_whatever_order_they_come_the_wait_ends(database: str, order: s
 
 
 async def test_a_wait_whose_run_somebody_works_on_is_passed_by_and_found_again(database: str) -> None:
-    conns = [await connect(database, purpose=Purpose.PLANNING) for _ in range(3)]
+    conns = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(3)]
     stage = Stage(*conns)
     try:
         await stage.begin()
@@ -94,13 +94,13 @@ async def test_a_wait_whose_run_somebody_works_on_is_passed_by_and_found_again(d
 async def test_a_leader_that_dies_between_waking_and_committing_changes_nothing_and_the_next_one_does_it(
     database: str,
 ) -> None:
-    conns = [await connect(database, purpose=Purpose.PLANNING) for _ in range(3)]
+    conns = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(3)]
     stage = Stage(*conns)
     try:
         await stage.begin()
         for step in ("defer", "deferred", "send", "sent"):
             await stage.act(step)
-        dying = await connect(database, purpose=Purpose.PLANNING)
+        dying = await connect(database, purpose=Purpose.SCHEDULER)
         await dying.execute("begin")
         await dying.execute("select * from wake_deferred_tasks(0::smallint, %s, 10)", [stage.epoch])
         await dying.close()
@@ -118,7 +118,7 @@ async def test_a_leader_that_dies_between_waking_and_committing_changes_nothing_
 
 async def test_a_cancel_and_an_event_at_once_neither_wait_for_each_other_nor_lose_a_word(database: str) -> None:
     """The row is in the hands of somebody who gives up: the event is told again until it was heard."""
-    conns = [await connect(database, purpose=Purpose.PLANNING) for _ in range(3)]
+    conns = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(3)]
     stage = Stage(*conns)
     try:
         await stage.begin()

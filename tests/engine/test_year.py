@@ -28,7 +28,7 @@ _PLANTS = {
 
 async def test_the_comparison_finds_whatever_is_planted(database: str) -> None:
     """A checker that never failed proves nothing."""
-    conns: list[AsyncConnection] = [await connect(database, purpose=Purpose.PLANNING) for _ in range(2)]
+    conns: list[AsyncConnection] = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(2)]
     try:
         year = Year(conns, seed=5, schedules=10, days=20)
         await year.run()

@@ -324,7 +324,7 @@ ACTIONS: dict[str, tuple[Callable[[Year], Awaitable[None]], int]] = {
 
 async def run_year(url: str, *, seed: int, schedules: int, days: float) -> Counter[str]:
     """On the fresh database at `url`. Returns how often what was done, and how much there was to compare."""
-    conns = [await connect(url, purpose=Purpose.PLANNING) for _ in range(2)]
+    conns = [await connect(url, purpose=Purpose.SCHEDULER) for _ in range(2)]
     try:
         year = Year(conns, seed=seed, schedules=schedules, days=days)
         await year.run()

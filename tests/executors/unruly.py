@@ -76,7 +76,7 @@ class Place:
     async def _live(self, thing: Thing, lives: str) -> None:
         if lives == "idle":
             return
-        async with await connect(self.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(self.url, purpose=Purpose.SCHEDULER) as conn:
             if not await begin(conn, session=thing.order.session, epoch=thing.order.epoch):
                 self.end(thing.order.name, Observed(phase=Phase.ENDED, reason="refused", exit_code=3))
                 return

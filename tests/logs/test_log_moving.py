@@ -64,7 +64,7 @@ def settings(server: S3Server, way: FaultyWay, request: pytest.FixtureRequest) -
 async def mover(conn: AsyncConnection, database: str, settings: Settings) -> AsyncIterator[Mover]:
     await set_clock(conn, YESTERDAY)
     await put(conn, make_dag("d", {"t": []}))
-    link, epoch = ReconnectingConnection(database, Purpose.PLANNING), await lead(conn)
+    link, epoch = ReconnectingConnection(database, Purpose.SCHEDULER), await lead(conn)
     yield Mover(conn, settings, link, epoch)
     await link.close()
 

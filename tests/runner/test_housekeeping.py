@@ -69,7 +69,7 @@ async def test_only_files_of_runs_that_are_gone_are_removed(
     files = result_files(settings)
     files.put(run_id, "[1]")
     files.put(run_id + 1000, "[2]")
-    link = ReconnectingConnection(database, Purpose.PLANNING)
+    link = ReconnectingConnection(database, Purpose.SCHEDULER)
     try:
         assert await remove_orphaned_files(settings, link) == 1
         assert await remove_orphaned_files(settings, link) == 0
@@ -79,7 +79,7 @@ async def test_only_files_of_runs_that_are_gone_are_removed(
 
 
 async def test_no_folder_is_nothing_to_do(database: str, tmp_path: Path) -> None:
-    link = ReconnectingConnection(database, Purpose.PLANNING)
+    link = ReconnectingConnection(database, Purpose.SCHEDULER)
     try:
         assert await remove_orphaned_files(Settings(home=tmp_path), link) == 0
     finally:

@@ -42,7 +42,7 @@ class Rig:
         self.claims = claims
         self.state = RunnerState(slots=8, lost_after_seconds=90.0, now=0.0)
         self.events: list[NotStarted] = []
-        self.link = ReconnectingConnection(url, Purpose.PLANNING)
+        self.link = ReconnectingConnection(url, Purpose.SCHEDULER)
         self.executor = LocalExecutor(
             slots=8, spool_dir=folder, session=1, resolve_bundle=self._never, put=lambda _: None
         )

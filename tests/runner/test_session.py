@@ -87,7 +87,7 @@ async def test_a_claim_whose_reply_was_lost_is_given_back_and_runs_again(
 
 @pytest.mark.requirement("A14", "V10")
 async def test_what_a_runner_does_is_counted(database: str, tmp_path: Path, there: AsyncConnection) -> None:
-    names = ("claims_total", "claims_lost_total", "hop_latency_seconds_count", "runner_slots", "attempts_running")
+    names = ("claims_total", "claims_lost_total", "handoff_latency_seconds_count", "runner_slots", "attempts_running")
 
     def figures() -> dict[str, float]:
         found = {name: metrics.REGISTRY.get_sample_value(f"evertick_{name}") or 0.0 for name in names}
@@ -102,7 +102,7 @@ async def test_what_a_runner_does_is_counted(database: str, tmp_path: Path, ther
     grown = {name: after[name] - before[name] for name in after}
     # The reply of the first claim was lost, so nobody counted that one; the task was claimed again.
     assert (grown["claims_total"], grown["claims_lost_total"], grown["success"]) == (3, 1, 3)
-    assert grown["hop_latency_seconds_count"] == 2
+    assert grown["handoff_latency_seconds_count"] == 2
     assert (after["runner_slots"], after["attempts_running"]) == (4, 0)
 
 
@@ -136,7 +136,7 @@ async def test_claims_that_wait_for_their_version_are_not_taken_for_lost(
 ) -> None:
     runs, said = [await start_run(there, dag) for dag in ("chain", "branch")], Said()
     runner = make_runner(database, tmp_path, said, heartbeat_seconds=0.05)
-    async with await connect(database, purpose=Purpose.PLANNING) as blocker:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as blocker:
         await blocker.execute("set idle_in_transaction_session_timeout = 0")
         async with blocker.transaction():
             await blocker.execute("lock table dag_version in access exclusive mode")
@@ -229,7 +229,7 @@ async def test_a_lost_lease_ends_its_attempt_while_an_exchange_waits(
     async with hosted(Runner(settings, url=database, log=said.log, begin=begin)):
         await start_run(conn, "holding")
         await eventually(lambda: "hold" in {each.task for each in effects(effects_file)})
-        async with await connect(database, purpose=Purpose.PLANNING) as blocker, blocker.transaction():
+        async with await connect(database, purpose=Purpose.SCHEDULER) as blocker, blocker.transaction():
             await blocker.execute("set local idle_in_transaction_session_timeout = 0")
             await blocker.execute("lock table ready_task in access exclusive mode")
             await eventually(lambda: value(conn, WAITS_FOR_A_LOCK))

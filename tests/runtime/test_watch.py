@@ -31,7 +31,7 @@ class Watched:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.link, self.said, self.guard = ReconnectingConnection(url, Purpose.WATCH), Said(), guard_of(url)
+        self.link, self.said, self.guard = ReconnectingConnection(url, Purpose.MONITOR), Said(), guard_of(url)
         self._watch = ServerWatch(url, self.link.get, self.said.log)
 
     async def look(self) -> None:
@@ -145,20 +145,20 @@ async def test_a_server_that_does_not_tell_who_it_is_is_worked_with_and_complain
 
 @pytest.mark.requirement("N14")
 async def test_a_link_to_a_server_that_was_replaced_is_opened_again_and_then_refused(database: str) -> None:
-    link, guard = ReconnectingConnection(database, Purpose.PLANNING), guard_of(database)
+    link, guard = ReconnectingConnection(database, Purpose.SCHEDULER), guard_of(database)
     conn = await link.get()
     assert await link.get() is conn
     assert link.server is not None
-    guard.admit(replace(link.server, timeline=link.server.timeline + 1), "elsewhere")
+    guard.accept(replace(link.server, timeline=link.server.timeline + 1), "elsewhere")
     with pytest.raises(StaleServer, match="has seen timeline 2"):
         await link.get()
     assert conn.closed
 
 
 async def test_an_alarm_has_every_connection_opened_again(database: str) -> None:
-    links = [ReconnectingConnection(database, Purpose.PLANNING), ReconnectingConnection(database, Purpose.READ)]
+    links = [ReconnectingConnection(database, Purpose.SCHEDULER), ReconnectingConnection(database, Purpose.READ)]
     before = [await link.get() for link in links]
-    guard_of(database).alarm()
+    guard_of(database).mark_replaced()
     after = [await link.get() for link in links]
     assert not set(before) & set(after)
     assert [await link.get() for link in links] == after
@@ -168,9 +168,9 @@ async def test_an_alarm_has_every_connection_opened_again(database: str) -> None
 
 @pytest.mark.requirement("A14")
 async def test_a_connection_that_broke_is_opened_once_and_counted(database: str) -> None:
-    link = ReconnectingConnection(database, Purpose.HOT)
+    link = ReconnectingConnection(database, Purpose.RUNNER)
     conn = await link.get()
-    count = metrics.RECONNECTS.labels(purpose="hot")._value
+    count = metrics.RECONNECTS.labels(purpose="runner")._value
     before = count.get()
     await conn.close()
     first, second = await asyncio.gather(link.get(), link.get())
@@ -188,14 +188,14 @@ async def test_whoever_listens_moves_on_with_the_rest_of_its_process(
         "select pid from pg_stat_activity where application_name = 'evertick-listen' and datname = current_database()"
     )
     async with asyncio.TaskGroup() as group:
-        listening = group.create_task(listen_forever(database, [Channel.PLAN], lambda _: heard.set(), log=said.log))
+        listening = group.create_task(listen_forever(database, [Channel.SCHEDULE], lambda _: heard.set(), log=said.log))
         first = await eventually(lambda: value(conn, listeners))
-        guard_of(database).alarm()
+        guard_of(database).mark_replaced()
         await eventually(lambda: value(conn, f"{listeners} and pid <> %s", first))
         heard.clear()
 
         async def is_heard() -> bool:
-            await notify(conn, Channel.PLAN)
+            await notify(conn, Channel.SCHEDULE)
             return heard.is_set()
 
         await eventually(is_heard)
@@ -204,7 +204,7 @@ async def test_whoever_listens_moves_on_with_the_rest_of_its_process(
 
 
 async def test_a_wake_up_leaves_the_session_as_durable_as_it_was(conn: AsyncConnection) -> None:
-    await notify(conn, Channel.READY)
+    await notify(conn, Channel.TASKS)
     assert await value(conn, "select current_setting('synchronous_commit')") == "on"
 
 

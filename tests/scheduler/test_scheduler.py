@@ -325,7 +325,7 @@ async def test_a_dag_that_waits_for_another_runs_when_that_has_ended(
             conn, session=runner.session, reports=[end(claim, "success")], queues=[], free=0, infra_retries=3
         )
         assert done.has_arrivals
-        await notify(conn, Channel.PLAN)
+        await notify(conn, Channel.SCHEDULE)
         await eventually(lambda: value(conn, "select count(*) = 1 from run where schedule_id is not null"))
     assert await value(conn, "select array_agg(run_id) from run_trigger") == [run_id]
 

@@ -66,7 +66,7 @@ def counted() -> Counted:
 @asynccontextmanager
 async def held(url: str, table: str) -> AsyncIterator[None]:
     """Somebody holds a whole table, as a careless migration or a full vacuum does."""
-    async with await connect(url, purpose=Purpose.PLANNING) as holder:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as holder:
         await holder.execute("set idle_in_transaction_session_timeout = 0")
         async with holder.transaction():
             await holder.execute(f"lock table {table} in access exclusive mode")  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ async def test_a_lost_runner_whose_run_somebody_holds_delays_the_reaping_of_no_o
         await dead[-1].claim()
     said = Said()
     settings = quick(database, tmp_path, maintenance_timeout_seconds=0.4)
-    async with await connect(database, purpose=Purpose.PLANNING) as holder, holder.transaction():
+    async with await connect(database, purpose=Purpose.SCHEDULER) as holder, holder.transaction():
         await holder.execute("set local idle_in_transaction_session_timeout = 0")
         await holder.execute("select 1 from run_status where run_id = %s for update", [runs[0]])
         await runners.leave(conn, dead[0].session)

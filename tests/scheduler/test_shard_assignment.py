@@ -58,7 +58,7 @@ async def test_the_number_of_shards_is_changed_under_load_and_every_fire_happens
         await first.enter_async_context(hosted(make_scheduler(settings, said["a"], "a")))
         await said["a"].saw("leadership_acquired")
         instants = await publish_several(conn, times=40)
-        await notify(conn, Channel.PLAN)
+        await notify(conn, Channel.SCHEDULE)
         await said["a"].saw("schedules_fired")
         await set_shards(conn, shards=4, actor="test")
         await eventually(lambda: is_shared(conn, "a"))

@@ -33,7 +33,7 @@ LEADING = 1
 
 @pytest.fixture
 async def link(database: str) -> AsyncIterator[ReconnectingConnection]:
-    opened = ReconnectingConnection(database, Purpose.PLANNING)
+    opened = ReconnectingConnection(database, Purpose.SCHEDULER)
     yield opened
     await opened.close()
 
@@ -112,7 +112,7 @@ async def test_what_a_snapshot_keeps_is_not_vacuumed_again_and_again(
 
 
 async def test_every_kind_of_server_can_be_asked_and_vacuumed(any_postgres: str) -> None:
-    async with await connect(any_postgres, purpose=Purpose.PLANNING) as conn:
+    async with await connect(any_postgres, purpose=Purpose.SCHEDULER) as conn:
         await make_dead(conn, 10, tables=QUICK_TABLES)
         await vacuum(conn, QUICK_TABLES)
         assert await dead_rows(conn, QUICK_TABLES) == dict.fromkeys(QUICK_TABLES, 0)

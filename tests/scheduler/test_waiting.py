@@ -50,7 +50,7 @@ async def test_the_example_waits_in_every_way_and_for_no_tick(
     runner = Runner(settings, url=database, log=said.log)
     async with hosted(scheduler), hosted(runner):
         run = await start_run(conn, "waiting")
-        await notify(conn, Channel.PLAN)
+        await notify(conn, Channel.SCHEDULE)
 
         async def is_deferred(task: str) -> bool:
             return (await states(conn, run)).get(task) == "deferred"
@@ -58,11 +58,11 @@ async def test_the_example_waits_in_every_way_and_for_no_tick(
         await eventually(lambda: is_deferred("go"), WITHIN_SECONDS)
         assert await value(conn, "select count(*) from lease") == 0, "no runner holds anything"
         await send_event(conn, name="go-now", payload={"files": 3}, actor="me")
-        await notify(conn, Channel.PLAN)
+        await notify(conn, Channel.SCHEDULE)
         await eventually(lambda: is_deferred("ask"), WITHIN_SECONDS)
         decision = Decision(is_approved=True, actor="ann", fields=lambda form: {"copies": 2})
         await decide_approval(conn, run_id=run, task="ask", decision=decision)
-        await notify(conn, Channel.READY)
+        await notify(conn, Channel.TASKS)
         assert await _ended(conn, run) == "success"
     (told,) = await tasks.by_name(conn, run_id=run, task="tell")
     text = await value(conn, "select value from result where run_id = %s and idx = %s", run, told.idx)
@@ -80,6 +80,6 @@ async def test_a_started_dag_and_its_end_are_heard_of_without_a_tick(
     runner = Runner(settings, url=database, log=said.log)
     async with hosted(scheduler), hosted(runner):
         run = await start_run(conn, "pipeline")
-        await notify(conn, Channel.PLAN)
+        await notify(conn, Channel.SCHEDULE)
         assert await _ended(conn, run) == "success"
     assert await invariants.violations(conn) == []

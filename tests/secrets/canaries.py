@@ -159,7 +159,7 @@ async def _tables(conn: AsyncConnection) -> AsyncIterator[tuple[str, str]]:
 
 
 async def _hunt_in(url: str, folder: Path, tasks: int) -> list[str]:
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         return await hunt(url, conn, folder, tasks)
 
 

@@ -100,7 +100,7 @@ async def test_backends_are_asked_in_their_order(
         (tmp_path / "mounted" / name).write_text(f"file-{name}\n")
     (tmp_path / "mounted" / "variable" / "v").write_text("5")
     monkeypatch.setenv("EVERTICK_SECRET__A", "env-a")
-    link = ReconnectingConnection(database, Purpose.PLANNING)
+    link = ReconnectingConnection(database, Purpose.SCHEDULER)
     try:
         task = TaskSpec(name="t", secrets=("a", "b", "c"), variables=("v",))
         given = json.loads(await SecretProvider(settings).of_task(link, task))
@@ -124,7 +124,7 @@ class Vault:
 
 async def test_a_backend_of_ones_own(tmp_path: Path) -> None:
     grants = SecretProvider(Settings(home=tmp_path, secrets_backends=(f"{__name__}:Vault",)))
-    link = ReconnectingConnection("postgresql://nowhere/", Purpose.PLANNING)
+    link = ReconnectingConnection("postgresql://nowhere/", Purpose.SCHEDULER)
     assert json.loads(await grants.of_task(link, TaskSpec(name="t", secrets=("x",))))["secret"] == {"x": "secret-x"}
     with pytest.raises(EvertickError, match="Vault failed: RuntimeError") as told:
         await grants.of_task(link, TaskSpec(name="t", secrets=("broken",)))

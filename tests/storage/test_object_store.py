@@ -233,7 +233,7 @@ async def test_only_results_of_runs_that_are_gone_are_removed(
     for each in (run_id, run_id + 1000):
         keep(apart, tmp_path, f"results/{each}/x", b"x")
     keep(apart, tmp_path, "results/notes/x", b"x")
-    link = ReconnectingConnection(database, Purpose.PLANNING)
+    link = ReconnectingConnection(database, Purpose.SCHEDULER)
     try:
         assert await remove_orphaned_objects(apart, link) == 1
         assert await remove_orphaned_objects(apart, link) == 0

@@ -1,4 +1,4 @@
-"""A process of its own that uses a nursery as `evertick up` does, for test_nursery.py: forking a test's process is unsafe.
+"""A process of its own that uses a fork server as `evertick up` does, for test_fork_server.py: forking a test's process is unsafe.
 
 `python -m tests.supervisor.fork_server_user SCENARIO` prints what it saw as JSON.
 """
@@ -15,7 +15,6 @@ from typing import Any
 
 from evertick.processes.linux import become_subreaper
 from evertick.supervisor import fork_server
-from evertick.supervisor import fork_server as nursery_process
 from evertick.supervisor.fork_server import ForkServer, ServiceProcess
 from tests.system.processes import is_running
 from tests.waiting import eventually
@@ -41,66 +40,66 @@ def main(arguments: list[str]) -> int:
     return int(arguments[1])
 
 
-async def started(nursery: ForkServer, *arguments: str) -> tuple[ServiceProcess, dict[str, Any]]:
-    service = await nursery.start(list(arguments), ENVIRONMENT)
+async def started(parent: ForkServer, *arguments: str) -> tuple[ServiceProcess, dict[str, Any]]:
+    service = await parent.start(list(arguments), ENVIRONMENT)
     assert service.stdout is not None
     return service, json.loads(await service.stdout.readline())
 
 
-async def lives(nursery: ForkServer) -> dict[str, Any]:
-    ends, seen = await started(nursery, "ends", "7")
-    raises, _ = await started(nursery, "raises")
-    stays, _ = await started(nursery, "stays")
+async def lives(parent: ForkServer) -> dict[str, Any]:
+    ends, seen = await started(parent, "ends", "7")
+    raises, _ = await started(parent, "raises")
+    stays, _ = await started(parent, "stays")
     stays.send_signal(signal.SIGTERM)
-    killed, _ = await started(nursery, "stays")
+    killed, _ = await started(parent, "stays")
     killed.kill()
     codes = [await each.wait() for each in (ends, raises, stays, killed)]
     killed.kill()
-    nursery.close()
+    parent.close()
     return {"seen": seen, "codes": codes, "returncode": killed.returncode}
 
 
-async def dies(nursery: ForkServer) -> dict[str, Any]:
+async def dies(parent: ForkServer) -> dict[str, Any]:
     lost: list[str] = []
-    nursery.lost = lambda: lost.append("lost")
-    stays, _ = await started(nursery, "stays")
-    assert nursery.pid is not None
-    os.kill(nursery.pid, signal.SIGKILL)
+    parent.lost = lambda: lost.append("lost")
+    stays, _ = await started(parent, "stays")
+    assert parent.pid is not None
+    os.kill(parent.pid, signal.SIGKILL)
     code = await stays.wait()
-    return {"code": code, "lost": lost, "pid": nursery.pid, "next": await slow(nursery)}
+    return {"code": code, "lost": lost, "pid": parent.pid, "next": await slow(parent)}
 
 
-async def freezes(nursery: ForkServer) -> dict[str, Any]:
-    stays, _ = await started(nursery, "stays")
-    assert nursery.pid is not None
-    os.kill(nursery.pid, signal.SIGSTOP)
+async def freezes(parent: ForkServer) -> dict[str, Any]:
+    stays, _ = await started(parent, "stays")
+    assert parent.pid is not None
+    os.kill(parent.pid, signal.SIGSTOP)
     fork_server._LONGEST_ANSWER_SECONDS = 0.2
-    instead = await slow(nursery)
+    instead = await slow(parent)
     still = stays.returncode is None and is_running(stays.pid)
-    os.kill(nursery.pid, signal.SIGCONT)
+    os.kill(parent.pid, signal.SIGCONT)
     # What it forked late is one too many.
-    await eventually(lambda: [*nursery._forked] == [stays.pid] and not nursery._asked)
+    await eventually(lambda: [*parent._forked] == [stays.pid] and not parent._asked)
     stays.kill()
     await stays.wait()
     return {"instead": instead, "still": still}
 
 
-async def bursts(nursery: ForkServer) -> dict[str, Any]:
+async def bursts(parent: ForkServer) -> dict[str, Any]:
     ENVIRONMENT.update({f"LARGE_{number}": "x" * 100_000 for number in range(10)})
-    return {"next": await slow(nursery)}
+    return {"next": await slow(parent)}
 
 
-async def slow(nursery: ForkServer) -> str:
+async def slow(parent: ForkServer) -> str:
     """Starts in a new interpreter, with the real command line: the forked one would not know this argument."""
-    service = await nursery.start(["--version"], {**os.environ, **ENVIRONMENT})
+    service = await parent.start(["--version"], {**os.environ, **ENVIRONMENT})
     assert service.stdout is not None
     said = (await service.stdout.read()).decode()
     return f"{said.split()[0]} {await service.wait()}"
 
 
-async def leaves(nursery: ForkServer) -> dict[str, Any]:
-    stays, _ = await started(nursery, "stays")
-    print(json.dumps({"nursery": nursery.pid, "service": stays.pid}), flush=True)
+async def leaves(parent: ForkServer) -> dict[str, Any]:
+    stays, _ = await started(parent, "stays")
+    print(json.dumps({"fork_server": parent.pid, "service": stays.pid}), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
@@ -108,5 +107,5 @@ async def leaves(nursery: ForkServer) -> dict[str, Any]:
 if __name__ == "__main__":
     become_subreaper()
     if sys.argv[1] == "bursts":
-        nursery_process.LONGEST_MESSAGE = 100_000
+        fork_server.LONGEST_MESSAGE = 100_000
     print(json.dumps(asyncio.run(globals()[sys.argv[1]](ForkServer(main)))))

@@ -20,7 +20,7 @@ import pytest
 from evertick.domain.errors import Conflict, PostgresUnavailable
 from evertick.supervisor.postgres import EmbeddedPostgres, backoff_seconds
 from evertick.supervisor.postgres_cluster import initialise, programs
-from evertick.supervisor.postgres_home import Home, holder_of
+from evertick.supervisor.postgres_home import HomeDirectory, holder_of
 from tests.databases import run
 from tests.waiting import eventually, eventually_sync
 
@@ -141,7 +141,7 @@ async def test_the_first_start_makes_a_private_home_in_a_path_with_spaces(tmp_pa
     home = tmp_path / "a b" / "50 % & ü"
     async with started(home) as server:
         assert execute(server.url, "select current_database()") == "evertick"
-        assert {mode(path) for path in (home, home / "postgres", Home(home).sockets, home / "logs")} == {0o700}
+        assert {mode(path) for path in (home, home / "postgres", HomeDirectory(home).sockets, home / "logs")} == {0o700}
         assert mode(home / "lock") == mode(home / "logs" / "postgres.log") == 0o600
         assert execute(server.url, "show listen_addresses") == ""
         assert execute(server.url, "show fsync") == execute(server.url, "show synchronous_commit") == "on"
@@ -306,15 +306,15 @@ async def test_a_home_with_a_long_path_keeps_its_socket_in_a_short_private_place
     shutil.copytree(pristine, home / "postgres", copy_function=shutil.copy)
     async with started(home) as server:
         assert execute(server.url, "select 1") == 1
-        assert mode(Home(home).sockets) == 0o700
-        assert Home(home).sockets.parent == Path("/tmp")
-    assert not Home(home).sockets.exists()
+        assert mode(HomeDirectory(home).sockets) == 0o700
+        assert HomeDirectory(home).sockets.parent == Path("/tmp")
+    assert not HomeDirectory(home).sockets.exists()
 
 
 @needs_root
 async def test_a_socket_place_that_belongs_to_somebody_else_is_refused(tmp_path: Path) -> None:
     home = tmp_path / ("c" * 110)
-    sockets = Home(home).sockets
+    sockets = HomeDirectory(home).sockets
     sockets.mkdir()
     try:
         os.chown(sockets, NOBODY, NOBODY)
@@ -332,7 +332,7 @@ async def test_a_directory_with_other_peoples_files_keeps_its_mode(pristine: Pat
     shutil.copytree(pristine, home / "postgres", copy_function=shutil.copy)
     async with started(home):
         assert mode(home) == 0o755
-        assert {mode(path) for path in (home / "postgres", Home(home).sockets, home / "logs")} == {0o700}
+        assert {mode(path) for path in (home / "postgres", HomeDirectory(home).sockets, home / "logs")} == {0o700}
 
 
 def test_a_server_that_fails_for_days_is_started_again_with_the_same_pause() -> None:

@@ -155,7 +155,7 @@ class Farm:
 
     async def __aenter__(self) -> Self:
         self.flags.mkdir(parents=True)
-        self.conn = await connect(self.url, purpose=Purpose.PLANNING)
+        self.conn = await connect(self.url, purpose=Purpose.SCHEDULER)
         self.runner = await Runner.join(self.conn, executor="far", slots=100)
         await self.open_api()
         return self

@@ -38,7 +38,7 @@ def furnished(cluster: Cluster, template: str, long: Published) -> Iterator[str]
 
 
 async def _furnish(url: str, work: Published) -> None:
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         await invariants.install(conn)
         await publish_work(conn, work)
 

@@ -140,7 +140,7 @@ class Installation:
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.effects_file.touch()
-        self.conn = await connect(self.url, purpose=Purpose.PLANNING)
+        self.conn = await connect(self.url, purpose=Purpose.SCHEDULER)
         return self
 
     async def __aexit__(
@@ -164,7 +164,7 @@ class Installation:
 
         async def try_to() -> bool:
             try:
-                self.conn = await connect(self.url, purpose=Purpose.PLANNING)
+                self.conn = await connect(self.url, purpose=Purpose.SCHEDULER)
             except PostgresUnavailable:
                 return False
             return True
@@ -217,7 +217,7 @@ class Installation:
     async def certify_deaths(self) -> list[int]:
         """What `evertick up` does when a runner died: its processes must be gone; then it is buried."""
         buried = await declare_dead_peers(self.conn, infra_retries=3)
-        await notify(self.conn, Channel.READY)
+        await notify(self.conn, Channel.TASKS)
         return [each.runner.session for each in buried]
 
     async def kill_all(self, kind: str) -> None:

@@ -126,7 +126,7 @@ async def test_reserved_connections_keep_leader_and_heartbeats_going_when_others
 
 
 async def _migrate(url: str) -> None:
-    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         await migrate(conn)
 
 

@@ -39,7 +39,7 @@ async def test_a_drained_runner_finishes_what_it_has_and_takes_nothing_new_until
     await drain(there, "r1")
     await runner.saw("drain_requested")
     later = await start_run(there.conn, "single")
-    await notify(there.conn, Channel.READY)
+    await notify(there.conn, Channel.TASKS)
     assert is_running(first.pid)
     assert runner.events("runner_drained") == []
     let_go(there.effects_file)

@@ -120,7 +120,7 @@ async def test_with_a_synchronous_standby_nothing_is_lost_and_the_old_primary_is
         pair.second.stop()
         await eventually(lambda: all(map(refuses, services)))
         with pytest.raises(StaleServer, match="it is on timeline 1, and this process has seen timeline 2"):
-            await connect(there.url, purpose=Purpose.PLANNING)
+            await connect(there.url, purpose=Purpose.SCHEDULER)
         assert traces(pair.first, database) == before, "something was written to the old primary"
         pair.second.start()
         await there.reconnect()
@@ -266,7 +266,7 @@ async def test_a_commit_that_waits_on_the_old_primary_is_given_up_once_the_new_o
     database = pair.cluster.create(pair.cluster.template())
     pair.add_standby()
     url, said = pair.url(database), Said()
-    work, line = ReconnectingConnection(url, Purpose.PLANNING), ReconnectingConnection(url, Purpose.WATCH)
+    work, line = ReconnectingConnection(url, Purpose.SCHEDULER), ReconnectingConnection(url, Purpose.MONITOR)
     watch = ServerWatch(url, line.get, said.log)
     conn = await work.get()
     await watch.tick()

@@ -17,7 +17,7 @@ from tests.waiting import eventually
 @asynccontextmanager
 async def no_heartbeat_is_answered(there: Installation) -> AsyncIterator[None]:
     """The database is up and reachable, but has no answer for runners."""
-    async with await connect(there.url, purpose=Purpose.PLANNING) as blocker:
+    async with await connect(there.url, purpose=Purpose.SCHEDULER) as blocker:
         await blocker.execute("set idle_in_transaction_session_timeout = 0")
         async with blocker.transaction():
             await blocker.execute("lock table runner in access exclusive mode")

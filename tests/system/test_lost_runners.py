@@ -65,7 +65,7 @@ async def test_a_frozen_runner_that_wakes_up_with_a_result_is_refused(there: Ins
     await eventually(lambda: [e for e in there.effects() if (e.epoch, e.what) == (1, "end")])
     frozen.signal(signal.SIGCONT)
     await frozen.saw("lease_lost")
-    await frozen.saw("service_stopped", reason="buried")
+    await frozen.saw("service_stopped", reason="declared_dead")
     assert await tries(there, "hold") == (2, 1, "running"), "the stale report changed nothing"
     assert await there.value("select count(*) from result") == 0
     let_go(there.effects_file)

@@ -42,7 +42,7 @@ async def seconds_to_begin(there: Installation, dag: str, task: str, **wake: boo
     started_at = time.monotonic_ns()
     run_id = await start_run(there.conn, dag)
     if wake.get("is_woken", True):
-        await notify(there.conn, Channel.READY)
+        await notify(there.conn, Channel.TASKS)
 
     def begin() -> int | None:
         found = [e for e in there.effects() if (e.run_id, e.task, e.what) == (run_id, task, "begin")]
@@ -64,7 +64,7 @@ async def test_a_wake_up_starts_work_long_before_the_next_tick(there: Installati
     assert max(measured) < SLOW_TICKS["tick_seconds"] / 2
     # A retry and a fire are waits for a time: the scheduler sleeps until then and wakes the runners.
     run_id = await start_run(there.conn, "again")
-    await notify(there.conn, Channel.READY)
+    await notify(there.conn, Channel.TASKS)
     first, second = await there.begun("fail_once"), await there.begun("fail_once", epoch=2)
     assert (second.nanoseconds - first.nanoseconds) / 1e9 < 0.2 + SLOW_TICKS["tick_seconds"] / 2
     assert await there.ended(run_id) == "success"

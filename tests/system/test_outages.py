@@ -133,7 +133,7 @@ async def test_a_trigger_whose_answer_was_lost_is_the_same_run_when_it_is_sent_a
     """N17."""
     failpoints.arm("runs.trigger:drop_reply:1")
     try:
-        client = await connect(there.url, purpose=Purpose.PLANNING)
+        client = await connect(there.url, purpose=Purpose.SCHEDULER)
     finally:
         failpoints.disarm()
     with pytest.raises(psycopg.OperationalError):

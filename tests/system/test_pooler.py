@@ -43,7 +43,7 @@ async def test_a_pooler_that_takes_no_session_settings_is_named_with_what_to_do(
 ) -> None:
     with pooler(cluster.url, ignore_startup_parameters="extra_float_digits") as before:
         with pytest.raises(PostgresUnavailable) as refusal:
-            await connect(before.url(name_of(database)), purpose=Purpose.PLANNING)
+            await connect(before.url(name_of(database)), purpose=Purpose.SCHEDULER)
     assert "unsupported startup parameter" in str(refusal.value)
     assert "A connection pooler is in front of it: use the server's own address" in str(refusal.value)
 
@@ -62,7 +62,7 @@ async def test_a_pooler_that_drops_session_settings_is_refused_before_anything_i
 @pytest.mark.parametrize("mode", ["transaction", "session"])
 async def test_nothing_is_kept_in_a_session_that_may_be_anybodys(cluster: Cluster, prepared: str, mode: str) -> None:
     with pooler(cluster.url, pool_mode=mode) as before:
-        async with await connect(before.url(name_of(prepared)), purpose=Purpose.HOT) as conn:
+        async with await connect(before.url(name_of(prepared)), purpose=Purpose.RUNNER) as conn:
             assert not has_own_session(conn)
             for _ in range(8):
                 await conn.execute("select 1 + %s::int", [1])
@@ -76,7 +76,7 @@ async def test_nobody_listens_through_a_pooler_nor_tries_to_again_and_again(clus
         known = before.logins()
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(
-                listen_forever(before.url(name_of(prepared)), [Channel.PLAN], lambda _: None, log=Said().log)
+                listen_forever(before.url(name_of(prepared)), [Channel.SCHEDULE], lambda _: None, log=Said().log)
             )
             await eventually(lambda: before.logins() > known)
             await elapse(0.5)
@@ -134,7 +134,7 @@ async def test_a_server_that_changes_behind_an_open_connection_is_noticed_at_the
         pair.promote()
         with pooler(pair.second.url) as before:
             url = before.url("postgres")
-            link, other = ReconnectingConnection(url, Purpose.WATCH), ReconnectingConnection(url, Purpose.PLANNING)
+            link, other = ReconnectingConnection(url, Purpose.MONITOR), ReconnectingConnection(url, Purpose.SCHEDULER)
             # It stands for a service at work; there is no schema here to mark in.
             watch = ServerWatch(url, link.get, Said().log)
             conn = await link.get()

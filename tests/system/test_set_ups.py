@@ -253,7 +253,7 @@ async def test_a_stale_report_changes_nothing(set_up: SetUp) -> None:
     assert isinstance(session, int) and isinstance(epoch, int)
     before = set_up.rows("select * from task where run_id = %s order by idx", run_id)
     key = TaskKey(run_id, 0, -1)
-    async with await connect(set_up.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(set_up.url, purpose=Purpose.SCHEDULER) as conn:
         for who, old in ((session, epoch - 1), (session + 1, epoch)):
             report = f'{{"r": {run_id}, "i": 0, "m": -1, "e": {old}, "kind": "success", "result": "stale"}}'
             done = await finish_and_claim(conn, session=who, reports=[report], queues=[], free=0, infra_retries=3)
@@ -285,7 +285,7 @@ async def test_the_sql_is_the_same_and_so_is_what_is_always_true(set_up: SetUp, 
     body = "select proname, md5(prosrc) from pg_proc where pronamespace = current_schema()::regnamespace order by 1, 2"
     cursor = await conn.execute(body)  # type: ignore[arg-type]
     assert set_up.rows(body) == await cursor.fetchall()
-    async with await connect(set_up.url, purpose=Purpose.PLANNING) as its_own:
+    async with await connect(set_up.url, purpose=Purpose.SCHEDULER) as its_own:
         await invariants.install(its_own)
         _goes_on(set_up)
         # Between a claim and its next look something may be under way; what is wrong stays wrong.

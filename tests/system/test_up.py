@@ -85,7 +85,7 @@ class Up:
         eventually_sync(grown, within_seconds=90.0)
 
     def child(self, command: str) -> int:
-        """A process that `up` or its nursery started."""
+        """A process that `up` or its fork_server started."""
         own = children_of(self.process.pid)
         for pid in [*own, *(below for each in own for below in children_of(each))]:
             if re.search(command, Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()):
@@ -148,7 +148,7 @@ def test_up_fires_runs_survives_every_death_and_stops_clean(up: Up) -> None:
         up.wait_for_more_runs()
     os.kill(up.child("postgres"), signal.SIGKILL)
     up.wait_for_more_runs()
-    os.kill(up.child("^evertick nursery"), signal.SIGKILL)
+    os.kill(up.child("^evertick fork-server"), signal.SIGKILL)
     up.wait_for("each on its own")
     up.wait_for(" service_died ", times=7)
     up.wait_for_more_runs()

@@ -57,7 +57,7 @@ class Site:
         """Something in its database, on a connection of its own."""
 
         async def once() -> T:
-            async with await connect(self.database, purpose=Purpose.PLANNING) as conn:
+            async with await connect(self.database, purpose=Purpose.SCHEDULER) as conn:
                 return await verb(conn)
 
         # On a thread of its own: a browser that is driven from this one keeps its event loop running.

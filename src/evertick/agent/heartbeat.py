@@ -38,7 +38,7 @@ class AgentHeartbeat:
         self._line, self._seconds, self._state = line, limits.heartbeat_seconds, state
         self._executor, self._order, self._on_lost, self._log = executor, order, on_lost, log
         line.answer_seconds = min(ANSWER_SECONDS, max(1.0, limits.lost_after_seconds / 10))
-        executor.keep_contact(state.stop_at)
+        executor.extend_lease(state.stop_at)
 
     async def run(self) -> None:
         """Run until the attempt is lost or canceled."""
@@ -62,7 +62,7 @@ class AgentHeartbeat:
             if self._obey(word):
                 return
             self._state.on_answer(sent_at)
-            self._executor.keep_contact(self._state.stop_at)
+            self._executor.extend_lease(self._state.stop_at)
             is_early = boot_seconds() - sent_at < self._seconds / 2
             await asyncio.sleep(max(rest_seconds, SHORTEST_REST_SECONDS if is_early else 0.0))
 

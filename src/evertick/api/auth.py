@@ -85,7 +85,7 @@ async def authenticate(request: Request, permission: Permission) -> ApiCaller:
         return caller
     try:
         secret, is_cookie = secret_of(request)
-        found = await desk.remembered.who(desk.readers, secret)
+        found = await desk.remembered.authenticate(desk.readers, secret)
         if found is None:
             raise Unauthenticated("Invalid token or session: it is wrong, expired or revoked. Sign in again.")
         caller.principal = found.principal

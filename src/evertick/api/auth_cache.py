@@ -44,7 +44,7 @@ class AuthCache:
         self._is_told, self._times_forgotten = False, 0
         self._asked, self._asked_at = asyncio.Event(), 0.0
 
-    async def who(self, readers: Pool, secret: str) -> Authenticated | None:
+    async def authenticate(self, readers: Pool, secret: str) -> Authenticated | None:
         """The owner of the secret, or None if it is wrong, revoked or expired."""
         secret_hash, now = hash_of(secret), self._now()
         self._asked_at = now
@@ -89,13 +89,15 @@ class AuthCache:
             if not has_own_session(conn):
                 await asyncio.sleep(POOLED_PAUSE_SECONDS)
                 return
-            await listen(conn, [Channel.ACCESS], self._hear, is_wanted=lambda: link.is_good() and self._is_used())
+            await listen(
+                conn, [Channel.ACCOUNTS], self._on_notification, is_wanted=lambda: link.is_good() and self._is_used()
+            )
         finally:
             self._is_told = False
             self.forget()
             await link.close()
 
-    def _hear(self, channel: Channel) -> None:
+    def _on_notification(self, channel: Channel) -> None:
         """Handle a notification. The first one confirms that LISTEN works."""
         self._is_told = True
         self.forget()

@@ -189,28 +189,28 @@ def inputs_of(start: Start, files: ResultFiles) -> dict[str, Any]:
     return inputs
 
 
-def run_body(start: Start, bound: BoundTask, context: TaskContext, desk: AttemptIO) -> Report:
+def run_body(start: Start, bound: BoundTask, context: TaskContext, io: AttemptIO) -> Report:
     """Run a plain function, from its arguments to its report."""
     try:
         enter(context)
-        value = _call(bound, start, desk)
+        value = _call(bound, start, io)
     except BaseException as error:
-        return report_of_error(start.number, error, desk, bound.retry)
-    return report_of_value(start, bound, context, value, desk)
+        return report_of_error(start.number, error, io, bound.retry)
+    return report_of_value(start, bound, context, value, io)
 
 
-async def await_body(start: Start, bound: BoundTask, context: TaskContext, desk: AttemptIO) -> Report:
+async def await_body(start: Start, bound: BoundTask, context: TaskContext, io: AttemptIO) -> Report:
     """The same for an async function."""
     try:
         enter(context)
-        value = await _call(bound, start, desk)
+        value = await _call(bound, start, io)
     except BaseException as error:
-        return report_of_error(start.number, error, desk, bound.retry)
-    return report_of_value(start, bound, context, value, desk)
+        return report_of_error(start.number, error, io, bound.retry)
+    return report_of_value(start, bound, context, value, io)
 
 
-def report_of_value(start: Start, bound: BoundTask, context: TaskContext, value: object, desk: AttemptIO) -> Report:
-    number, say, files = start.number, desk.say, desk.files
+def report_of_value(start: Start, bound: BoundTask, context: TaskContext, value: object, io: AttemptIO) -> Report:
+    number, say, files = start.number, io.say, io.files
     if bound.polls:
         if (waiting := _still_waiting(number, value, say)) is not None:
             return waiting
@@ -222,7 +222,7 @@ def report_of_value(start: Start, bound: BoundTask, context: TaskContext, value:
     pushed = context.pushed
     encoded = encode_outputs(value, pushed, files.max_bytes) if pushed else encode_result(value, files.max_bytes)
     if encoded.refusal is not None:
-        refusal = desk.hide(encoded.refusal)
+        refusal = io.hide(encoded.refusal)
         say("ERROR", refusal)
         return Report(number, OutcomeKind.FAILED, refusal)
     if encoded.replaced_count:
@@ -232,8 +232,8 @@ def report_of_value(start: Start, bound: BoundTask, context: TaskContext, value:
             f"{count} characters of the result (NUL or lone surrogates) cannot be stored and were replaced by U+FFFD",
         )
     text = encoded.text
-    if text is not None and desk.granted is not None:
-        text = desk.granted.masker.hide_json(text)
+    if text is not None and io.granted is not None:
+        text = io.granted.masker.hide_json(text)
     if text is not None and len(text) > files.spill_bytes:
         try:
             text = files.put(start.run_id, text)
@@ -262,29 +262,29 @@ def _missing_outputs(bound: BoundTask, context: TaskContext, value: object) -> s
     return ", ".join(name for name in bound.outputs if name not in given)
 
 
-def report_of_error(number: int, error: BaseException, desk: AttemptIO, policy: RetryPolicy = _NO_POLICY) -> Report:
-    say = desk.say
+def report_of_error(number: int, error: BaseException, io: AttemptIO, policy: RetryPolicy = _NO_POLICY) -> Report:
+    say = io.say
     is_final = bool(policy.retry_on or policy.never_on) and not may_retry(policy, class_names(error))
     match error:
         case Skip():
-            return Report(number, OutcomeKind.SKIPPED, _bounded(desk.hide(str(error.reason))) or None)
+            return Report(number, OutcomeKind.SKIPPED, _bounded(io.hide(str(error.reason))) or None)
         case Fail():
             return Report(
-                number, OutcomeKind.FAILED, _bounded(desk.hide(str(error.reason))) or "Fail", no_retry=error.no_retry
+                number, OutcomeKind.FAILED, _bounded(io.hide(str(error.reason))) or "Fail", no_retry=error.no_retry
             )
         case RetryAfter():
-            reason = _bounded(desk.hide(str(error.reason))) or f"RetryAfter: {error.seconds:g} s"
+            reason = _bounded(io.hide(str(error.reason))) or f"RetryAfter: {error.seconds:g} s"
             return Report(number, OutcomeKind.FAILED, reason, retry_after_seconds=error.seconds)
         case SystemExit():
-            return _report_of_exit(number, error, desk)._replace(no_retry=is_final)
+            return _report_of_exit(number, error, io)._replace(no_retry=is_final)
         case MemoryError():
             say("ERROR", user_traceback(error))
             return Report(
-                number, OutcomeKind.FAILED, f"{OUT_OF_MEMORY}: {described(error, desk.hide)}", no_retry=is_final
+                number, OutcomeKind.FAILED, f"{OUT_OF_MEMORY}: {described(error, io.hide)}", no_retry=is_final
             )
         case _:
             say("ERROR", user_traceback(error))
-            return Report(number, OutcomeKind.FAILED, described(error, desk.hide), no_retry=is_final)
+            return Report(number, OutcomeKind.FAILED, described(error, io.hide), no_retry=is_final)
 
 
 def described(error: BaseException, hide: Callable[[str], str] = str) -> str:
@@ -312,15 +312,15 @@ def _from_json(text: str) -> Any:
     return json.loads(text) if text and text != "{}" else {}
 
 
-def _call(bound: BoundTask, start: Start, desk: AttemptIO) -> Any:
-    inputs = inputs_of(start, desk.files)
+def _call(bound: BoundTask, start: Start, io: AttemptIO) -> Any:
+    inputs = inputs_of(start, io.files)
     if bound.function is None:
-        return _perform(bound, start, inputs, desk)
+        return _perform(bound, start, inputs, io)
     args, kwargs = bound.call_arguments(inputs)
     return bound.function(*args, **kwargs)
 
 
-def _perform(bound: BoundTask, start: Start, inputs: dict[str, Any], desk: AttemptIO) -> object:
+def _perform(bound: BoundTask, start: Start, inputs: dict[str, Any], io: AttemptIO) -> object:
     """Run a task that is not a function: an HTTP request, or a program."""
     if isinstance(bound.call, HttpCall):
         from evertick.attempts.rendered_templates import tell_rendered
@@ -328,13 +328,13 @@ def _perform(bound: BoundTask, start: Start, inputs: dict[str, Any], desk: Attem
 
         call, names = bound.call, bound.template_names(inputs) if bound.is_template else None
         if names is not None and rendered_fields(call, names) != raw_fields(call):
-            tell_rendered(desk, names, lambda hidden: rendered_fields(call, hidden))
+            tell_rendered(io, names, lambda hidden: rendered_fields(call, hidden))
         return send(call, names)
     from evertick.sdk.program_task import run_program
 
     assert bound.call is not None
-    variables = {**task_variables(start), **attempt_variables(desk), **bound.environment(inputs)}
-    return run_program(bound.call, variables, current_context(), say=desk.say, explain=_exit_of_program)
+    variables = {**task_variables(start), **attempt_variables(io), **bound.environment(inputs)}
+    return run_program(bound.call, variables, current_context(), say=io.say, explain=_exit_of_program)
 
 
 def _exit_of_program(code: int) -> str:
@@ -342,8 +342,8 @@ def _exit_of_program(code: int) -> str:
     return explain_exit(status, has_oom_evidence=False, is_shell=True).reason
 
 
-def attempt_variables(desk: AttemptIO) -> dict[str, str]:
-    return {} if desk.granted is None else desk.granted.environment()
+def attempt_variables(io: AttemptIO) -> dict[str, str]:
+    return {} if io.granted is None else io.granted.environment()
 
 
 def task_variables(start: Start) -> dict[str, str]:
@@ -362,15 +362,15 @@ def task_variables(start: Start) -> dict[str, str]:
     }
 
 
-def _report_of_exit(number: int, error: SystemExit, desk: AttemptIO) -> Report:
+def _report_of_exit(number: int, error: SystemExit, io: AttemptIO) -> Report:
     """`sys.exit()` and `sys.exit(0)` end a task successfully, as they end a program."""
     code = error.code
     if code is None or code == 0:
         return Report(number, OutcomeKind.SUCCESS)
     if isinstance(code, int):
         return Report(number, OutcomeKind.FAILED, f"exited with code {code}", exit_code=code)
-    desk.say("ERR", str(code))
-    return Report(number, OutcomeKind.FAILED, _bounded(desk.hide(f"exited with code 1: {code}")), exit_code=1)
+    io.say("ERR", str(code))
+    return Report(number, OutcomeKind.FAILED, _bounded(io.hide(f"exited with code 1: {code}")), exit_code=1)
 
 
 def _bounded(text: str) -> str:

@@ -43,10 +43,10 @@ _ORDER_BYTES = 448
 class Child:
     """A process that runs attempts, one after the other."""
 
-    def __init__(self, seat: ChildSetup, spared: frozenset[int] = frozenset()) -> None:
-        self._seat = seat
-        self._writer = SpoolWriter(seat.own_fds[1])
-        self._wear = ReuseBudget(seat)
+    def __init__(self, setup: ChildSetup, spared: frozenset[int] = frozenset()) -> None:
+        self._setup = setup
+        self._writer = SpoolWriter(setup.own_fds[1])
+        self._wear = ReuseBudget(setup)
         self._spared = spared
         self._frames = Frames()
         self._granted: InjectedSecrets | None = None
@@ -54,14 +54,14 @@ class Child:
     def live(self, code: Loaded | Callable[[], Loaded], unwanted: list[tuple[int, int]]) -> NoReturn:
         """Run until the runner closes the connection or the one attempt is over. Does not return into the parent's
         code."""
-        seat = self._seat
+        setup = self._setup
         try:
-            enter_session(seat.parent_pid, seat.log_fd, _NO_SIGNALS)
+            enter_session(setup.parent_pid, setup.log_fd, _NO_SIGNALS)
             gc.enable()
-            self.rehearse()
-            adopt_fds(seat, unwanted)
+            self.warm_up()
+            adopt_fds(setup, unwanted)
             loaded = code if isinstance(code, Loaded) else self._load(code)
-            while received := os.read(seat.fd, RECEIVE_BYTES if self._frames.is_cut else _ORDER_BYTES):
+            while received := os.read(setup.fd, RECEIVE_BYTES if self._frames.is_cut else _ORDER_BYTES):
                 self._take(received, loaded)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the runner is gone, and no process is left to report to
@@ -70,29 +70,29 @@ class Child:
                 self._writer.write_text("ERROR", "".join(traceback.format_exception(error)))
             os._exit(REPORTED_EXIT_CODE)
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Run through an attempt once: the memory pages it writes are then copied before an order arrives."""
-        self._seat.captured.writer = self._writer
+        self._setup.captured.writer = self._writer
         for message in self._frames.feed(_REHEARSAL):
             self._attempt(tuple.__new__(Start, message), _find_warm_up)
 
     def _take(self, received: bytes, loaded: Loaded) -> None:
         messages = self._frames.feed(received)
         if messages and messages[0][0] == "join":
-            _serve_coroutines(self._seat, loaded, self._spared, messages, self._frames)
+            _serve_coroutines(self._setup, loaded, self._spared, messages, self._frames)
         for message in messages:
             start = tuple.__new__(Start, message)
-            send(self._seat.fd, self._attempt(start, loaded.find))
+            send(self._setup.fd, self._attempt(start, loaded.find))
             if start.is_single_use:
                 os._exit(REPORTED_EXIT_CODE)
 
     def _load(self, load: Callable[[], Loaded]) -> Loaded:
         """Import here what cannot be forked. The runner uses this child only after it knows the result."""
         loaded = load()
-        capture_logging(self._seat.captured)
+        capture_logging(self._setup.captured)
         self._spared = frozenset(children_of(os.getpid()))
         message = ("loaded", loaded.failure, loaded.traceback, loaded.coroutine_tasks())
-        send(self._seat.fd, frame(message))
+        send(self._setup.fd, frame(message))
         return loaded
 
     def _attempt(self, start: Start, find: Find) -> bytes:
@@ -121,20 +121,20 @@ class Child:
         return MaskedOutput(self._writer, self._granted.masker)
 
     def _run(self, start: Start, find: Find) -> Report:
-        desk = AttemptIO(self._writer.write_text, self._seat.files, self._granted)
+        io = AttemptIO(self._writer.write_text, self._setup.files, self._granted)
         try:
             bound = find(start.dag, start.task)
-            context = context_of(start, bound, self._seat.cancellation.for_next_attempt(), self._granted)
+            context = context_of(start, bound, self._setup.cancellation.for_next_attempt(), self._granted)
             if start.command is not None:
                 enter(context)
                 if self._granted is not None:
-                    return _run_shell(start, bound, desk)
-                become_shell(start, bound, desk)
+                    return _run_shell(start, bound, io)
+                become_shell(start, bound, io)
         except Exception as error:
-            return report_of_error(start.number, error, desk)
+            return report_of_error(start.number, error, io)
         if bound.is_async:
-            return _run_alone(start, bound, context, desk)
-        return run_body(start, bound, context, desk)
+            return _run_alone(start, bound, context, io)
+        return run_body(start, bound, context, io)
 
 
 def _warm_up_body() -> list[float]:

@@ -14,10 +14,10 @@ from evertick.domain.attempt import OutcomeKind
 from evertick.logs.capture import Captured
 from evertick.processes.linux import (
     SignalMask,
+    become_session_leader,
     become_subreaper,
     block_signals,
     die_with_parent,
-    lead_session,
     reap_any,
 )
 from evertick.processes.tree import children_of, kill_tree
@@ -73,19 +73,19 @@ class ChildSetup:
     files: ResultFiles
 
 
-def adopt_fds(seat: ChildSetup, unwanted: list[tuple[int, int]]) -> None:
+def adopt_fds(setup: ChildSetup, unwanted: list[tuple[int, int]]) -> None:
     """Move the descriptors to their fixed numbers, and close those of the parent and of siblings."""
-    fd, log_fd = seat.own_fds
-    os.dup2(seat.fd, fd, False)
-    os.dup2(seat.log_fd, log_fd, False)
-    seat.fd, seat.log_fd = fd, log_fd
+    fd, log_fd = setup.own_fds
+    os.dup2(setup.fd, fd, False)
+    os.dup2(setup.log_fd, log_fd, False)
+    setup.fd, setup.log_fd = fd, log_fd
     for first, end in unwanted:
         os.closerange(first, end)
 
 
 def enter_session(parent_pid: int, log_fd: int, blocked: SignalMask) -> None:
     """Lead a process group, die with the parent, adopt orphans, write to the log. Idempotent."""
-    lead_session()
+    become_session_leader()
     die_with_parent(_SIGKILL, parent_pid)
     become_subreaper()
     os.dup2(log_fd, 1)
@@ -106,14 +106,14 @@ def send(fd: int, frames: bytes) -> None:
 class ReuseBudget:
     """How much of its reuse budget a child has used."""
 
-    def __init__(self, seat: ChildSetup) -> None:
-        self._seat = seat
+    def __init__(self, setup: ChildSetup) -> None:
+        self._setup = setup
         self._served = 0
         self._first_weight = 0
 
     def should_retire(self, report: Report) -> bool:
         """Called once per attempt. Memory and disk are checked only occasionally: that costs 5 µs."""
-        limits = self._seat.limits
+        limits = self._setup.limits
         self._served += 1
         if report.kind is OutcomeKind.FAILED or self._served >= limits.attempts:
             return True
@@ -121,7 +121,7 @@ class ReuseBudget:
             return False
         weight = _resident_bytes()
         self._first_weight = self._first_weight or weight
-        spooled = os.fstat(self._seat.log_fd).st_size
+        spooled = os.fstat(self._setup.log_fd).st_size
         return weight - self._first_weight > limits.growth_bytes or spooled > limits.spool_bytes
 
 

@@ -19,26 +19,26 @@ from evertick.logs.spool import coroutine_spool, open_spool
 from evertick.sdk.runtime import BoundTask, TaskContext
 
 
-def run_alone(start: Start, bound: BoundTask, context: TaskContext, desk: AttemptIO) -> Report:
+def run_alone(start: Start, bound: BoundTask, context: TaskContext, io: AttemptIO) -> Report:
     """Run an async function in a process of its own. SIGTERM cancels it."""
 
     async def main() -> Report:
         async with asyncio.TaskGroup() as group:
-            body = group.create_task(await_body(start, bound, context, desk))
+            body = group.create_task(await_body(start, bound, context, io))
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, body, context)
         return body.result()
 
     try:
         return asyncio.run(main())
     except BaseException as error:
-        return report_of_error(start.number, error, desk, bound.retry)
+        return report_of_error(start.number, error, io, bound.retry)
 
 
 def serve_coroutines(
-    seat: ChildSetup, loaded: Loaded, spared: frozenset[int], messages: list[list[Any]], frames: Frames
+    setup: ChildSetup, loaded: Loaded, spared: frozenset[int], messages: list[list[Any]], frames: Frames
 ) -> None:
     """Run every order that arrives as a coroutine concurrently with the others, until the runner closes the connection."""
-    asyncio.run(_Server(seat, loaded, spared, frames).serve(messages))
+    asyncio.run(_Server(setup, loaded, spared, frames).serve(messages))
 
 
 class _Spool(SpoolWriter):
@@ -71,16 +71,16 @@ class _Spool(SpoolWriter):
 
 
 class _Server:
-    def __init__(self, seat: ChildSetup, loaded: Loaded, spared: frozenset[int], frames: Frames) -> None:
-        self._seat = seat
+    def __init__(self, setup: ChildSetup, loaded: Loaded, spared: frozenset[int], frames: Frames) -> None:
+        self._setup = setup
         self._spared = spared
         self._loaded = loaded
-        self._wear = ReuseBudget(seat)
+        self._wear = ReuseBudget(setup)
         self._pid = os.getpid()
         self._frames = frames
         self._running: dict[int, tuple[asyncio.Task[None], TaskContext]] = {}
         self._outbox: list[bytes] = []
-        self._raw_seen = os.fstat(seat.log_fd).st_size
+        self._raw_seen = os.fstat(setup.log_fd).st_size
         self._hung_up = asyncio.Event()
 
     async def serve(self, messages: list[list[Any]]) -> None:
@@ -88,12 +88,12 @@ class _Server:
         async with asyncio.TaskGroup() as self._group:
             for message in messages:
                 self._accept(message)
-            loop.add_reader(self._seat.fd, self._receive)
+            loop.add_reader(self._setup.fd, self._receive)
             await self._hung_up.wait()
             os._exit(REPORTED_EXIT_CODE)
 
     def _receive(self) -> None:
-        received = receive(self._seat.fd)
+        received = receive(self._setup.fd)
         if not received:
             self._hung_up.set()
         for message in self._frames.feed(received):
@@ -109,7 +109,7 @@ class _Server:
             bound = self._loaded.find(start.dag, start.task)
             context = context_of(start, bound, threading.Event())
         except Exception as error:
-            self._send(report_of_error(start.number, error, AttemptIO(self._seat.captured.write_text)))
+            self._send(report_of_error(start.number, error, AttemptIO(self._setup.captured.write_text)))
             return
         task = self._group.create_task(self._attempt(start, bound, context))
         self._running[start.number] = task, context
@@ -117,9 +117,9 @@ class _Server:
 
     async def _attempt(self, start: Start, bound: BoundTask, context: TaskContext) -> None:
         header = format.header(start.run_id, start.idx, start.map_index, start.epoch, start.session)
-        spool = _Spool(coroutine_spool(self._seat.log_path, self._seat.number, start.number), header)
-        self._seat.captured.of_coroutine.set(spool)
-        report = await await_body(start, bound, context, AttemptIO(spool.write_text, self._seat.files))
+        spool = _Spool(coroutine_spool(self._setup.log_path, self._setup.number, start.number), header)
+        self._setup.captured.of_coroutine.set(spool)
+        report = await await_body(start, bound, context, AttemptIO(spool.write_text, self._setup.files))
         if os.getpid() != self._pid:
             os._exit(0)  # a copy that the body forked: only the original process reports
         finish_lines()
@@ -137,9 +137,9 @@ class _Server:
 
     def _take_raw_output(self, spool: _Spool) -> None:
         """Output of C code and subprocesses cannot be attributed: the next attempt that ends takes it."""
-        size = os.fstat(self._seat.log_fd).st_size
+        size = os.fstat(self._setup.log_fd).st_size
         if size > self._raw_seen:
-            raw = os.pread(self._seat.log_fd, size - self._raw_seen, self._raw_seen)
+            raw = os.pread(self._setup.log_fd, size - self._raw_seen, self._raw_seen)
             self._raw_seen = size
             spool.append(raw)
 
@@ -150,7 +150,7 @@ class _Server:
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
-        send(self._seat.fd, b"".join(outbox))
+        send(self._setup.fd, b"".join(outbox))
 
 
 def _cancel(body: asyncio.Task[Any], context: TaskContext) -> None:

@@ -44,7 +44,7 @@ class LeaseDeadline:
         self._children: set[int] = set()
         self._until = 0.0
 
-    def keep_contact(self, until: float) -> None:
+    def extend_lease(self, until: float) -> None:
         self._until = until
 
     def add(self, number: int) -> None:
@@ -175,7 +175,7 @@ class ForkServer:
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
         poll.register(self._deaths, select.POLLIN)
-        self._rehearse()
+        self._warm_up()
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -185,7 +185,7 @@ class ForkServer:
             ready = dict(poll.poll(self._guard.poll_ms(sleep_ms)))
             if self._deaths in ready:
                 os.read(self._deaths, 4096)
-            self._bury()
+            self._reap_children()
             if self._announce_by is None and (not ready or len(self._dead) >= BATCH):
                 self._announce()
             if self._control.fileno() in ready and not self._obey():
@@ -194,15 +194,15 @@ class ForkServer:
             if cut_off := self._guard.take_cut_off():
                 self._stop_cut_off(cut_off)
 
-    def _rehearse(self) -> None:
+    def _warm_up(self) -> None:
         """Run through an attempt here, until Python has specialized its code and filled its caches.
 
         Pages that are still written later would be copied by every child, at 2 µs a page.
         """
-        child, keeper_pid = Child(self._seat(0, -1, OpenSpool("", -1, 0)), self._spared), os.getppid()
+        child, keeper_pid = Child(self._setup(0, -1, OpenSpool("", -1, 0)), self._spared), os.getppid()
         for _ in range(_REHEARSALS):
             enter_session(keeper_pid, 2, BLOCKED)
-            copy_context().run(child.rehearse)
+            copy_context().run(child.warm_up)
 
     def _obey(self) -> bool:
         """Carry out all pending requests of the runner; the busier it is, the larger the batch. False when it closed
@@ -214,7 +214,7 @@ class ForkServer:
                     if verb == "fork":
                         to_fork += argument
                     elif verb == "contact":
-                        self._guard.keep_contact(argument)
+                        self._guard.extend_lease(argument)
                     elif verb == "guard":
                         self._guard.add(argument)
                     elif (pid := self._pids.get(argument)) is not None:
@@ -225,30 +225,30 @@ class ForkServer:
 
     def _fork_many(self, count: int) -> None:
         for batch in range(0, count, BATCH):
-            seats: list[ChildSetup] = []
+            setups: list[ChildSetup] = []
             runner_ends: list[int] = []
             try:
                 for _ in range(min(BATCH, count - batch)):
-                    self._prepare(seats, runner_ends)
-                self._fork_batch(seats, runner_ends)
+                    self._prepare(setups, runner_ends)
+                self._fork_batch(setups, runner_ends)
             except OSError as error:  # no memory, processes or descriptors left: running attempts must not suffer
                 self._tell(["unborn", count - batch, str(error)])
                 return
             finally:
-                for seat in seats:
-                    os.close(seat.fd)
-                    os.close(seat.log_fd)
+                for setup in setups:
+                    os.close(setup.fd)
+                    os.close(setup.log_fd)
                 for fd in runner_ends:
                     os.close(fd)
 
-    def _prepare(self, seats: list[ChildSetup], runner_ends: list[int]) -> None:
+    def _prepare(self, setups: list[ChildSetup], runner_ends: list[int]) -> None:
         self._born += 1
         runner_end, child_end = socket.socketpair()
         log = self._shelf.open()
         runner_ends.append(runner_end.detach())
-        seats.append(self._seat(self._born, child_end.detach(), log))
+        setups.append(self._setup(self._born, child_end.detach(), log))
 
-    def _seat(self, number: int, fd: int, log: OpenSpool) -> ChildSetup:
+    def _setup(self, number: int, fd: int, log: OpenSpool) -> ChildSetup:
         return ChildSetup(
             number=number,
             fd=fd,
@@ -263,11 +263,11 @@ class ForkServer:
             files=self._plan.files,
         )
 
-    def _fork_batch(self, seats: list[ChildSetup], runner_ends: list[int]) -> None:
+    def _fork_batch(self, setups: list[ChildSetup], runner_ends: list[int]) -> None:
         """Only forks in the loop: after each one, every page that this process touches is copied (3 µs)."""
-        children = [Child(seat) for seat in seats]
+        children = [Child(setup) for setup in setups]
         fds = [self._control.fileno(), self._deaths, *runner_ends]
-        fds += [fd for seat in seats for fd in (seat.fd, seat.log_fd)]
+        fds += [fd for setup in setups for fd in (setup.fd, setup.log_fd)]
         unwanted = fd_ranges(fds)
         code = self._load_in_child if self._plan.imports_in_child else self._loaded
         pids = []
@@ -277,18 +277,18 @@ class ForkServer:
                 child.live(code, unwanted)
             pids.append(pid)
         passed: list[int] = []
-        for seat, pid, runner_end in zip(seats, pids, runner_ends, strict=True):
-            self._numbers[pid] = seat.number
-            self._pids[seat.number] = pid
-            self._logs[seat.number] = seat.log_path
-            passed += runner_end, seat.log_fd
-        born = [(seat.number, pid, seat.log_path, seat.log_start) for seat, pid in zip(seats, pids, strict=True)]
+        for setup, pid, runner_end in zip(setups, pids, runner_ends, strict=True):
+            self._numbers[pid] = setup.number
+            self._pids[setup.number] = pid
+            self._logs[setup.number] = setup.log_path
+            passed += runner_end, setup.log_fd
+        born = [(setup.number, pid, setup.log_path, setup.log_start) for setup, pid in zip(setups, pids, strict=True)]
         socket.send_fds(self._control, [json.dumps(["born", born]).encode()], passed)
 
     def _load_in_child(self) -> Loaded:
         return load(self._plan.folder, self._plan.file)
 
-    def _bury(self) -> None:
+    def _reap_children(self) -> None:
         """Reap dead children and kill their orphans, which are now children of this process."""
         buried = False
         while True:

@@ -17,7 +17,7 @@ _LONGEST = 4000
 
 
 def tell_rendered(
-    desk: AttemptIO, names: Mapping[str, object], render: Callable[[Mapping[str, object]], Mapping[str, object]]
+    io: AttemptIO, names: Mapping[str, object], render: Callable[[Mapping[str, object]], Mapping[str, object]]
 ) -> None:
     """One line for each field, as JSON. A field that cannot be rendered without its secrets is omitted."""
     try:
@@ -26,7 +26,7 @@ def tell_rendered(
         return
     for name, value in fields.items():
         if value is not None:
-            desk.say(RENDERED, f"{name} = {json.dumps(_bounded(value), ensure_ascii=False, default=str)}")
+            io.say(RENDERED, f"{name} = {json.dumps(_bounded(value), ensure_ascii=False, default=str)}")
 
 
 def _hidden(names: Mapping[str, object]) -> dict[str, object]:

@@ -20,19 +20,19 @@ _BASH = "/bin/bash"
 _SHELL = "/bin/sh"
 
 
-def become_shell(start: Start, bound: BoundTask, desk: AttemptIO) -> NoReturn:
+def become_shell(start: Start, bound: BoundTask, io: AttemptIO) -> NoReturn:
     """Replace this process, whose context is entered. Its session, log and parent stay, so it is killed and reaped like
     any other."""
-    arguments = prepare_shell(start, bound, desk)
+    arguments = prepare_shell(start, bound, io)
     # Python ignores these two; a command must get the default behaviour.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     os.execv(arguments[0], [Path(arguments[0]).name, *arguments[1:]])
 
 
-def prepare_shell(start: Start, bound: BoundTask, desk: AttemptIO) -> list[str]:
+def prepare_shell(start: Start, bound: BoundTask, io: AttemptIO) -> list[str]:
     """The shell and its arguments; everything else that it needs is already in this process's environment."""
-    inputs, command = inputs_of(start, desk.files), start.command or ""
+    inputs, command = inputs_of(start, io.files), start.command or ""
     values: dict[str, str] = {}
     if bound.is_template:
         names = bound.template_names(inputs)
@@ -40,9 +40,9 @@ def prepare_shell(start: Start, bound: BoundTask, desk: AttemptIO) -> list[str]:
             from evertick.attempts.rendered_templates import tell_rendered
 
             raw = command
-            tell_rendered(desk, names, lambda hidden: _fields(raw, hidden))
+            tell_rendered(io, names, lambda hidden: _fields(raw, hidden))
         command, values = render_shell(command, names)
-    variables = {**task_variables(start), **attempt_variables(desk), **bound.environment(inputs), **values}
+    variables = {**task_variables(start), **attempt_variables(io), **bound.environment(inputs), **values}
     for name, value in variables.items():
         os.putenv(name, value)
     if os.access(_BASH, os.X_OK):

@@ -11,9 +11,9 @@ from evertick.processes.tree import explain_exit
 from evertick.sdk.runtime import BoundTask
 
 
-def run_shell(start: Start, bound: BoundTask, desk: AttemptIO) -> Report:
+def run_shell(start: Start, bound: BoundTask, io: AttemptIO) -> Report:
     """In the same process group: a request to stop reaches it as well."""
-    code = subprocess.run(prepare_shell(start, bound, desk), stdin=subprocess.DEVNULL, check=False).returncode
+    code = subprocess.run(prepare_shell(start, bound, io), stdin=subprocess.DEVNULL, check=False).returncode
     if code == 0:
         return Report(start.number, OutcomeKind.SUCCESS, exit_code=0)
     status = code << 8 if code >= 0 else -code

@@ -74,7 +74,7 @@ async def load_file(
     """
     importing = _Importing(folder, file, environment)
     try:
-        was_in_time = await importing.hear(timeout_seconds)
+        was_in_time = await importing.receive(timeout_seconds)
     finally:
         await importing.end()
     if importing.body is not None:
@@ -146,12 +146,12 @@ class _Importing:
         os.set_blocking(self._answer_fd, False)
         os.set_blocking(self._errors_fd, False)
 
-    async def hear(self, timeout_seconds: float) -> bool:
+    async def receive(self, timeout_seconds: float) -> bool:
         """Wait until the answer is there or the process has ended. False on timeout."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._answer_fd, self._hear_answer)
-        loop.add_reader(self._errors_fd, self._hear_errors)
-        loop.add_reader(self._pidfd, self._hear_exit)
+        loop.add_reader(self._answer_fd, self._read_answer)
+        loop.add_reader(self._errors_fd, self._read_errors)
+        loop.add_reader(self._pidfd, self._on_exit)
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._is_over.wait()
@@ -191,7 +191,7 @@ class _Importing:
         """The end of the process's standard error."""
         return storable_text(self._errors.decode(errors="replace").strip())
 
-    def _hear_answer(self) -> None:
+    def _read_answer(self) -> None:
         self._answer += self._read(self._answer_fd)
         if self._answer.endswith(b"\n"):
             self.body = bytes(self._answer)
@@ -199,7 +199,7 @@ class _Importing:
         elif len(self._answer) > MAX_ANSWER_BYTES:
             self._is_over.set()
 
-    def _hear_errors(self) -> None:
+    def _read_errors(self) -> None:
         self._errors += self._read(self._errors_fd)
         del self._errors[:-_ERROR_TAIL_BYTES]
 
@@ -211,11 +211,11 @@ class _Importing:
             asyncio.get_running_loop().remove_reader(fd)
         return b""
 
-    def _hear_exit(self) -> None:
+    def _on_exit(self) -> None:
         """The process has ended. Its last output is still in the pipes, and fits into one chunk."""
         asyncio.get_running_loop().remove_reader(self._pidfd)
-        self._hear_answer()
-        self._hear_errors()
+        self._read_answer()
+        self._read_errors()
         self._has_exited.set()
         self._is_over.set()
 

@@ -49,7 +49,7 @@ class LocalContext:
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         with with_advice(self._url):
-            yield await self._get(Purpose.PLANNING)
+            yield await self._get(Purpose.SCHEDULER)
 
     @contextmanager
     def committing(self, conn: AsyncConnection) -> Iterator[None]:

@@ -40,11 +40,11 @@ T = TypeVar("T")
 class Purpose(StrEnum):
     """The use of a connection. It decides the timeouts and how statements are planned."""
 
-    HOT = "hot"
-    PLANNING = "planning"
+    RUNNER = "runner"
+    SCHEDULER = "scheduler"
     READ = "read"
     LISTEN = "listen"
-    WATCH = "watch"
+    MONITOR = "monitor"
     API_READ = "api-read"
     API_WRITE = "api-write"
 
@@ -84,13 +84,13 @@ _STEADY_PLANS = {
 }
 
 _SESSION: dict[Purpose, dict[str, str]] = {
-    Purpose.HOT: {
+    Purpose.RUNNER: {
         "statement_timeout": "15s",
         "lock_timeout": "5s",
         "idle_in_transaction_session_timeout": "5s",
         **_STEADY_PLANS,
     },
-    Purpose.PLANNING: {
+    Purpose.SCHEDULER: {
         "statement_timeout": "30s",
         "lock_timeout": "5s",
         "idle_in_transaction_session_timeout": "5s",
@@ -122,7 +122,7 @@ _SESSION: dict[Purpose, dict[str, str]] = {
         **_STEADY_PLANS,
     },
     # Wake-ups and marks: the sender must soon notice if they cannot be sent.
-    Purpose.WATCH: {
+    Purpose.MONITOR: {
         "statement_timeout": "3s",
         "lock_timeout": "2s",
         "idle_in_transaction_session_timeout": "5s",
@@ -131,11 +131,11 @@ _SESSION: dict[Purpose, dict[str, str]] = {
 
 # The longest wait for a reply: longer than the server's own timeouts, so that the server's error arrives first if it has one.
 _LONGEST_SECONDS: dict[Purpose, float | None] = {
-    Purpose.HOT: 20.0,
-    Purpose.PLANNING: 35.0,
+    Purpose.RUNNER: 20.0,
+    Purpose.SCHEDULER: 35.0,
     Purpose.READ: 20.0,
     Purpose.LISTEN: None,
-    Purpose.WATCH: 5.0,
+    Purpose.MONITOR: 5.0,
     Purpose.API_READ: 7.0,
     Purpose.API_WRITE: 13.0,
 }
@@ -239,14 +239,14 @@ async def _open(parts: Parts, purpose: Purpose, guard: ServerGuard) -> TimedConn
     except (psycopg.Error, OSError) as error:
         raise PostgresUnavailable(_cannot(place, error, parts)) from None
     try:
-        line.longest_seconds = _LONGEST_SECONDS[purpose] or _LONGEST_SECONDS[Purpose.WATCH]
+        line.answer_timeout = _LONGEST_SECONDS[purpose] or _LONGEST_SECONDS[Purpose.MONITOR]
         refuse_old_server(line.info.server_version, place)
         await verify_server(line, guard, place)
-        line.longest_seconds = _LONGEST_SECONDS[purpose]
-        if line.is_shared:
+        line.answer_timeout = _LONGEST_SECONDS[purpose]
+        if line.is_pooled:
             in_transactions(line, own_set().search_path)
         else:
-            line.prepare_threshold = 0 if purpose is Purpose.HOT else 5
+            line.prepare_threshold = 0 if purpose is Purpose.RUNNER else 5
         guard.watch_over(line)
     except psycopg.Error as error:
         await line.close()
@@ -263,21 +263,21 @@ async def verify_server(line: TimedConnection, guard: ServerGuard, place: str) -
     if sight.is_standby:
         raise PostgresUnavailable(f"The PostgreSQL at {place} is a standby, and Evertick needs the primary.")
     # The backend pid in the startup message is not that of the server process that answers: a pooler is in between.
-    line.is_shared = sight.pid != line.info.backend_pid
-    if not _fits(sight.search_path, is_shared=line.is_shared):
+    line.is_pooled = sight.pid != line.info.backend_pid
+    if not _fits(sight.search_path, is_pooled=line.is_pooled):
         raise PostgresUnavailable(
             f"The PostgreSQL at {place} is behind a pooler that drops session settings: search_path is"
             f" {sight.search_path!r} and must be {TABLES_SCHEMA}. Set EVERTICK_DATABASE_URL to the server's own address,"
             " or see 'Behind a pooler' in docs/howto/operate.md."
         )
     line.server, line.untold = sight.server, sight.untold
-    guard.admit(sight.server, place)
+    guard.accept(sight.server, place)
 
 
-def _fits(search_path: str, *, is_shared: bool) -> bool:
+def _fits(search_path: str, *, is_pooled: bool) -> bool:
     """Behind a pooler each transaction sets its own; there the database has the tables on its path, as an operator must see to."""
     found = [each.strip().strip('"') for each in search_path.split(",")]
-    return found == own_set().search_path.split(",") or (is_shared and TABLES_SCHEMA in found)
+    return found == own_set().search_path.split(",") or (is_pooled and TABLES_SCHEMA in found)
 
 
 def _conninfo(host: Parts, purpose: Purpose) -> str:

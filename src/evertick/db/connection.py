@@ -27,15 +27,15 @@ _REFUSES_OTHER_TYPE = "RevalidateCachedQuery"
 
 
 class TimedConnection(AsyncConnection[Any]):
-    """`longest_seconds`: how long one answer may take; None is without limit, for connections that wait for notifications.
+    """`answer_timeout`: how long one answer may take; None is without limit, for connections that wait for notifications.
 
     `shared_path`: the search path that each transaction sets, where the session belongs to a pooler.
     """
 
-    longest_seconds: float | None = None
+    answer_timeout: float | None = None
     server: Server | None = None
     untold: str | None = None
-    is_shared: bool = False
+    is_pooled: bool = False
     shared_path: str | None = None
     _said: select.poll | None = None
 
@@ -56,9 +56,9 @@ class TimedConnection(AsyncConnection[Any]):
             yield begun
 
     async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
-        if self.longest_seconds is None:
+        if self.answer_timeout is None:
             return await super().wait(gen, *args, **options)
-        timer = asyncio.get_running_loop().call_later(self.longest_seconds, self.cut)
+        timer = asyncio.get_running_loop().call_later(self.answer_timeout, self.abort)
         try:
             return await super().wait(gen, *args, **options)
         except psycopg.errors.FeatureNotSupported as error:
@@ -73,13 +73,13 @@ class TimedConnection(AsyncConnection[Any]):
             if asyncio.get_running_loop().time() < timer.when():
                 raise
             raise psycopg.OperationalError(
-                f"PostgreSQL did not answer within {self.longest_seconds:g} s; whether the statement was executed is unknown"
+                f"PostgreSQL did not answer within {self.answer_timeout:g} s; whether the statement was executed is unknown"
             ) from error
         finally:
             timer.cancel()
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether the connection is idle: no statement of a canceled caller, no transaction, no unsolicited message from the
         server. A server that closes the connection sends such a message, which the next statement would otherwise run into."""
         if self.closed or self.pgconn.transaction_status != TransactionStatus.IDLE:
@@ -89,7 +89,7 @@ class TimedConnection(AsyncConnection[Any]):
             self._said.register(self.fileno(), select.POLLIN)
         return not self._said.poll(0)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close the socket now, so that callers waiting for a reply stop waiting."""
         if not self.closed:
             with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(self.fileno())) as line:
@@ -123,13 +123,13 @@ def has_own_session(conn: AsyncConnection) -> bool:
 
     Not behind a pooler, which may use another session for each transaction.
     """
-    return not (isinstance(conn, TimedConnection) and conn.is_shared)
+    return not (isinstance(conn, TimedConnection) and conn.is_pooled)
 
 
 def disable_timeout(conn: AsyncConnection) -> None:
     """For operations that may take long: a migration."""
     if isinstance(conn, TimedConnection):
-        conn.longest_seconds = None
+        conn.answer_timeout = None
 
 
 class Opened(Protocol):

@@ -32,7 +32,7 @@ class ServerGuard:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _lines: weakref.WeakSet[TimedConnection] = field(default_factory=weakref.WeakSet)
 
-    def admit(self, found: Server | None, place: str) -> None:
+    def accept(self, found: Server | None, place: str) -> None:
         """Record a server, or raise if it was replaced. A server that does not reveal its identity cannot be refused.
 
         Connections that still wait for a reply of its predecessor are cut: a commit there may never return.
@@ -45,7 +45,7 @@ class ServerGuard:
             if found != self.seen:
                 self.seen = found
                 for line in [line for line in self._lines if not self.trusts(line.server)]:
-                    line.cut()
+                    line.abort()
 
     def watch_over(self, line: TimedConnection) -> None:
         with self._lock:
@@ -55,7 +55,7 @@ class ServerGuard:
         """Whether a connection that led to `server` when it was opened may still be used."""
         return server is self.seen or server is None or server == self.seen
 
-    def alarm(self) -> None:
+    def mark_replaced(self) -> None:
         """Another server has appeared behind an open connection: all connections must be opened again."""
         self.alarms += 1
 

@@ -18,13 +18,13 @@ class Channel(StrEnum):
     """The receivers of a wake-up: runners with free slots, runners that must stop something, the scheduler, all runners on a
     machine where another registered, schedulers that could lead, and API processes that cache authentication."""
 
-    READY = "evertick_ready"
+    TASKS = "evertick_ready"
     STOP = "evertick_stop"
-    PLAN = "evertick_plan"
-    JOIN = "evertick_join"
-    LEAD = "evertick_lead"
+    SCHEDULE = "evertick_plan"
+    RUNNER = "evertick_join"
+    LEADER = "evertick_lead"
     # Sent within the change itself, which is rare: a late notification must not let a revoked credential sign in.
-    ACCESS = "evertick_access"
+    ACCOUNTS = "evertick_access"
 
 
 async def notify(conn: AsyncConnection, channel: Channel) -> None:

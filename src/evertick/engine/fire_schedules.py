@@ -390,7 +390,7 @@ async def _quarantine(work: _Batch, schedule: DueSchedule, error: Exception, *, 
     advice = "It will be retried later." if is_tried_again else "Publish a corrected schedule to clear this."
     reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}. {advice}"
     is_ours = await as_leader(
-        lambda: schedules.set_schedule_aside(
+        lambda: schedules.quarantine_schedule(
             work.conn,
             shard=work.shard,
             epoch=work.epoch,

@@ -44,7 +44,7 @@ class Kind(StrEnum):
     BUNDLES = "bundles"
 
 
-class Remains(StrEnum):
+class PendingCleanup(StrEnum):
     """The kinds of rows that may have dependent rows left after they were pruned."""
 
     RUN = "run"
@@ -108,7 +108,7 @@ async def prune_kind(conn: AsyncConnection, mandate: PruneGrant, kind: Kind, *, 
             return await _fenced(mandate, lambda: store.prune_kind(conn, mandate, kind, pace.batch))
 
 
-async def sweep(conn: AsyncConnection, mandate: PruneGrant, kind: Remains, *, after: int, pace: Pace) -> Swept:
+async def sweep(conn: AsyncConnection, mandate: PruneGrant, kind: PendingCleanup, *, after: int, pace: Pace) -> Swept:
     """Delete dependent rows of pruned ones: at most as many as the pace allows."""
     ids = await store.pending_cleanup(conn, shard=mandate.shard, kind=kind, after=after, batch=pace.batch)
     done, refused = await _by_halves(

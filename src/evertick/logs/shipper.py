@@ -126,7 +126,7 @@ class LogShipper:
 
     async def run(self) -> None:
         """Ship the lines of running attempts, until canceled."""
-        link = ReconnectingConnection(self._url, Purpose.PLANNING)
+        link = ReconnectingConnection(self._url, Purpose.SCHEDULER)
         try:
             await run_loop(
                 lambda: self._ship_new(link),
@@ -141,7 +141,7 @@ class LogShipper:
 
     async def run_late(self) -> None:
         """Ship the logs that dead runners left, once. Not before the first claim: they may be gigabytes."""
-        link, is_over = ReconnectingConnection(self._url, Purpose.PLANNING), asyncio.Event()
+        link, is_over = ReconnectingConnection(self._url, Purpose.SCHEDULER), asyncio.Event()
 
         async def ship_late() -> float:
             await ship_orphaned_logs(await link.get(), spool=self._spool, session=self._session, log=self._log)

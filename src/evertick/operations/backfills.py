@@ -147,7 +147,7 @@ async def create_backfill(caller: Caller, *, body: NewBackfill, idempotency_key:
     """Create runs for the instants of a range that have none. A request that repeats an Idempotency-Key returns the same
     backfill with status 200 instead of 201."""
     wish = _wish(body)
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await caller.dag(conn, body.dag)
         if body.is_preview:
             return _foreseen(None, False, await verbs.preview(conn, wish), wish)
@@ -175,7 +175,7 @@ async def pause_backfill(caller: Caller, *, backfill_id: BackfillId) -> Backfill
 
 async def resume_backfill(caller: Caller, *, backfill_id: BackfillId) -> Backfill:
     """Resume a paused backfill."""
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await find_backfill(caller, conn, backfill_id)
         row = await verbs.resume(conn, backfill_id=backfill_id, actor=caller.actor)
         return backfill_of(row, await shards.read_clock(conn))
@@ -185,7 +185,7 @@ async def cancel_backfill(
     caller: Caller, *, backfill_id: BackfillId, body: CancelBackfill | None = None
 ) -> CanceledBackfill:
     """Cancel a backfill: it creates no more runs, and its open runs are canceled unless `leaves_runs` is set."""
-    async with caller.write(Channel.STOP, Channel.READY) as conn:
+    async with caller.write(Channel.STOP, Channel.TASKS) as conn:
         await find_backfill(caller, conn, backfill_id)
         leaves = body.leaves_runs if body else False
         done = await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves, actor=caller.actor)

@@ -220,7 +220,7 @@ async def show_dag(caller: Caller, *, dag: DagName) -> Tagged[DagPage]:
 async def pause_dag(caller: Caller, *, dag: DagName) -> Changed:
     """Pause a DAG. Its schedules record their fires as skipped, and tasks that have not started wait. Running tasks
     continue."""
-    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         await caller.dag(conn, dag)
         return Changed(is_changed=await verbs.pause(conn, dag=dag, actor=caller.actor))
 
@@ -229,7 +229,7 @@ async def unpause_dag(caller: Caller, *, dag: DagName, body: Unpause | None = No
     """Resume a DAG. A schedule that is paused itself remains paused."""
     wanted = body or Unpause()
     catch_up = catch_up_of(wanted)
-    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         row = await caller.dag(conn, dag)
         missed = await preview(conn, dag=dag, catch_up=catch_up) if row.paused else []
         is_changed = not wanted.is_preview and await verbs.unpause(conn, dag=dag, actor=caller.actor, catch_up=catch_up)
@@ -242,7 +242,7 @@ def catch_up_of(wanted: Unpause) -> CatchUp:
 
 async def delete_dag(caller: Caller, *, dag: DagName) -> None:
     """Delete a DAG. Its history remains, and its open runs continue."""
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await caller.dag(conn, dag)
         if not await verbs.delete(conn, dag=dag, actor=caller.actor):
             raise NotFound(f"DAG {dag!r} was deleted by another request.")
@@ -252,11 +252,11 @@ async def trigger_run(
     caller: Caller, *, dag: DagName, body: Trigger, idempotency_key: IdempotencyKey = None
 ) -> TriggeredRun:
     """Start a run. A request that repeats an Idempotency-Key returns the same run with status 200 instead of 201."""
-    async with caller.write(Channel.READY) as conn:
+    async with caller.write(Channel.TASKS) as conn:
         await caller.dag(conn, dag)
         made = await trigger(conn, dag=dag, params=body.params, actor=caller.actor, key=idempotency_key)
         if made.defers:
-            caller.also.add(Channel.PLAN)
+            caller.also.add(Channel.SCHEDULE)
     return TriggeredRun(run_id=made.run_id, is_new=made.is_new)
 
 
@@ -311,7 +311,7 @@ async def roll_back_dag(caller: Caller, *, dag: DagName, body: RollBack | None =
     """Make an earlier version the current one again: plan, code and schedules. Open runs keep their version."""
     number = body.number if body else None
     routing = load_routing(caller.context.settings.routing_file)
-    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         await caller.dag(conn, dag)
         return await roll_back(conn, dag=dag, number=number, actor=caller.actor, routing=routing)
 

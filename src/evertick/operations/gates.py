@@ -85,7 +85,7 @@ async def show_pool(caller: Caller, *, name: PoolName, limit: MostTasks = MOST_I
 async def put_pool(caller: Caller, *, name: PoolName, body: PoolSlots, if_match: IfMatch = None) -> Tagged[ChangedPool]:
     """Create a pool, or change its slots at once. If more slots are taken than it has then, running tasks continue, and
     no other task starts until slots are free."""
-    async with caller.write(Channel.READY) as conn:
+    async with caller.write(Channel.TASKS) as conn:
         if if_match is not None:
             refuse_stale(if_match, _etag((await find_gate(conn, POOL_KINDS, name)).capacity))
         done = await set_pool(conn, name=name, slots=body.slots, actor=caller.actor)

@@ -121,13 +121,13 @@ async def show_notification(caller: Caller, *, number: Number) -> Notification:
 
 async def retry_all(caller: Caller, *, body: Again | None = None) -> TriedAgain:
     """Retry all failed notifications, or those to one destination. They start again and keep their numbers."""
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         return TriedAgain(count=await retry_failed(conn, sink=body.sink if body else None, actor=caller.actor))
 
 
 async def retry(caller: Caller, *, number: Number) -> Notification:
     """Retry one failed notification. If it was sent already or is being tried now, the answer is 409."""
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await retry_one(conn, delivery_id=number, actor=caller.actor)
         return _notification(await find_delivery(conn, number))
 

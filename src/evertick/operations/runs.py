@@ -174,7 +174,7 @@ async def wait_for_run(
 
 async def cancel_run(caller: Caller, *, run_id: RunId, body: Cancel | None = None) -> Canceled:
     """Cancel a run. Tasks that have not started end now; running tasks are asked to stop."""
-    async with caller.write(Channel.STOP, Channel.READY) as conn:
+    async with caller.write(Channel.STOP, Channel.TASKS) as conn:
         await find_run(caller, conn, run_id)
         asked = await cancel(conn, run_id=run_id, actor=caller.actor, reason=body.reason if body else None)
     return Canceled(asked_to_stop=asked)
@@ -182,7 +182,7 @@ async def cancel_run(caller: Caller, *, run_id: RunId, body: Cancel | None = Non
 
 async def clear_run(caller: Caller, *, run_id: RunId, body: Clear) -> Cleared:
     """Run tasks again. Running tasks are stopped first."""
-    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         await find_run(caller, conn, run_id)
         chosen = await select_cleared(
             conn, run_id=run_id, names=body.tasks, only_failed=body.only_failed, with_downstream=body.with_downstream

@@ -198,7 +198,7 @@ async def change(
 
 async def delete(caller: Caller, *, dag: DagName, name: ScheduleName, if_match: IfMatch = None) -> None:
     """Delete a schedule. Its runs and its history remain."""
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await find_schedule(caller, conn, dag, name)
         expected = _expected(if_match)
         await verbs.delete_schedule(conn, dag=dag, name=name, actor=caller.actor, expected_version=expected)
@@ -206,7 +206,7 @@ async def delete(caller: Caller, *, dag: DagName, name: ScheduleName, if_match: 
 
 async def pause(caller: Caller, *, dag: DagName, name: ScheduleName, if_match: IfMatch = None) -> Schedule:
     """Pause one schedule. Fires that are already due still run; later fires are recorded as skipped."""
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await find_schedule(caller, conn, dag, name)
         expected = _expected(if_match)
         await verbs.pause_schedule(conn, dag=dag, name=name, actor=caller.actor, expected_version=expected)
@@ -219,7 +219,7 @@ async def unpause(
     """Resume one schedule. While its DAG is paused, the schedule remains paused with it."""
     wanted = body or Unpause()
     catch_up, expected = catch_up_of(wanted), _expected(if_match)
-    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         row = await find_schedule(caller, conn, dag, name)
         missed = await preview(conn, dag=dag, name=name, catch_up=catch_up)
         if not wanted.is_preview:
@@ -233,7 +233,7 @@ async def unpause(
 
 async def reset(caller: Caller, *, dag: DagName, name: ScheduleName) -> ResetSchedule:
     """Restore a schedule to the declaration in the DAG's file, also a deleted one."""
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await caller.dag(conn, dag)
         return ResetSchedule(is_declared=await verbs.reset_schedule(conn, dag=dag, name=name, actor=caller.actor))
 
@@ -306,7 +306,7 @@ async def save(
     caller: Caller, dag: str, name: str, wanted: PutSchedule, *, expected: int | None, request: str | None = None
 ) -> ListedSchedule:
     """Create or replace a schedule; with `expected` only if it has that version."""
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         spec = spec_of(await caller.dag(conn, dag))
         schedule = named(name, wanted, spec.timezone)
         check_schedule(spec, schedule)

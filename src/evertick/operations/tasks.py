@@ -119,7 +119,7 @@ async def why_task(
 
 async def mark_task(caller: Caller, *, run_id: RunId, task: TaskName, body: Mark) -> Marked:
     """Decide how a task ended: success, failed or skipped. A running task is stopped first."""
-    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         _, key = await find_task(caller, conn, run_id, task, body.map_index)
         return Marked(outcome=await mark(conn, key, state=body.state, actor=caller.actor))
 

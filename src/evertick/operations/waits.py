@@ -114,7 +114,7 @@ async def decide(caller: Caller, *, run_id: RunId, task: TaskName, body: Verdict
     decision = Decision(
         is_approved=body.is_approved, actor=caller.actor, note=body.note, fields=lambda form: body.fields
     )
-    async with caller.write(Channel.READY, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.SCHEDULE) as conn:
         await find_run(caller, conn, run_id)
         row = await decide_approval(
             conn, run_id=run_id, task=task, map_index=map_index, decision=decision, role=caller.principal.role
@@ -130,7 +130,7 @@ async def send(
 ) -> Sent:
     """Send an event. A second request with the same Idempotency-Key returns the first event with 200 instead of 201."""
     payload = body.payload if body else None
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         return await send_event(conn, name=name, payload=payload, actor=caller.actor, key=idempotency_key)
 
 
@@ -167,7 +167,7 @@ async def list_assets(caller: Caller) -> Page[Asset]:
 
 async def tell(caller: Caller, *, name: AssetName, body: Update | None = None) -> AssetEvent:
     """Report an update of an asset from outside. DAGs that run after it start as after a task's update."""
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await find_asset(conn, name)
         return await update_asset(conn, asset=name, extra=body.extra if body else {}, actor=caller.actor)
 

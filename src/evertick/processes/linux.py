@@ -44,7 +44,7 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 _WNOHANG = os.WNOHANG
 
 
-def lead_session() -> None:
+def become_session_leader() -> None:
     """Become the leader of a session and a process group; a no-op if it is one already."""
     _setsid()
 

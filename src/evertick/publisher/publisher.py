@@ -61,7 +61,7 @@ class Publisher:
         """`environment` is the environment that DAG files see while they are loaded."""
         self._settings, self._environment, self._log = settings, environment, log
         self._folder = settings.dags_folder.resolve()
-        self._link = ReconnectingConnection(url, Purpose.PLANNING)
+        self._link = ReconnectingConnection(url, Purpose.SCHEDULER)
         self._waker = Notifier(url, is_enabled=settings.listen_notify, log=log, look_seconds=SELDOM_SECONDS)
         self._seen: dict[str, Fingerprint] = {}
         self._closures: dict[str, tuple[str, ...]] = {}
@@ -182,7 +182,7 @@ class Publisher:
         for row in await dags.files(conn):
             if row.file == loaded.file and row.name not in names:
                 await self._delete(conn, row.name, f"no longer in {loaded.file}")
-        self._waker.wake(Channel.PLAN)
+        self._waker.wake(Channel.SCHEDULE)
 
     def _duplicate_in(self, loaded: LoadedFile) -> ImportProblem | None:
         for dag in loaded.dags:

@@ -86,8 +86,8 @@ class Heartbeat:
     async def _beat_until_stopped(self) -> None:
         self._loop = asyncio.get_running_loop()
         usual, spare = (
-            ReconnectingConnection(self._url, Purpose.PLANNING),
-            ReconnectingConnection(self._url, Purpose.PLANNING),
+            ReconnectingConnection(self._url, Purpose.SCHEDULER),
+            ReconnectingConnection(self._url, Purpose.SCHEDULER),
         )
         async with asyncio.TaskGroup() as group:
             standing_by = group.create_task(self._stand_by(spare, usual))
@@ -119,7 +119,7 @@ class Heartbeat:
                 await spare.close()
                 return on_time
             await self._beat(spare, self._lost_after_seconds / 4, is_spare=True)
-            usual.cut()
+            usual.abort()
             return self._seconds
 
         await run_loop(
@@ -133,7 +133,7 @@ class Heartbeat:
         )
 
     async def _beat(self, link: ReconnectingConnection, limit_seconds: float, *, is_spare: bool) -> None:
-        async with link.within(max(limit_seconds, _SHORTEST_LIMIT_SECONDS)) as conn:
+        async with link.with_deadline(max(limit_seconds, _SHORTEST_LIMIT_SECONDS)) as conn:
             # Taken before sending: the database counts from a later moment.
             sent_at, server = boot_seconds(), link.server
             reply = await extend(conn, session=self._session, held=self._held())

@@ -72,7 +72,10 @@ class Registration:
             now=boot_seconds(),
             request=request,
         )
-        self.hot, self.side = ReconnectingConnection(url, Purpose.HOT), ReconnectingConnection(url, Purpose.PLANNING)
+        self.hot, self.side = (
+            ReconnectingConnection(url, Purpose.RUNNER),
+            ReconnectingConnection(url, Purpose.SCHEDULER),
+        )
         self.notifier = Notifier(url, is_enabled=settings.listen_notify, log=self.log, look_seconds=SELDOM_SECONDS)
         self.over, self.hurry = asyncio.Event(), asyncio.Event()
         self.ending = Ending.STOPPED
@@ -109,7 +112,7 @@ class Registration:
         await runners.register(conn, self.me)
         if self._notifies:
             # Before the first claim, so that the other runners of the machine know the holder of every attempt.
-            await notify(conn, Channel.JOIN)
+            await notify(conn, Channel.RUNNER)
         place = this_process()
         for other in await runners.namesakes(conn, runner_id=self.me.runner_id, session=self.session):
             if not is_provably_gone(other, place):

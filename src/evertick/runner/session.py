@@ -125,7 +125,7 @@ class Session:
         served = {"match": ",".join(registration.me.match)} if registration.me.match else {}
         if not await registration.register(self._claims.check_patterns, **served):
             return registration.ending
-        self._executor.keep_contact(self._state.stop_at)
+        self._executor.extend_lease(self._state.stop_at)
         self._heartbeat.start()
         metrics.RUNNING.set_function(lambda: self._state.active)
         async with self._executor, self._group as group:
@@ -143,7 +143,7 @@ class Session:
         works += [self._peers.run(), clean_bundles(self._settings.bundles_folder, self._executor, log=self._log)]
         works.append(clean_results(self._settings, link=self._side, log=self._log))
         if self._settings.listen_notify:
-            channels = [Channel.READY, Channel.STOP, Channel.JOIN]
+            channels = [Channel.TASKS, Channel.STOP, Channel.RUNNER]
             works.append(listen_forever(self._url, channels, self._put_notification, log=self._log))
         return works
 
@@ -201,9 +201,9 @@ class Session:
 
     async def _follow_up(self, exchange: NextExchange, answer: Exchange) -> None:
         if answer.has_more:
-            self._notifier.wake(Channel.READY)
+            self._notifier.wake(Channel.TASKS)
         if answer.has_arrivals or any(outcome.kind in MAY_WAIT for outcome in exchange.ended):
-            self._notifier.wake(Channel.PLAN)
+            self._notifier.wake(Channel.SCHEDULE)
         if answer.refused:
             await self._drop(answer.refused, exchange.ended)
         if answer.claims:
@@ -245,7 +245,7 @@ class Session:
                 case HeartbeatAnswered():
                     self._apply_heartbeat(event)
                 case PeerDied():
-                    self._notifier.wake(Channel.READY)
+                    self._notifier.wake(Channel.TASKS)
                     self._is_exchange_due = True
                 case Woken():
                     self._apply_notification(event.channel)
@@ -263,14 +263,14 @@ class Session:
         actions = self._state.on_heartbeat(
             event.reply, sent_at=event.sent_at, is_spare=event.is_spare, server=event.server
         )
-        self._executor.keep_contact(actions.stop_at)
+        self._executor.extend_lease(actions.stop_at)
         if actions.is_declared_dead:
             self._registration.on_declared_dead(self._state.active)
         if actions.is_new_request:
             self._registration.on_request()
             self._exit_if_idle()
         if actions.is_connection_suspect:
-            self._hot.cut()
+            self._hot.abort()
         self._kill(actions.kill, "lease lost", 0.0)
         self._kill(actions.stop, "stop requested", CANCEL_GRACE_SECONDS)
         if actions.given_back:
@@ -284,7 +284,7 @@ class Session:
         match channel:
             case Channel.STOP:
                 self._heartbeat.beat_now()
-            case Channel.JOIN:
+            case Channel.RUNNER:
                 self._peers.list_soon()
             case _:
                 self._is_exchange_due = True

@@ -31,8 +31,8 @@ class Ending(StrEnum):
     """Why a session ended."""
 
     STOPPED = "stopped"
-    DRAINED = "dismissed"
-    DECLARED_DEAD = "buried"
+    DRAINED = "drained"
+    DECLARED_DEAD = "declared_dead"
 
 
 class Claim(Protocol):

@@ -35,7 +35,7 @@ class CircuitBreaker:
         self.rests_until = 0.0
 
     @property
-    def is_resting(self) -> bool:
+    def is_open(self) -> bool:
         return boot_seconds() < self.rests_until
 
     async def attempt(self, conn: AsyncConnection, work: Callable[[], Awaitable[T]]) -> T | None:
@@ -82,15 +82,15 @@ class CircuitBreakers:
         self._own = {candidate: own for candidate, own in self._own.items() if candidate in candidates}
         failures = 0
         for candidate in candidates:
-            if self.whole.is_resting:
+            if self.whole.is_open:
                 return
             own = self._own.setdefault(
                 candidate, CircuitBreaker(self.whole.name, log=self._log.bind(candidate=candidate))
             )
-            if own.is_resting:
+            if own.is_open:
                 continue
             await own.attempt(conn, partial(work, candidate))
-            if not own.is_resting:
+            if not own.is_open:
                 failures = 0
                 self.whole.succeed()
                 continue

@@ -66,13 +66,13 @@ class ReconnectingConnection:
         is_open = conn is not None and not conn.closed and not conn.broken
         return is_open and self._alarms == self._guard.alarms and self._guard.trusts(self.server)
 
-    async def settle(self) -> None:
+    async def close_unless_idle(self) -> None:
         """Close it unless it is idle and usable. For a caller that is its only user, between two uses."""
-        if not (isinstance(self._conn, TimedConnection) and self._conn.is_at_rest):
+        if not (isinstance(self._conn, TimedConnection) and self._conn.is_idle):
             await self.close()
 
     @asynccontextmanager
-    async def within(self, seconds: float) -> AsyncIterator[AsyncConnection]:
+    async def with_deadline(self, seconds: float) -> AsyncIterator[AsyncConnection]:
         """The connection, for work with a deadline. When the deadline passes, the socket is cut and the work ends with
         an error.
 
@@ -80,16 +80,16 @@ class ReconnectingConnection:
         """
         async with asyncio.timeout(seconds):
             await self.get()
-        timer = asyncio.get_running_loop().call_later(seconds, self.cut)
+        timer = asyncio.get_running_loop().call_later(seconds, self.abort)
         try:
             yield await self.get()
         finally:
             timer.cancel()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Cut the socket now, so that callers that wait for an answer stop waiting."""
         if isinstance(self._conn, TimedConnection):
-            self._conn.cut()
+            self._conn.abort()
 
     async def close(self) -> None:
         if self._conn is not None:
@@ -137,7 +137,7 @@ class Notifier:
         look_seconds: float = LOOK_SECONDS,
         has_marked: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._link = ReconnectingConnection(url, Purpose.WATCH)
+        self._link = ReconnectingConnection(url, Purpose.MONITOR)
         self._watch = ServerWatch(url, self._link.get, log, look_seconds=look_seconds, has_marked=has_marked)
         self._is_enabled, self._log = is_enabled, log
         self._wanted: set[Channel] = set()

@@ -39,10 +39,10 @@ class Pool:
         link = self._idle.pop()[1] if self._idle else ReconnectingConnection(self._url, self._purpose)
         try:
             # A request whose client hung up was canceled at any point and may have left a statement running; the next would fail.
-            await link.settle()
+            await link.close_unless_idle()
             yield await link.get()
         except BaseException:
-            await link.settle()
+            await link.close_unless_idle()
             raise
         finally:
             self._idle.append((time.monotonic(), link))

@@ -56,7 +56,7 @@ class ServerWatch:
             await (await connect(self._url, purpose=Purpose.READ)).close()
         conn = await self._get()
         assert isinstance(conn, TimedConnection)
-        if conn.is_shared:
+        if conn.is_pooled:
             await self.look_again(conn)
         if conn is not self._looked_at:
             self._say_limits(conn)
@@ -67,7 +67,7 @@ class ServerWatch:
             mark = await failover.mark(conn, conn.server, actor=self._actor)
             if mark is not None:
                 self._guard.remember(mark)
-        return LOOK_SECONDS if conn.is_shared else self._look_seconds
+        return LOOK_SECONDS if conn.is_pooled else self._look_seconds
 
     async def look_again(self, conn: TimedConnection) -> None:
         """A pooler changes the server behind an open connection without notice."""
@@ -75,7 +75,7 @@ class ServerWatch:
         try:
             await verify_server(conn, self._guard, self._place)
         except PostgresUnavailable:
-            self._guard.alarm()
+            self._guard.mark_replaced()
             raise
         if conn.server != before:
             self._looked_at = None
@@ -119,7 +119,7 @@ class ServerWatch:
 
     def _say_limits(self, conn: TimedConnection) -> None:
         """Log the limits of this connection, once per process."""
-        if conn.is_shared:
+        if conn.is_pooled:
             self._say_once(
                 "pooler_detected",
                 "A transaction pooler is in front of PostgreSQL. Sessions keep no state: no prepared statements, no notifications,"

@@ -38,7 +38,7 @@ class Leadership:
 
     def __init__(self, settings: Settings, *, url: str, owner: str, log: Log, shard: int = 0) -> None:
         self._settings, self._owner, self._log, self.shard = settings, owner, log, shard
-        self._link, self._guard = ReconnectingConnection(url, Purpose.PLANNING), guard_of(url)
+        self._link, self._guard = ReconnectingConnection(url, Purpose.SCHEDULER), guard_of(url)
         self._bounded: AsyncConnection | None = None
         self._watched: AsyncConnection | None = None
         self._could_be_watched = False
@@ -71,9 +71,9 @@ class Leadership:
             self._bounded = conn
         return conn
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Stop waiting for an answer that does not come."""
-        self._link.cut()
+        self._link.abort()
 
     @property
     def may_plan(self) -> bool:
@@ -126,7 +126,7 @@ class Leadership:
         epoch, sent_at, is_renewal = self.epoch, boot_seconds(), self.is_renewal_due
         elapsed = 0.0 if self._observed_at == 0.0 else sent_at - self._observed_at
         work = None
-        if not self._polling.is_resting:
+        if not self._polling.is_open:
             work = await self._polling.attempt(
                 conn, lambda: self._poll(conn, epoch, elapsed if is_renewal else None, is_renewal=is_renewal)
             )
@@ -229,7 +229,7 @@ class Leadership:
                 conn = await self._link.get()
                 is_transferred = await self._transfer(conn, led, successor)
                 if is_transferred and self._settings.listen_notify:
-                    await notify(conn, Channel.LEAD)
+                    await notify(conn, Channel.LEADER)
                 return is_transferred
         except (psycopg.Error, PostgresUnavailable, OSError) as error:
             self._log.warning("leadership_release_failed", error=error)
@@ -273,7 +273,7 @@ class LeaderConnection:
 
     def __init__(self, url: str, leadership: Leadership, settings: Settings, *, lock_share: float) -> None:
         self._leadership, self._settings, self._lock_share = leadership, settings, lock_share
-        self._link = ReconnectingConnection(url, Purpose.PLANNING)
+        self._link = ReconnectingConnection(url, Purpose.SCHEDULER)
         self._bounded: AsyncConnection | None = None
 
     async def get(self) -> AsyncConnection:

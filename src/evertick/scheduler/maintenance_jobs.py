@@ -74,7 +74,7 @@ class MaintenanceJobs:
         )
         self._count_refused("run", done.refused, verb="promote")
         if done.promoted:
-            self._waker.wake(Channel.READY)
+            self._waker.wake(Channel.TASKS)
         pause = SOON_SECONDS if done.promoted else LATER_SECONDS
         return Again(in_seconds=pause) if done.has_line else at_instant(done.next_due, in_seconds=pause)
 
@@ -110,7 +110,7 @@ class MaintenanceJobs:
         metrics.AGENT_LOST.inc(done.reaped)
         self._count_refused("run", done.refused, verb="reap")
         self._log.error("runner_lost", session=session, attempts=done.reaped)
-        self._waker.wake(Channel.READY)
+        self._waker.wake(Channel.TASKS)
         return Again()
 
     async def time_out_run(self, conn: AsyncConnection, epoch: int, run_id: int) -> Again:
@@ -132,20 +132,20 @@ class MaintenanceJobs:
         if done.failed:
             metrics.TIMEOUTS.labels(kind="queue_wait").inc(done.failed)
             self._log.warning("task_queue_timed_out", tasks=done.failed)
-            self._waker.wake(Channel.READY)
+            self._waker.wake(Channel.TASKS)
         return Again()
 
     async def deliver_dependencies(self, conn: AsyncConnection, epoch: int) -> Again:
         done = await deliver_dependencies(conn, shard=self._shard, epoch=epoch, batch=self._settings.promote_batch)
         if done.became_due:
-            self._waker.wake(Channel.PLAN)
+            self._waker.wake(Channel.SCHEDULE)
         return Again(in_seconds=0.0) if done.has_more else Again()
 
     async def wake_deferred_tasks(self, conn: AsyncConnection, epoch: int) -> Again:
         done = await wake(conn, shard=self._shard, epoch=epoch, batch=self._settings.promote_batch)
         self._count_refused("run", done.refused, verb="wake")
         if done.looked_at:
-            self._waker.wake(Channel.READY)
+            self._waker.wake(Channel.TASKS)
         # The result of one wait may end the next. A wait that is due and was skipped is locked by another transaction.
         return at_instant(done.next_wake, in_seconds=0.0 if done.looked_at else LATER_SECONDS)
 
@@ -154,14 +154,14 @@ class MaintenanceJobs:
         self._count_refused("dag", done.refused, verb="admit")
         if not done.admitted:
             return Again()
-        self._waker.wake(Channel.READY)
+        self._waker.wake(Channel.TASKS)
         return Again(also={"wake": []})
 
     async def advance_backfill(self, conn: AsyncConnection, epoch: int, backfill_id: int) -> Again:
         done = await advance(conn, shard=self._shard, epoch=epoch, backfill_id=backfill_id)
         if done.made:
             metrics.BACKFILL_RUNS.inc(done.made)
-            self._waker.wake(Channel.READY)
+            self._waker.wake(Channel.TASKS)
         # Soon again while there is progress; otherwise the leader's next poll reports whether there is work.
         has_progress = (done.moved or done.ended) and not done.is_over
         return Again(in_seconds=SOON_SECONDS if has_progress else inf, also={"wake": []} if done.made else {})
@@ -169,7 +169,7 @@ class MaintenanceJobs:
     async def admit_gated_tasks(self, conn: AsyncConnection, epoch: int) -> Again:
         done = await admit_gated_tasks(conn, shard=self._shard, epoch=epoch, batch=self._settings.promote_batch)
         if done.admitted:
-            self._waker.wake(Channel.READY)
+            self._waker.wake(Channel.TASKS)
         return at_instant(done.next_opening, in_seconds=SOON_SECONDS)
 
     async def rebalance_shard(self, conn: AsyncConnection, epoch: int) -> Again:
@@ -179,7 +179,7 @@ class MaintenanceJobs:
         if done.moved:
             metrics.SHARD_MOVES.inc(done.moved)
             self._log.info("shard_rebalanced", shard=self._shard, moved=done.moved)
-            self._waker.wake(Channel.PLAN)
+            self._waker.wake(Channel.SCHEDULE)
             return Again(in_seconds=SOON_SECONDS)
         if done.is_over:
             return Again(is_shard_closed=done.is_closed)

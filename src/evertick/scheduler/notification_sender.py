@@ -81,7 +81,7 @@ class NotificationSender:
         self._made: Sending | None = None
         self._group: asyncio.TaskGroup | None = None
 
-    def hear(self, seen: PendingWork) -> None:
+    def on_poll(self, seen: PendingWork) -> None:
         """The leader's latest poll: whether notifications wait, so that idle ticks need no query."""
         could_wait, self._may_wait = self._may_wait, seen.has_deliveries is not False
         if self._may_wait and not could_wait:
@@ -173,7 +173,7 @@ class NotificationSender:
             "delivery_attempted", delivery=taken.delivery_id, outcome=outcome, attempt=taken.attempts, answer=answer
         )
         if state == "sent" and taken.sink.startswith("call:"):
-            self._waker.wake(Channel.READY)
+            self._waker.wake(Channel.TASKS)
 
     async def _tend(self, epoch: int) -> None:
         settings = self._settings

@@ -91,7 +91,7 @@ class Reconciliation:
             for kind in done.repaired:
                 metrics.DRIFT_REPAIRED.labels(kind=kind).inc()
             self._log.warning("drift_repaired", repaired=sorted(set(done.repaired)), count=len(done.repaired))
-            self._waker.wake(Channel.READY)
+            self._waker.wake(Channel.TASKS)
         self._rounds += done.last == BEGINNING
         return done.last == BEGINNING
 
@@ -112,7 +112,7 @@ class Reconciliation:
                 metrics.GATE_DRIFT.inc(done.drifted)
                 self._log.error("gate_drift_repaired", gates=done.drifted)
         if admitted or released:
-            self._waker.wake(Channel.READY)
+            self._waker.wake(Channel.TASKS)
         return Again()
 
     async def fail_orphaned_runs(self, conn: AsyncConnection, epoch: int) -> Again:

@@ -18,7 +18,7 @@ from evertick.db.queries import retention, server, shards
 from evertick.db.queries.retention import PruneGrant
 from evertick.domain.errors import NotLeader
 from evertick.domain.retention import Pace, rest_seconds
-from evertick.engine.retention import Kind, Remains, Walked, prune_journal, prune_kind, prune_runs, sweep
+from evertick.engine.retention import Kind, PendingCleanup, Walked, prune_journal, prune_kind, prune_runs, sweep
 from evertick.observability import metrics
 from evertick.observability.logging import Log
 from evertick.runtime.connections import ReconnectingConnection
@@ -109,7 +109,7 @@ class PruneRound:
         after = self._after[Kind.RUNS]
         done = await prune_runs(conn, mandate, after=after, pace=self.pace, now=self._limits.now)
         if done.pruned:
-            self._after[Remains.RUN] = 0
+            self._after[PendingCleanup.RUN] = 0
             self._stages.appendleft(self._sweep_runs)
         return self._walked(Kind.RUNS, done)
 
@@ -138,12 +138,12 @@ class PruneRound:
         return stage
 
     async def _sweep_runs(self, conn: AsyncConnection, mandate: PruneGrant) -> bool:
-        return await self._sweep(Remains.RUN, conn, mandate)
+        return await self._sweep(PendingCleanup.RUN, conn, mandate)
 
     async def _sweep_versions(self, conn: AsyncConnection, mandate: PruneGrant) -> bool:
-        return await self._sweep(Remains.VERSION, conn, mandate)
+        return await self._sweep(PendingCleanup.VERSION, conn, mandate)
 
-    async def _sweep(self, kind: Remains, conn: AsyncConnection, mandate: PruneGrant) -> bool:
+    async def _sweep(self, kind: PendingCleanup, conn: AsyncConnection, mandate: PruneGrant) -> bool:
         done = await sweep(conn, mandate, kind, after=self._after[kind], pace=self.pace)
         self._after[kind] = done.last
         self.refused += done.refused

@@ -35,7 +35,7 @@ class Scheduler:
         self._waker = Notifier(
             url, is_enabled=settings.listen_notify, log=log, has_marked=lambda: leadership.has_marked
         )
-        self._beside = ReconnectingConnection(url, Purpose.PLANNING)
+        self._beside = ReconnectingConnection(url, Purpose.SCHEDULER)
         self._peers = PeerCheck(settings, link=self._beside, put=self._on_peer_died, log=log)
         self._assignment = ShardAssignment(settings, url=url, owner=owner, leader_of=self._leader_of, log=log)
         self._notifying = NotificationSender(settings, url=url, leadership=leadership, waker=self._waker, log=log)
@@ -53,7 +53,7 @@ class Scheduler:
             beside = (self._waker, self._peers, self._upkeep, self._notifying, self._assignment)
             background = [group.create_task(each.run()) for each in beside]
             if self._settings.listen_notify:
-                channels = [Channel.PLAN, Channel.JOIN, Channel.LEAD]
+                channels = [Channel.SCHEDULE, Channel.RUNNER, Channel.LEADER]
                 background.append(group.create_task(listen_forever(self._url, channels, self._on_wake, log=self._log)))
             await self.first.run(self.stop)
             for task in background:
@@ -84,7 +84,7 @@ class Scheduler:
         def publish(work: PendingWork | None, shard_count: int) -> None:
             self._assignment.note_shard_count(shard_count)
             if work is not None and leadership.shard == FIRST:
-                self._notifying.hear(work)
+                self._notifying.on_poll(work)
 
         return ShardLeader(
             self._settings,
@@ -97,13 +97,13 @@ class Scheduler:
         )
 
     def _on_wake(self, channel: Channel) -> None:
-        if channel is Channel.JOIN:
+        if channel is Channel.RUNNER:
             self._peers.list_soon()
             return
-        if channel is Channel.LEAD:
+        if channel is Channel.LEADER:
             self._assignment.wake.set()
         for leader in self._leaders.values():
             leader.wake.set()
 
     def _on_peer_died(self, _: PeerDied) -> None:
-        self._waker.wake(Channel.READY)
+        self._waker.wake(Channel.TASKS)

@@ -40,7 +40,7 @@ class ShardAssignment:
         self, settings: Settings, *, url: str, owner: str, leader_of: Callable[[int], ShardLeader], log: Log
     ) -> None:
         self._settings, self._owner, self._leader_of, self._log = settings, owner, leader_of, log
-        self._link = ReconnectingConnection(url, Purpose.PLANNING)
+        self._link = ReconnectingConnection(url, Purpose.SCHEDULER)
         self._of_shards = 1
         self._wanted: set[int] = set()
         self._free_since: dict[int, float] = {}

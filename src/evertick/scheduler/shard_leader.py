@@ -108,7 +108,7 @@ class ShardLeader:
             self._successor = None
             await self.leadership.standby()
             return self._settings.tick_seconds
-        timer = asyncio.get_running_loop().call_later(self._settings.leader_lease_seconds, self.leadership.cut)
+        timer = asyncio.get_running_loop().call_later(self._settings.leader_lease_seconds, self.leadership.abort)
         try:
             return await self._tick(await self.leadership.connection())
         except NotLeader as error:
@@ -130,7 +130,7 @@ class ShardLeader:
             self._maintenance.begin()
         if self._maintenance.is_shard_closed or self._successor is not None:
             return await self._give_away()
-        if self.leadership.may_plan and self._wait_for_fire() and not self._firing.is_resting:
+        if self.leadership.may_plan and self._wait_for_fire() and not self._firing.is_open:
             done = await self._firing.attempt(conn, lambda: self._fire(conn))
             if done is not None and done.has_more:
                 self._burst_worker.call()
@@ -167,7 +167,7 @@ class ShardLeader:
         self._planned = None
         has_time = PLAN_SECONDS <= self._fire_at - boot_seconds() <= self._settings.tick_seconds
         # A schedule that is already due and locked is planned for the time of its fire.
-        if due_at is None or due_at <= work.read_at or not has_time or self._planning.is_resting:
+        if due_at is None or due_at <= work.read_at or not has_time or self._planning.is_open:
             return
         held, batch = self._skipped_until, self._fire_batch
         self._planned = await self._planning.attempt(
@@ -214,7 +214,7 @@ class ShardLeader:
 
     def _notify_runners(self, done: Fired) -> None:
         if done.settled:
-            self._waker.wake(Channel.READY)
+            self._waker.wake(Channel.TASKS)
             if done.canceled:
                 self._waker.wake(Channel.STOP)
 
@@ -239,7 +239,7 @@ class ShardLeader:
         if work.next_fire is None:
             return float("inf")
         at = now + (work.next_fire - work.read_at).total_seconds()
-        is_held = at <= now and (self._skipped_until or self._firing.is_resting)
+        is_held = at <= now and (self._skipped_until or self._firing.is_open)
         return now + PAUSE_SECONDS if is_held else at
 
 

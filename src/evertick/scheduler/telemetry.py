@@ -40,7 +40,7 @@ MOST_QUEUES = 100
 
 class QueueDepth:
     def __init__(self, url: str, *, log: Log) -> None:
-        self._link, self._log = ReconnectingConnection(url, Purpose.PLANNING), log
+        self._link, self._log = ReconnectingConnection(url, Purpose.SCHEDULER), log
         self._known: set[str] = set()
 
     async def run(self) -> None:

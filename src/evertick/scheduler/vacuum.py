@@ -43,7 +43,7 @@ class Vacuum:
     """`epoch` returns the leader's epoch, or None while this process does not lead. It works only while it leads."""
 
     def __init__(self, settings: Settings, *, url: str, epoch: Epoch, log: Log) -> None:
-        self._link, self._log = ReconnectingConnection(url, Purpose.PLANNING), log
+        self._link, self._log = ReconnectingConnection(url, Purpose.SCHEDULER), log
         self._vacuuming = TableVacuum(link=self._link, epoch=epoch)
         self._pruning = Retention(settings, link=self._link, epoch=epoch, log=log)
         self._snapshots = SnapshotMonitor(link=self._link, epoch=epoch, log=log)

@@ -199,12 +199,12 @@ def _called(bound: BoundTask, spec: TaskSpec, inputs: Mapping[str, object]) -> o
 
     def call() -> object:
         value = function(*args, **kwargs)
-        return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+        return asyncio.run(_await_value(value)) if inspect.isawaitable(value) else value
 
     return call() if spec.wait is None else sensor_polled(call, spec.wait)
 
 
-async def _awaited(value: object) -> object:
+async def _await_value(value: object) -> object:
     assert inspect.isawaitable(value)
     return await value
 

@@ -27,7 +27,7 @@ class _Answer:
         self.value: object = None
         self.ending: Exception | None = None
 
-    def hear(self, said: Mapping[str, Any]) -> None:
+    def add(self, said: Mapping[str, Any]) -> None:
         reason = str(said.get("reason", ""))
         match said[_WORD]:
             case "result":
@@ -94,6 +94,6 @@ def _take(line: bytes, answer: _Answer, say: Callable[[str, str], None]) -> None
         say("OUT", text)
         return
     try:
-        answer.hear(said)
+        answer.add(said)
     except (TypeError, ValueError) as error:
         raise Fail(f"the program wrote {text[:200]!r}, which is not a valid report: {error}") from None

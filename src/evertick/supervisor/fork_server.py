@@ -41,7 +41,7 @@ def serve(requests: socket.socket, main: Main, parent_pid: int) -> NoReturn:
         # Ctrl-C in a terminal is meant for `up`, which then stops the services in order.
         for number in _DEAF_TO:
             signal.signal(number, signal.SIG_IGN)
-        _name("nursery")
+        _name("fork-server")
         _ForkServer(requests, main).serve()
         status = 0
     except BaseException:
@@ -61,7 +61,7 @@ class _ForkServer:
         while True:
             for fd, _event in self._poll.poll():
                 if fd != self._requests.fileno():
-                    self._bury(fd)
+                    self._reap(fd)
                 elif not self._take():
                     return
 
@@ -87,7 +87,7 @@ class _ForkServer:
             os.close(fd)
         return True
 
-    def _bury(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         pid = self._pids.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
@@ -192,9 +192,9 @@ class _ForkedProcess:
     def adopt(self) -> None:
         """The fork server is gone, and this process has inherited its children."""
         if not self._code.done():
-            asyncio.get_running_loop().add_reader(self._pidfd, self._bury)
+            asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         try:
             _, status = os.waitpid(self.pid, 0)
@@ -277,7 +277,7 @@ class ForkServer:
         self, to: socket.socket, arguments: list[str], environment: Mapping[str, str]
     ) -> _ForkedProcess | None:
         loop = asyncio.get_running_loop()
-        loop.add_reader(to, self._hear)
+        loop.add_reader(to, self._receive_ends)
         stream = asyncio.StreamReader(limit=_LONGEST_LINE)
         reading, writing = os.pipe()
         pipe, _ = await loop.connect_read_pipe(
@@ -297,7 +297,7 @@ class ForkServer:
             pipe.close()
         return forked
 
-    def _hear(self) -> None:
+    def _receive_ends(self) -> None:
         assert self._socket is not None
         try:
             text, fds, _flags, _address = socket.recv_fds(self._socket, LONGEST_MESSAGE, 1)

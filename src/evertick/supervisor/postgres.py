@@ -22,13 +22,13 @@ from evertick.db.migrate import answers, create_database
 from evertick.domain.errors import PostgresUnavailable
 from evertick.supervisor.postgres_cluster import (
     SYNC_METHOD,
-    end_leftovers,
     environment,
     initialise,
     launch_command,
     programs,
+    stop_old_server,
 )
-from evertick.supervisor.postgres_home import Home, HomeLock
+from evertick.supervisor.postgres_home import HomeDirectory, HomeDirectoryLock
 
 # Durability is never traded. The rest: few, spread checkpoints (each causes full-page images), quick vacuuming of small
 # hot tables, no parallel workers for reads from memory. The wheel is built without lz4.
@@ -76,8 +76,8 @@ class EmbeddedPostgres:
     def __init__(
         self, home: Path, *, settings: Mapping[str, str] | None = None, ready_within_seconds: float = 600.0
     ) -> None:
-        self._home = Home(home)
-        self._lock = HomeLock(self._home)
+        self._home = HomeDirectory(home)
+        self._lock = HomeDirectoryLock(self._home)
         self._settings = {**_SETTINGS, **(settings or {})}
         self._ready_within_seconds = ready_within_seconds
         self._process: Process | None = None
@@ -117,7 +117,7 @@ class EmbeddedPostgres:
             await self._watch(process)
             if self._is_stopped:
                 return
-            _log.warning("postgres_died", exit_code=process.returncode, reason=self._tail())
+            _log.warning("postgres_died", exit_code=process.returncode, reason=self._log_tail())
             await self._restart(quick_deaths)
             quick_deaths = 0 if time.monotonic() > steady_from else quick_deaths + 1
 
@@ -153,7 +153,7 @@ class EmbeddedPostgres:
 
     async def _bring_up(self) -> None:
         """Start the server process and wait until it answers; on failure no process is left."""
-        stale_pid = await end_leftovers(self._home.data)
+        stale_pid = await stop_old_server(self._home.data)
         process = await self._launch(stale_pid)
         try:
             if self._is_stopped:
@@ -198,17 +198,17 @@ class EmbeddedPostgres:
             if process.returncode is not None:
                 raise PostgresUnavailable(
                     f"The embedded PostgreSQL in {self._home.directory} ended with exit code {process.returncode} while"
-                    f" starting. Its log, {self._home.log}, ends with:\n{self._tail()}"
+                    f" starting. Its log, {self._home.log}, ends with:\n{self._log_tail()}"
                 )
             if time.monotonic() > deadline:
                 raise PostgresUnavailable(
                     f"The embedded PostgreSQL in {self._home.directory} did not answer within"
-                    f" {self._ready_within_seconds:g} s. Its log, {self._home.log}, ends with:\n{self._tail()}"
+                    f" {self._ready_within_seconds:g} s. Its log, {self._home.log}, ends with:\n{self._log_tail()}"
                 )
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(pause_seconds * 1.5, 0.25)
 
-    def _tail(self) -> str:
+    def _log_tail(self) -> str:
         """The last lines that the server wrote since its last start."""
         try:
             with self._home.log.open("rb") as file:

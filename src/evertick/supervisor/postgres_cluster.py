@@ -77,7 +77,7 @@ def _clear(home: Path) -> None:
         shutil.rmtree(abandoned, ignore_errors=True)
 
 
-async def end_leftovers(data: Path) -> int | None:
+async def stop_old_server(data: Path) -> int | None:
     """Wait for, or end, a server that still works in `data`. Returns the pid in its lock file once that is stale."""
     pid = _pid_in_lock_file(data)
     if pid is None:

@@ -36,7 +36,7 @@ class Holder:
     url: str
 
 
-class Home:
+class HomeDirectory:
     """The paths of one embedded PostgreSQL. Holds no open files."""
 
     def __init__(self, directory: Path) -> None:
@@ -88,10 +88,10 @@ class Home:
             self.directory.chmod(0o700)
 
 
-class HomeLock:
+class HomeDirectoryLock:
     """The lock of this process on a home, while it is open. The kernel releases it when the process dies."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: HomeDirectory) -> None:
         self._home = home
         self._file: int | None = None
 
@@ -119,7 +119,7 @@ class HomeLock:
 
 def holder_of(directory: Path) -> Holder | None:
     """The process that holds this home, or None. Other processes find the embedded server's URL with it."""
-    home = Home(directory)
+    home = HomeDirectory(directory)
     try:
         descriptor = os.open(home.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -147,7 +147,7 @@ async def _try_lock(descriptor: int) -> bool:
     return False
 
 
-def _read_holder(home: Home) -> Holder | None:
+def _read_holder(home: HomeDirectory) -> Holder | None:
     try:
         record = json.loads(home.lock.read_text(encoding="utf-8"))
         return Holder(pid=int(record["pid"]), since=str(record["since"]), url=str(record["url"]))
@@ -155,7 +155,7 @@ def _read_holder(home: Home) -> Holder | None:
         return None
 
 
-def _held_message(home: Home) -> str:
+def _held_message(home: HomeDirectory) -> str:
     holder = _read_holder(home)
     if holder is None:
         return f"{home.directory} is held by another Evertick that is starting or stopping: try again."

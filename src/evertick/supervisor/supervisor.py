@@ -71,11 +71,11 @@ def first_login(address: str, secret: str) -> str:
 
 class Supervisor:
     def __init__(
-        self, settings: Settings, *, environment: Mapping[str, str], nursery: ForkServer, say: Print, log: Log
+        self, settings: Settings, *, environment: Mapping[str, str], fork_server: ForkServer, say: Print, log: Log
     ) -> None:
         self._settings, self._environment, self._say, self._log = settings, dict(environment), say, log
-        self._nursery = nursery
-        nursery.lost = self._lost_nursery
+        self._fork_server = fork_server
+        fork_server.lost = self._on_fork_server_lost
         self._postgres = None if settings.database_url else EmbeddedPostgres(settings.home)
         self.children = [Child(name, [name], ChildHealth(name)) for name in SERVICES]
         self.health = UpHealth([child.health for child in self.children], owner=process_name())
@@ -93,7 +93,7 @@ class Supervisor:
             self._event("postgres", "service_ready", seconds=time.monotonic() - started)
         self.port.leave_note()
         try:
-            async with await connect(self.url, purpose=Purpose.PLANNING) as conn:
+            async with await connect(self.url, purpose=Purpose.SCHEDULER) as conn:
                 for name in await migrate(conn, tell=self._tell_wait):
                     self._event("postgres", "migration_applied", migration=name)
                 await self._open_door(conn)
@@ -109,7 +109,7 @@ class Supervisor:
                 for task in tasks:
                     task.cancel()
         finally:
-            self._nursery.close()
+            self._fork_server.close()
             if self._api_port is not None:
                 self._api_port.close()
             if self._postgres is not None:
@@ -187,7 +187,7 @@ class Supervisor:
             # That port belongs to the supervisor.
             environment["EVERTICK_HEALTH_PORT"] = "0"
         port = self._api_port.fileno() if self._api_port is not None and child.name == "api" else None
-        process = await self._nursery.start(child.arguments, environment, port)
+        process = await self._fork_server.start(child.arguments, environment, port)
         child.process = process
         child.health.is_born(process.pid)
         assert process.stdout is not None
@@ -215,7 +215,7 @@ class Supervisor:
                 return
         self._show(event)
 
-    def _lost_nursery(self) -> None:
+    def _on_fork_server_lost(self) -> None:
         how = "All services are restarted, each on its own. They need more memory until the next `up`."
         self._event("fork_server", "service_died", message=how, level="error")
 
@@ -242,14 +242,14 @@ class Supervisor:
     async def _declare_dead_runners(self) -> None:
         """Declare dead the runners of this machine that are provably gone, after their processes have ended."""
         ours = {child.process.pid for child in self.children if child.process} | self._postgres_pids()
-        _kill_orphans(ours | ({self._nursery.pid} if self._nursery.pid is not None else set()))
-        link = ReconnectingConnection(self.url, Purpose.PLANNING)
+        _kill_orphans(ours | ({self._fork_server.pid} if self._fork_server.pid is not None else set()))
+        link = ReconnectingConnection(self.url, Purpose.SCHEDULER)
         with suppress(psycopg.Error, PostgresUnavailable, OSError):
             conn = await link.get()
             for dead in await declare_dead_peers(conn, infra_retries=self._settings.infra_retries):
                 gone = dead.runner.runner_id
                 self._event("runner", "runner_declared_dead", gone=gone, attempts=dead.attempts, level="warning")
-            await notify(conn, Channel.READY)
+            await notify(conn, Channel.TASKS)
         await link.close()
 
     def _postgres_pids(self) -> set[int]:

@@ -45,7 +45,7 @@ async def overlap(nemesis: Nemesis, seconds: float = 0.5) -> float | None:
     async with nemesis.fault(Fault.OVERLAP, leader.name, part="usurper", seconds=seconds) as struck:
         struck.is_void = True
         with suppress(psycopg.Error, EvertickError, OSError):
-            async with await connect(nemesis.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+            async with await connect(nemesis.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
                 epoch = await _usurp(conn, shard, seconds + 0.5)
                 struck.is_void = False
                 deadline = time.monotonic() + seconds
@@ -74,7 +74,7 @@ async def poison_schedule(nemesis: Nemesis, what: str | None = None) -> float | 
     name = f"poison-{what}-{nemesis.unique()}"
     spec = replace(nemesis.cluster.ground.work.specs["pulse"], name=name, schedules=())
     with suppress(psycopg.Error, EvertickError, OSError):
-        async with await connect(nemesis.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(nemesis.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
             await publish_specs(conn, nemesis.cluster.ground.work, [spec])
             async with nemesis.fault(Fault.POISON, "all", part="schedule", what=what) as struck:
                 schedule_id = await _insert_due(conn, name, POISON[what])
@@ -109,7 +109,7 @@ async def poison_version(nemesis: Nemesis) -> float | None:
     # Another description is another version, which no other run has.
     spec = replace(nemesis.cluster.ground.work.specs["victim"], description=key, schedules=())
     with suppress(psycopg.Error, EvertickError, OSError):
-        async with await connect(nemesis.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(nemesis.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
             await publish_specs(conn, nemesis.cluster.ground.work, [spec])
             async with nemesis.fault(Fault.POISON, "all", part="version") as struck:
                 await conn.execute(
@@ -139,7 +139,7 @@ async def retry_storm(nemesis: Nemesis, runs: int = 1) -> float | None:
     """Many tasks fail at the same moment and want to be tried again; seconds until all of them have succeeded."""
     made: list[int] = []
     with suppress(psycopg.Error, EvertickError, OSError):
-        async with await connect(nemesis.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(nemesis.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
             async with nemesis.fault(Fault.RETRY_STORM, "all", runs=runs) as struck:
                 for _ in range(runs):
                     key = f"storm-{nemesis.unique()}-{len(made)}"

@@ -32,7 +32,7 @@ async def spike(stage: Stage) -> None:
     # That is what is promised for so many at once; their bodies then wait for a slot.
     stage.limits |= {"fire_tolerance_seconds": SPIKE_SECONDS, "start_tolerance_seconds": 300.0, "run_seconds": 300.0}
     await stage.publish()
-    async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
         due = await shards.read_clock(conn) + timedelta(seconds=4 + count / 1000)
         await publish_specs(conn, stage.cluster.ground.work, list(_once(stage, count, due)))
     async with stage.nemesis.fault(Fault.SPIKE, "all", part="schedules", schedules=count, disturbs=()):
@@ -70,7 +70,7 @@ async def contention(stage: Stage) -> None:
     spec = stage.cluster.ground.work.specs["storm"]
     wide = replace(spec, name="wide", tasks=tuple(replace(task, queue="crowd") for task in spec.tasks))
     await stage.publish()
-    async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
         await publish_specs(conn, stage.cluster.ground.work, [wide])
     for number in range(tasks // len(wide.tasks)):
         await stage.trigger("wide", f"wide-{number}")
@@ -116,7 +116,7 @@ async def after_a_long_absence(stage: Stage) -> None:
         await scheduler.stop()
     await stage.publish()
     known = stage.cluster.ground.work.specs
-    async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
         now = await shards.read_clock(conn)
         begin, end = now - DOWN, now + timedelta(seconds=5)
         for policy in MisfirePolicy:

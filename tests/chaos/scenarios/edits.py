@@ -36,7 +36,7 @@ class Editor:
     asked: int = field(default=0)
 
     async def edit(self, seconds: float, per_second: float) -> None:
-        async with await connect(self.stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(self.stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
             deadline = asyncio.get_running_loop().time() + seconds
             while asyncio.get_running_loop().time() < deadline:
                 known = await schedules.of_dag(conn, dag=DAG)
@@ -84,7 +84,7 @@ async def edit_storm(stage: Stage) -> None:
 
 
 async def _pause_now_and_then(stage: Stage, seconds: float) -> None:
-    async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
         for number in range(int(seconds / 2)):
             for verb, name in ((pause, "pause"), (unpause, "unpause")):
                 actor = f"{name}-{number}"
@@ -120,7 +120,7 @@ async def orphans(stage: Stage) -> None:
     await stage.runs_over(ended)
     async with stage.nemesis.fault(Fault.POISON, "all", part="unclosed run"):
         # Past the audit: this never happened by any verb.
-        async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
             await conn.execute("set session_replication_role = replica")
             await conn.execute(
                 "update run_status set state = 'running', open_tasks = 1, finished_at = null where run_id = any(%s)",

@@ -57,7 +57,7 @@ async def _resize(stage: Stage, over: asyncio.Event) -> None:
 
 
 async def _set(stage: Stage, slots: int) -> None:
-    async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
         await set_pool(conn, name=POOL, slots=slots, actor="chaos")
 
 

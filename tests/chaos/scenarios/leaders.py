@@ -57,10 +57,10 @@ async def share_and_lose(stage: Stage) -> None:
     )
     await stage.begin_load(seconds=stage.scaled(600, 32, 12), quick=12, steady=int(stage.scaled(200, 8)), per_second=2)
     killed, frozen = [], []
-    async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
         for number in range(int(stage.scaled(40, 4, 2))):
             await set_shards(conn, shards=(2, 4)[number % 2], actor="chaos")
-            await notify(conn, Channel.LEAD)
+            await notify(conn, Channel.LEADER)
             await elapse(stage.dice.uniform(0.3, 1.2))
             await stage.has_standby()
             (killed, frozen, [], killed)[number % 4].append(await deeds[number % 4]())
@@ -85,10 +85,10 @@ async def share_out_anew(stage: Stage) -> None:
         seconds=stage.scaled(10 * 200, 36), quick=24, quick_dags=SPREAD, steady=int(stage.scaled(200, 8)), per_second=2
     )
     took = []
-    async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
         for number, shards in enumerate((4, 2, 8, 1) * rounds):
             await set_shards(conn, shards=shards, actor="chaos")
-            await notify(conn, Channel.LEAD)
+            await notify(conn, Channel.LEADER)
             await elapse(stage.dice.uniform(0.02, 0.6))
             await stage.has_standby()
             if number % 2 == 0:
@@ -128,7 +128,7 @@ async def freeze_leaders(stage: Stage) -> None:
         found = await processes.freeze_leader(stage.nemesis, seconds, is_planning=is_planning, whom=whom)
         if seconds > TAKEOVER_AFTER_FREEZE:
             took.append(found)
-            async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+            async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
                 await zombie.plan_everything(conn, whom[1])
     stage.counted(zombie)
     stage.expect_within(took, TAKEOVER_AFTER_FREEZE, "takeover after a freeze")

@@ -24,7 +24,7 @@ async def backfills(stage: Stage) -> None:
     """N30b: two backfills, oldest and newest first. Each instant gets one run, and no more than allowed are open at once."""
     count = int(stage.scaled(1500, 60))
     await stage.begin_load(seconds=stage.scaled(120, 14), quick=4)
-    async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
         last = await shards.read_clock(conn)
         for number in range(2):
             wish = BackfillRequest(
@@ -84,7 +84,7 @@ select run_id, idx, -1, 1, 0, 1000, false, repeat('x', 1000) from all_tasks
 async def remember(stage: Stage) -> None:
     """Before anything is started, so that the old runs are the first: ids rise with time."""
     await stage.publish()
-    async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
         await conn.execute("set session_replication_role = replica")
         await conn.execute(_OLD, {"count": int(stage.scaled(20_000, 2_000))})
 

@@ -58,7 +58,7 @@ async def poison_candidate(stage: Stage) -> None:
     spec = stage.cluster.ground.work.specs["pulse"]
     spec = replace(spec, name="unserved", tasks=tuple(replace(task, queue=NOBODY) for task in spec.tasks))
     await stage.publish()
-    async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+    async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
         await publish_specs(conn, stage.cluster.ground.work, [spec])
         sessions = []
         for number in range(count):

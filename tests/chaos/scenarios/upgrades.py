@@ -93,7 +93,7 @@ class Upgrade:
         stage.expect(GAVE_WAY in told, "the migration did not meet the reader")
         labels = [*self.release.migrations, self.release.functions.label]
         stage.expect(all(name in told for name in labels), f"migrate did: {told}")
-        async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
             await wrap_functions(conn, self.release.functions)
 
     async def go_on(self) -> None:
@@ -121,7 +121,7 @@ class Upgrade:
         await elapse(stage.dice.uniform(0.2, 0.6))
 
     async def _drain(self, runner: Member) -> None:
-        async with await connect(self.stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+        async with await connect(self.stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
             sessions = [each.session for each in await verb.find_runners(conn, [runner.name])]
             await verb.drain(conn, sessions=sessions, actor="chaos")
             await notify(conn, Channel.STOP)

@@ -114,7 +114,7 @@ async def test_a_change_is_of_one_account_and_ends_what_that_one_gave_out(db: As
 async def test_two_at_once_do_not_take_each_other_the_last_admin(conn: AsyncConnection, database: str) -> None:
     for name in ("a", "b"):
         await account(conn, name, "admin")
-    async with await connect(database, purpose=Purpose.PLANNING) as other:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as other:
         async with other.transaction():
             assert await change(other, "a", VIEWER) == "changed"
             second = asyncio.ensure_future(change(conn, "b", VIEWER))
@@ -130,7 +130,7 @@ async def test_whoever_changes_a_viewer_waits_for_admins_and_not_for_other_viewe
         await account(conn, name)
     await account(conn, "root", "admin")
     await conn.execute("set lock_timeout = '300ms'")
-    async with await connect(database, purpose=Purpose.PLANNING) as other, other.transaction():
+    async with await connect(database, purpose=Purpose.SCHEDULER) as other, other.transaction():
         await other.execute("select from account where name = 'b' for no key update")
         assert await change(conn, "a", AccountChange(role="editor")) == "changed"
         await other.execute("select from account where name = 'root' for no key update")

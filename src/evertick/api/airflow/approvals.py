@@ -127,7 +127,7 @@ async def update_hitl_detail(
     decision = Decision(
         is_approved=body.chosen_options == [APPROVE], actor=caller.actor, fields=lambda form: body.params_input
     )
-    async with caller.write(Channel.READY, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.SCHEDULE) as conn:
         found = await _find(caller, conn, (dag_id, dag_run_id, task_id), map_index)
         row = await decide_approval(
             conn,

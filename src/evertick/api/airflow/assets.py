@@ -130,7 +130,7 @@ async def materialize_asset(asset_id: AssetId, caller: Who, body: MaterializeBod
     for name in ("logical_date", "data_interval_start", "data_interval_end", "run_after", "partition_key"):
         if getattr(wish, name) is not None:
             raise UserError(f"{name} must be null: the run starts immediately.")
-    async with caller.write(Channel.READY) as conn:
+    async with caller.write(Channel.TASKS) as conn:
         asset = await find_asset(conn, asset_id)
         makers = {task["dag_id"] for task in asset["producing_tasks"]}
         if len(makers) != 1:
@@ -139,7 +139,7 @@ async def materialize_asset(asset_id: AssetId, caller: Who, body: MaterializeBod
         about = Particulars(key=wish.dag_run_id, note=wish.note or None)
         made = await trigger(conn, dag=row.name, params=wish.conf or {}, actor=caller.actor, about=about)
         if made.defers:
-            caller.also.add(Channel.PLAN)
+            caller.also.add(Channel.SCHEDULE)
         if not made.is_new:
             raise Conflict(f"A DAGRun of '{row.name}' with ID '{wish.dag_run_id}' already exists")
         run = await listings.run_by_number(conn, dag_id=row.dag_id, run_id=made.run_id)
@@ -259,7 +259,7 @@ async def create_asset_event(body: NewEvent, caller: Who) -> dict[str, Any]:
     if body.access_control is not None and (body.access_control.consumer_teams or not body.access_control.allow_global):
         raise UserError("access_control must be omitted: Evertick has no teams.")
     extra = {**body.extra, "from_rest_api": True}
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         name = await _name_of(conn, body.asset_id)
         told = await update_asset(conn, asset=name, extra=extra, actor=caller.actor)
     made = ListedUpdate(name, told.update_id, None, None, None, None, -1, told.occurred_at, extra)

@@ -79,7 +79,7 @@ async def list_backfills(
 @router.post("/backfills", response_model=BackfillResponse)
 @requires(Permission.RUN_BACKFILLS)
 async def create_backfill(body: BackfillBody, caller: Who) -> dict[str, Any]:
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await caller.dag(conn, body.dag_id)
         # As in Airflow: one active backfill per DAG, checked before other errors. The native API has no such limit.
         if any(row.finished_at is None for row in await backfills.list_newest(conn, dag=body.dag_id, limit=_LOOKED_AT)):
@@ -117,7 +117,7 @@ async def pause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]
 @router.put("/backfills/{backfill_id}/unpause", response_model=BackfillResponse)
 @requires(Permission.RUN_BACKFILLS)
 async def unpause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await find_backfill(caller, conn, backfill_id)
         return _document(await verbs.resume(conn, backfill_id=backfill_id, actor=caller.actor))
 
@@ -125,7 +125,7 @@ async def unpause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, An
 @router.put("/backfills/{backfill_id}/cancel", response_model=BackfillResponse)
 @requires(Permission.RUN_BACKFILLS)
 async def cancel_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
-    async with caller.write(Channel.STOP, Channel.READY) as conn:
+    async with caller.write(Channel.STOP, Channel.TASKS) as conn:
         await find_backfill(caller, conn, backfill_id)
         await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=False, actor=caller.actor)
         return _document(await verbs.find_backfill(conn, backfill_id))

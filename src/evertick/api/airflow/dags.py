@@ -143,7 +143,7 @@ async def patch_dags(
         return {"dags": [], "total_entries": 0}
     async with caller.read() as conn:
         names, total = await listings.list_dags(conn, wanted, PageRequest(limit=page_size(limit), offset=offset))
-    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         for name in names:
             await _pause(caller, conn, name, body, update_mask)
         return {"dags": await _documents(conn, await dags.named(conn, names)), "total_entries": total}
@@ -159,7 +159,7 @@ async def get_dag(dag_id: str, caller: Who) -> dict[str, Any]:
 @router.patch("/dags/{dag_id}", response_model=DAGResponse)
 @requires(Permission.PAUSE_DAGS)
 async def patch_dag(dag_id: str, body: DagPatch, caller: Who, update_mask: Texts = None) -> dict[str, Any]:
-    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         await caller.dag(conn, dag_id)
         await _pause(caller, conn, dag_id, body, update_mask)
         return (await _documents(conn, [await caller.dag(conn, dag_id)]))[0]
@@ -169,7 +169,7 @@ async def patch_dag(dag_id: str, body: DagPatch, caller: Who, update_mask: Texts
 @requires(Permission.DELETE_DAGS)
 async def delete_dag(dag_id: str, caller: Who) -> None:
     """Delete the DAG and keep its history. If its file still exists, a change of the file publishes the DAG again."""
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await caller.dag(conn, dag_id)
         await verbs.delete(conn, dag=dag_id, actor=caller.actor)
 

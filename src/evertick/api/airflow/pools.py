@@ -83,7 +83,7 @@ async def get_pools(
 @router.post("/pools", response_model=PoolResponse, status_code=201)
 @requires(Permission.EDIT_POOLS)
 async def post_pool(body: PoolBody, caller: Who) -> dict[str, Any]:
-    async with caller.write(Channel.READY) as conn:
+    async with caller.write(Channel.TASKS) as conn:
         await _create(caller, conn, body, is_new=True)
         return await _one(conn, body.name)
 
@@ -91,7 +91,7 @@ async def post_pool(body: PoolBody, caller: Who) -> dict[str, Any]:
 @router.patch("/pools", response_model=BulkResponse)
 @requires(Permission.EDIT_POOLS)
 async def bulk_pools(body: BulkBody[PoolBody], caller: Who) -> dict[str, Any]:
-    async with caller.write(Channel.READY) as conn:
+    async with caller.write(Channel.TASKS) as conn:
 
         async def update(entity: PoolBody, mask: list[str] | None) -> None:
             fields = entity.model_fields_set - {"name"}
@@ -116,7 +116,7 @@ async def get_pool(pool_name: str, caller: Who) -> dict[str, Any]:
 @router.patch("/pools/{pool_name:path}", response_model=PoolResponse)
 @requires(Permission.EDIT_POOLS)
 async def patch_pool(pool_name: str, body: PoolPatch, caller: Who, update_mask: Texts = None) -> dict[str, Any]:
-    async with caller.write(Channel.READY) as conn:
+    async with caller.write(Channel.TASKS) as conn:
         await _change(caller, conn, pool_name, body, update_mask)
         return await _one(conn, pool_name)
 

@@ -95,7 +95,7 @@ async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[s
         if getattr(body, name) is not None:
             raise UserError(f"{name} must be null: a run has only a logical_date.")
     at = _instant(body.logical_date)
-    async with caller.write(Channel.READY) as conn:
+    async with caller.write(Channel.TASKS) as conn:
         row = await caller.dag(conn, dag_id)
         if any(error.file == row.file for error in await dags.import_errors(conn)):
             raise UserError(f"DAG with dag_id: '{dag_id}' has import errors and cannot be triggered")
@@ -104,7 +104,7 @@ async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[s
         about = Particulars(key=body.dag_run_id, fire_at=at, note=body.note or None)
         made = await trigger(conn, dag=dag_id, params=body.conf or {}, actor=caller.actor, about=about)
         if made.defers:
-            caller.also.add(Channel.PLAN)
+            caller.also.add(Channel.SCHEDULE)
         if not made.is_new:
             raise Conflict(
                 f"A DAGRun of '{dag_id}' with ID '{body.dag_run_id}' or with that logical date already exists"
@@ -118,7 +118,7 @@ async def patch_dag_run(
     dag_id: str, dag_run_id: str, body: RunPatch, caller: Who, update_mask: Texts = None
 ) -> dict[str, Any]:
     """Set the state: success and failed end open tasks; queued runs all tasks again."""
-    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
         await _change(caller, conn, run, body, update_mask)
         return run_document(await find_run(caller, conn, dag_id, dag_run_id))
@@ -136,7 +136,7 @@ async def delete_dag_run(dag_id: str, dag_run_id: str, caller: Who) -> None:
 @requires(Permission.CLEAR_TASKS)
 async def clear_dag_run(dag_id: str, dag_run_id: str, body: RunClear, caller: Who) -> dict[str, Any]:
     refuse_only_new(body.only_new)
-    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
         chosen = await _chosen(conn, run, only_failed=body.only_failed)
         if body.dry_run:
@@ -154,7 +154,7 @@ async def clear_dag_runs(dag_id: str, body: RunsClear, caller: Who) -> dict[str,
     if body.partition_key or body.partition_date_start or body.partition_date_end:
         raise UserError("Evertick has no partitions. Name the runs in dag_runs.")
     documents: list[dict[str, Any]] = []
-    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         for each in body.dag_runs or []:
             run = await find_run(caller, conn, whose_run(dag_id, each.dag_id), each.dag_run_id)
             chosen = await _chosen(conn, run, only_failed=body.only_failed)
@@ -171,7 +171,7 @@ async def clear_dag_runs(dag_id: str, body: RunsClear, caller: Who) -> dict[str,
 async def bulk_dag_runs(dag_id: str, body: BulkBody[BulkRun], caller: Who) -> dict[str, Any]:
     """Bulk updates and deletions. Runs are created by triggering them."""
     tally = Tally()
-    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         for action in body.actions:
             for entity in action.entities:
                 wish = entity if isinstance(entity, BulkRun) else BulkRun(dag_run_id=entity)

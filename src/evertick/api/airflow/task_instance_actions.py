@@ -165,7 +165,7 @@ async def patch_task_group_instances(
     dag_id: str, dag_run_id: str, group_id: str, body: InstancePatch, caller: Who, update_mask: Texts = None
 ) -> dict[str, Any]:
     """Update all task instances of a group."""
-    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         found = await _of_group(caller, conn, (dag_id, dag_run_id), group_id, body)
         return await _carry_out(caller, conn, found, body, update_mask)
 
@@ -190,7 +190,7 @@ async def post_clear_task_instances(dag_id: str, body: ClearBody, caller: Who) -
         found = [(run, await _to_clear(conn, run, body)) for run in runs]
     if body.prevent_running_task and any(row.phase == "running" for _, rows in found for row in rows):
         raise Conflict("Task instances are running and prevent_running_task is set. Wait until they end, or omit it.")
-    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         for run, rows in found if not body.dry_run else ():
             await clear_chosen(caller, conn, run, rows, How(body.run_on_latest_version, body.note))
         return await _told(conn, [row for _, rows in found for row in rows])
@@ -229,7 +229,7 @@ async def _patch(
     # Select the runs first, on a read connection.
     async with caller.read() as conn:
         found = await _meant(caller, conn, names, map_index, body)
-    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         return await _carry_out(caller, conn, found, body, update_mask)
 
 

@@ -59,7 +59,7 @@ def endpoint_of(route: Route) -> Callable[..., Any]:
     is_direct = not is_tagged and route.repeated_status is None
     if not is_direct:
         parameters.append(inspect.Parameter("response", inspect.Parameter.KEYWORD_ONLY, annotation=Response))
-    endpoint = _direct(route) if is_direct else _answering(route, is_tagged=is_tagged)
+    endpoint = _direct(route) if is_direct else _endpoint_of(route, is_tagged=is_tagged)
     endpoint.__name__, endpoint.__doc__ = route.name or route.function.__name__, route.function.__doc__
     endpoint.__signature__ = operation.replace(parameters=parameters, return_annotation=returned)  # type: ignore[attr-defined]
     return endpoint
@@ -72,7 +72,7 @@ def _direct(route: Route) -> Callable[..., Any]:
     return endpoint
 
 
-def _answering(route: Route, *, is_tagged: bool) -> Callable[..., Any]:
+def _endpoint_of(route: Route, *, is_tagged: bool) -> Callable[..., Any]:
     """For a record that also decides the headers or the status of the response."""
 
     async def endpoint(*, response: Response, **values: Any) -> Any:

@@ -74,7 +74,7 @@ def migrate_database() -> None:
 
     async def apply() -> list[str]:
         with with_advice(url):
-            async with await connect(url, purpose=Purpose.PLANNING) as conn:
+            async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
                 return await migrate(conn, tell=lambda text: typer.echo(text, err=True))
 
     applied = asyncio.run(apply())
@@ -99,7 +99,7 @@ def make_roles(
     url = database_url(read_settings())
 
     async def make() -> list[str]:
-        async with opened(url, Purpose.PLANNING) as conn:
+        async with opened(url, Purpose.SCHEDULER) as conn:
             newer = (await status(conn)).newer
             if newer and not keeps_older:
                 raise SchemaMismatch(
@@ -304,7 +304,7 @@ async def _count(url: str, before: datetime, now: datetime, advance: Advance) ->
 async def _prune(url: str, limits: Limits, advance: Advance) -> PruneRound:
     """In the name of the leader of each step. The leader may change between two steps."""
     done = PruneRound(limits, actor=f"cli:{user_name()}")
-    async with opened(url, Purpose.PLANNING) as conn:
+    async with opened(url, Purpose.SCHEDULER) as conn:
         while not done.is_over:
             leader = await shards.leader(conn, shard=SHARD)
             started = time.monotonic()

@@ -86,7 +86,7 @@ async def _deploy(folder: Path, name: str, settings: Settings, *, remove_missing
     context = LocalContext(settings)
     try:
         caller = local_caller(context)
-        async with caller.write(Channel.PLAN, Channel.READY) as conn:
+        async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
             done = await deploy(conn, loaded, folder=folder, name=name, settings=settings, actor=caller.actor)
             if remove_missing and done.missing:
                 await remove(conn, done.missing, actor=caller.actor)

@@ -241,7 +241,7 @@ def set_shards_command(count: Count) -> None:
 
 # Not an operation: a server must not offer it.
 async def _set_shards(caller: Caller, *, count: int) -> None:
-    async with caller.write(Channel.LEAD, Channel.PLAN) as conn:
+    async with caller.write(Channel.LEADER, Channel.SCHEDULE) as conn:
         await set_shards(conn, shards=count, actor=caller.actor)
 
 

@@ -25,7 +25,7 @@ from evertick.observability.logging import configure
 from evertick.processes.identity import process_name
 from evertick.publisher.routing_file import load_routing
 from evertick.supervisor.fork_server import ForkServer
-from evertick.supervisor.postgres_home import Home, holder_of, shown
+from evertick.supervisor.postgres_home import HomeDirectory, holder_of, shown
 from evertick.supervisor.supervisor import SERVICES, Supervisor
 
 app = typer.Typer(add_completion=False)
@@ -68,8 +68,8 @@ def up(
     )
     load_routing(settings.routing_file)
     log = configure(service="evertick", owner=process_name(), as_json=settings.log == "json")
-    nursery = ForkServer(_services())
-    supervisor = Supervisor(settings, environment=environment_for(settings), nursery=nursery, say=_say, log=log)
+    fork_server = ForkServer(_services())
+    supervisor = Supervisor(settings, environment=environment_for(settings), fork_server=fork_server, say=_say, log=log)
     # If another one runs already, the supervisor reports it, and there is nothing to announce.
     if settings.database_url or holder_of(settings.home) is None:
         copied = put_examples(settings.dags_folder)
@@ -150,7 +150,7 @@ async def _supervise(supervisor: Supervisor, settings: Settings) -> None:
         # Under nohup the terminal may close while the work continues.
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, _stop, supervisor)
-    with with_advice(settings.database_url or Home(settings.home).url):
+    with with_advice(settings.database_url or HomeDirectory(settings.home).url):
         await supervisor.run()
     # All children have ended. If this process still waits for something, it prints the stack and exits.
     faulthandler.dump_traceback_later(LONGEST_END_SECONDS, exit=True)

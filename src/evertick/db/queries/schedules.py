@@ -206,7 +206,7 @@ async def settle(conn: AsyncConnection, *, plans: list[JsonObject]) -> FireResul
     return cast(FireResult, await one_row(conn, sql("schedules", "settle"), {"plans": Jsonb(plans)}, FireResult))
 
 
-async def set_schedule_aside(
+async def quarantine_schedule(
     conn: AsyncConnection, *, shard: int, epoch: int, due: DueSchedule, reason: str, is_tried_again: bool
 ) -> bool:
     """Whether that version was current and not quarantined before."""

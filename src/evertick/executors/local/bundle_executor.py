@@ -110,16 +110,16 @@ class BundleExecutor:
         else:
             self._kill(attempt)
 
-    def keep_contact(self, until: float) -> None:
+    def extend_lease(self, until: float) -> None:
         """The lease is valid until then: attempts that must not outlive it are stopped at that time."""
         self.contact_until = until
-        self.stock.keep_contact(until)
+        self.stock.extend_lease(until)
 
     def tick(self, now: float) -> None:
         """Idle children that were not used for long exit, one at a time."""
         self.stock.tick(now)
         if self._warm and now - self.last_used_at > self._limits.warm_idle_seconds:
-            self._warm.pop(0).hang_up()
+            self._warm.pop(0).close()
 
     def withdraw(self) -> list[Attempt]:
         """The orders that have not started, and now never will."""
@@ -145,7 +145,7 @@ class BundleExecutor:
             link = self._warm.pop()
             if not link.parent.is_retiring:
                 return link
-            link.hang_up()
+            link.close()
         return self.stock.take()
 
     def _find_shared_child(self) -> ChildProcess | None:
@@ -155,12 +155,12 @@ class BundleExecutor:
             if self._shared is not None:
                 self._shared.is_shared = True
             if link is not None and not link.running:
-                link.hang_up()
+                link.close()
         return self._shared
 
     def _start_in(self, link: ChildProcess, attempt: Attempt) -> None:
         if attempt.order.stops_on_lost_contact and not self._may_start(link, attempt):
-            link.hang_up()
+            link.close()
             return
         link.last_number += 1
         attempt.number = link.last_number
@@ -206,7 +206,7 @@ class BundleExecutor:
         if attempt is None:
             return
         if attempt.verdict is not None and not link.is_shared:
-            link.hang_up()  # it was asked to stop: only its death counts, which this speeds up
+            link.close()  # it was asked to stop: only its death counts, which this speeds up
             return
         del link.running[report.number]
         link.is_worn = link.is_worn or report.should_retire
@@ -224,9 +224,9 @@ class BundleExecutor:
             if is_leaving and self._shared is link:
                 self._shared = None
             if is_leaving and not link.running:
-                link.hang_up()
+                link.close()
         elif attempt.order.isolation is Isolation.PROCESS or is_leaving:
-            link.hang_up()
+            link.close()
         else:
             self._warm.append(link)
 

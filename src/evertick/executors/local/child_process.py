@@ -155,7 +155,7 @@ class ChildProcess:
             self._unsent = frames[sent:]
             self._loop.add_writer(self.sock.fileno(), self._send_rest)
 
-    def condemn(self, kind: OutcomeKind, reason: str) -> None:
+    def set_verdict(self, kind: OutcomeKind, reason: str) -> None:
         """The attempt is being killed: record this verdict as its outcome, not the way it dies."""
         for attempt in self.running.values():
             attempt.verdict = attempt.verdict or (kind, reason)
@@ -188,7 +188,7 @@ class ChildProcess:
             if len(received) < RECEIVE_BYTES:
                 return
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         """Close the connection; the child then exits by itself."""
         if self.hung_up_at is None:
             self.hung_up_at = self._loop.time()

@@ -122,12 +122,12 @@ class LocalExecutor:
         if (attempt := self._attempts.get((key, epoch))) is not None:
             self._condemn(attempt, OutcomeKind.KILLED, reason, grace_seconds)
 
-    def keep_contact(self, until: float) -> None:
+    def extend_lease(self, until: float) -> None:
         """Until then, in seconds since boot, these attempts cannot be given to another runner: attempts that must not
         overlap with a successor are stopped at that time by their fork server, unless this is called again before."""
         self.contact_until = until
         for home in (*self._homes.values(), *self._leaving):
-            home.keep_contact(until)
+            home.extend_lease(until)
 
     def poll_logs(self) -> list[LogChunk]:
         """New lines of running attempts, and lines that did not fit into an outcome. Call it every 200 ms.

@@ -167,7 +167,7 @@ class ForkServerClient:
         link.is_guarded = True
         return True
 
-    def keep_contact(self, until: float) -> None:
+    def extend_lease(self, until: float) -> None:
         if any(link.is_guarded for link in self.children.values()):
             self._request("contact", until)
 
@@ -223,9 +223,9 @@ class ForkServerClient:
                 self._control.close()
                 self._wait_for_keeper()
                 return
-            self._hear(json.loads(message), fds)
+            self._on_message(json.loads(message), fds)
 
-    def _hear(self, message: list[Any], fds: list[int]) -> None:
+    def _on_message(self, message: list[Any], fds: list[int]) -> None:
         match message:
             case ["born", born]:
                 self.forking -= len(born)
@@ -240,13 +240,13 @@ class ForkServerClient:
                     if (gone := self.children.pop(number, None)) is not None:
                         gone.receive()
                         self._put(ChildDied(self, gone, status))
-                        gone.hang_up()
+                        gone.close()
                         if is_log_finished:
                             self._spool.finish(gone.spool.path)
             case ["cut_off", numbers]:
                 for number in numbers:
                     if (cut_off := self.children.get(number)) is not None:
-                        cut_off.condemn(OutcomeKind.LOST, LEASE_EXPIRED)
+                        cut_off.set_verdict(OutcomeKind.LOST, LEASE_EXPIRED)
             case ["ready", pid, coroutine_tasks]:
                 self._pid = pid
                 self.is_ready = True
@@ -269,7 +269,7 @@ class ForkServerClient:
             self.destroy()
         self._put(ServerGone(self, _ended(code) + self._last_words(code)))
         for link in self.children.values():
-            link.hang_up()
+            link.close()
         self.children.clear()
         self._spool.abandon(self._token)
 

@@ -140,11 +140,11 @@ class ProcessPool:
             self._last_miss_at = now
             self._level -= 1
         if len(self._idle) > self._level:
-            self._idle.pop().hang_up()
+            self._idle.pop().close()
 
-    def keep_contact(self, until: float) -> None:
+    def extend_lease(self, until: float) -> None:
         for parent in self._parents:
-            parent.keep_contact(until)
+            parent.extend_lease(until)
 
     def close(self) -> None:
         """Stop the fork servers and everything below them."""
@@ -248,7 +248,7 @@ class ProcessPool:
         parent.is_retiring = True
         for link in [link for link in self._idle if link.parent is parent]:
             self._idle.remove(link)
-            link.hang_up()
+            link.close()
 
     def _on_unforkable(self, parent: ForkServerClient) -> None:
         self._imports_in_child = True
@@ -298,7 +298,7 @@ class ProcessPool:
     def _shelve(self, link: ChildProcess) -> None:
         link.is_loaded = True
         if link.parent.is_retiring:
-            link.hang_up()
+            link.close()
             return
         self._pause_seconds = 0.0
         self._idle.append(link)

@@ -47,9 +47,9 @@ async def record_outcome(
 
 def channels_to_notify(done: Exchange, outcome: Outcome) -> set[Channel]:
     """The channels of the processes that can act on this outcome."""
-    channels = {Channel.READY} if done.has_more else set()
+    channels = {Channel.TASKS} if done.has_more else set()
     if done.has_arrivals or outcome.kind in MAY_WAIT:
-        channels.add(Channel.PLAN)
+        channels.add(Channel.SCHEDULE)
     return channels
 
 

@@ -144,7 +144,7 @@ class RemoteSession:
         works = [self._notifier.run(), self._submissions.run(), self._actions.run(), self._observer.run()]
         works += [self._peers.run(), clean_results(self._settings, link=self._side, log=self._log)]
         if self._settings.listen_notify:
-            channels = [Channel.READY, Channel.STOP, Channel.JOIN]
+            channels = [Channel.TASKS, Channel.STOP, Channel.RUNNER]
             works.append(listen_forever(self._url, channels, self._put_notification, log=self._log))
         return works
 
@@ -174,7 +174,7 @@ class RemoteSession:
                     self._apply_heartbeat(event)
                 case Woken(channel=Channel.STOP):
                     self._heartbeat.beat_now()
-                case Woken(channel=Channel.JOIN):
+                case Woken(channel=Channel.RUNNER):
                     self._peers.list_soon()
                 case Woken() | PeerDied():
                     # The tick reads everything.

@@ -59,8 +59,8 @@ class RemoteContext:
 
     def notify(self) -> None:
         """Notify the processes that can act on the end of an attempt."""
-        self.notifier.wake(Channel.READY)
-        self.notifier.wake(Channel.PLAN)
+        self.notifier.wake(Channel.TASKS)
+        self.notifier.wake(Channel.SCHEDULE)
 
     async def record_early_end(self, end: NotStarted) -> bool:
         """Record an attempt that never started. Returns whether that changed anything."""

@@ -93,7 +93,7 @@ async def create_backfill(request: Request, caller: Who) -> Response:
     form = await form_of(request)
     wish = _wish(form)
     request_key = form.get("request") or f"ui-{secrets.token_hex(8)}"
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await caller.dag(conn, wish.dag)
         made, _ = await verbs.create(conn, wish, request=request_key[:200], actor=caller.actor)
     return done(f"Backfill {made.id} of {wish.dag} created.", go=f"/backfills/{made.id}")
@@ -123,7 +123,7 @@ async def pause_backfill(backfill_id: BackfillId, caller: Who) -> Response:
 @router.post("/backfills/{backfill_id}/resume")
 @requires(Permission.RUN_BACKFILLS)
 async def resume_backfill(backfill_id: BackfillId, caller: Who) -> Response:
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await find_backfill(caller, conn, backfill_id)
         await verbs.resume(conn, backfill_id=backfill_id, actor=caller.actor)
     return done(f"Backfill {backfill_id} resumed.")
@@ -133,7 +133,7 @@ async def resume_backfill(backfill_id: BackfillId, caller: Who) -> Response:
 @requires(Permission.RUN_BACKFILLS)
 async def cancel_backfill(backfill_id: BackfillId, request: Request, caller: Who) -> Response:
     leaves = (await form_of(request)).get("leaves_runs") == "true"
-    async with caller.write(Channel.STOP, Channel.READY) as conn:
+    async with caller.write(Channel.STOP, Channel.TASKS) as conn:
         await find_backfill(caller, conn, backfill_id)
         await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves, actor=caller.actor)
     return done(

@@ -309,7 +309,7 @@ async def preview_rollback(dag: DagName, number: Number, request: Request, calle
 @requires(Permission.ROLL_BACK_DAGS)
 async def roll_back_dag(dag: DagName, number: Number, caller: Who) -> Response:
     routing = load_routing(caller.desk.settings.routing_file)
-    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         await caller.dag(conn, dag)
         back = await roll_back(conn, dag=dag, number=number, actor=caller.actor, routing=routing)
     return done(

@@ -124,7 +124,7 @@ async def save_schedule(dag: DagName, request: Request, caller: Who) -> Response
 async def change_schedule(
     dag: DagName, name: ScheduleName, change: Annotated[str, Path(pattern="^(pause|unpause)$")], caller: Who
 ) -> Response:
-    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         await find_schedule(caller, conn, dag, name)
         if change == "pause":
             await verbs.pause_schedule(conn, dag=dag, name=name, actor=caller.actor)

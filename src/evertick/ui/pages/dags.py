@@ -130,7 +130,7 @@ async def list_dags(
 @router.post("/dags/{dag}/pause")
 @requires(Permission.PAUSE_DAGS)
 async def pause_dag(dag: DagName, caller: Who) -> Response:
-    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         await caller.dag(conn, dag)
         await verbs.pause(conn, dag=dag, actor=caller.actor)
     return done(f"{dag} paused: its schedules do not fire and no new run starts. Running tasks continue.")
@@ -139,7 +139,7 @@ async def pause_dag(dag: DagName, caller: Who) -> Response:
 @router.post("/dags/{dag}/unpause")
 @requires(Permission.PAUSE_DAGS)
 async def unpause_dag(dag: DagName, caller: Who) -> Response:
-    async with caller.write(Channel.PLAN, Channel.READY) as conn:
+    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         await caller.dag(conn, dag)
         await verbs.unpause(conn, dag=dag, actor=caller.actor)
     return done(f"{dag} unpaused.")

@@ -70,7 +70,7 @@ async def put_pool(request: Request, caller: Who) -> Response:
         slots = int(form.get("slots", ""))
     except ValueError:
         raise UserError("Slots must be a whole number; 0 closes the pool.") from None
-    async with caller.write(Channel.READY) as conn:
+    async with caller.write(Channel.TASKS) as conn:
         made = await set_pool(conn, name=name, slots=slots, actor=caller.actor)
     return done(f"Pool {name} {'created' if made.is_new else 'changed'}: {slots} slots.")
 

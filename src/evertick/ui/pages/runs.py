@@ -180,7 +180,7 @@ async def cancel_run(run_id: RunId, request: Request, caller: Who) -> Response:
     reason = (await form_of(request)).get("reason", "").strip()
     if len(reason) > _LONGEST_REASON:
         raise UserError(f"The reason is too long: the limit is {_LONGEST_REASON} characters.")
-    async with caller.write(Channel.STOP, Channel.READY) as conn:
+    async with caller.write(Channel.STOP, Channel.TASKS) as conn:
         await find_run(caller, conn, run_id)
         asked = await cancel(conn, run_id=run_id, actor=caller.actor, reason=reason or None)
     return done(f"Run {run_id} canceled" + (f"; stopping {_chosen_tasks(asked)}." if asked else "."))
@@ -218,7 +218,7 @@ async def clear_run(run_id: RunId, request: Request, caller: Who) -> Response:
     which, task = form.get("which", ""), form.get("task", "")
     if which not in ("all", "failed", "named") or (which == "named" and not task):
         raise UserError("Choose which tasks to run again.")
-    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         await find_run(caller, conn, run_id)
         chosen = await select_cleared(
             conn,
@@ -259,7 +259,7 @@ async def mark_task(run_id: RunId, task: TaskName, request: Request, caller: Who
         map_index = int(form.get("map_index", "-1"))
     except ValueError:
         raise UserError("map_index must be a whole number.") from None
-    async with caller.write(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         _, _, key = await find_task(caller, conn, run_id, task, map_index)
         outcome = await mark(conn, key, state=state, actor=caller.actor)
     then = "marked" if outcome == "marked" else "is stopping and will be marked"

@@ -64,10 +64,10 @@ async def start_run(dag: DagName, request: Request, caller: Who) -> Response:
     error = None
     if not any(field.error for field in fields):
         try:
-            async with caller.write(Channel.READY) as conn:
+            async with caller.write(Channel.TASKS) as conn:
                 made = await trigger(conn, dag=dag, params=params, actor=caller.actor)
                 if made.defers:
-                    caller.also.add(Channel.PLAN)
+                    caller.also.add(Channel.SCHEDULE)
             return done(f"Run {made.run_id} of {dag} created.", go=f"/runs/{made.run_id}")
         except UserError as refused:
             error = str(refused)

@@ -61,7 +61,7 @@ async def decide(run_id: RunId, task: TaskName, request: Request, caller: Who) -
         note=form.get("note", "").strip() or None,
         fields=lambda _: given if is_approved else {},
     )
-    async with caller.write(Channel.READY, Channel.PLAN) as conn:
+    async with caller.write(Channel.TASKS, Channel.SCHEDULE) as conn:
         await decide_approval(conn, run_id=run_id, task=task, decision=decision, role=caller.principal.role)
     return done(
         f"{row.title}: {'approved' if is_approved else 'rejected'}.", go=f"/runs/{run_id}/tasks/{segment(task)}"
@@ -120,7 +120,7 @@ async def list_assets(request: Request, caller: Who, q: Text = "", after: Text =
 @requires(Permission.SEND_EVENTS)
 async def tell(name: Name, caller: Who) -> Response:
     """Report an external update of the asset."""
-    async with caller.write(Channel.PLAN) as conn:
+    async with caller.write(Channel.SCHEDULE) as conn:
         await find_asset(conn, name)
         await update_asset(conn, asset=name, extra={}, actor=caller.actor)
     return done(f"Asset {name} updated. DAGs that depend on it are notified.")
