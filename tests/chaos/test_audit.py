@@ -157,7 +157,7 @@ async def test_silence_counted_by_an_old_leader_is_seen(audited: Conn, database:
 
 async def test_a_database_that_takes_stale_reports_is_found_out(audited: Conn, logs: dict[str, Path]) -> None:
     """With the guard removed, the report of a replaced attempt ends the one that replaced it."""
-    text = await value(audited, "select pg_get_functiondef('finish_unaudited'::regproc)")
+    text = await value(audited, "select pg_get_functiondef('finish_attempts_unaudited'::regproc)")
     guard = re.compile(r"and k\.epoch = d\.epoch and k\.session = p_session")
     assert guard.search(text), "this test must follow the guard of finish"
     await put(audited, make_dag("d", {"a": []}))

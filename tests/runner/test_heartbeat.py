@@ -45,7 +45,7 @@ async def line_of_the_heartbeat(conn: AsyncConnection) -> int:
     """The server's process for it."""
     query = (
         "select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
-        " and query like '%%extend(%%'"
+        " and query like '%%extend_leases(%%'"
     )
     return int(str(await eventually(lambda: value(conn, query))))
 

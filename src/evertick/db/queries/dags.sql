@@ -179,7 +179,7 @@ select r.dag_id, s.run_id, s.state, r.created_at, r.fire_at, s.started_at, s.fin
 
 -- name: next_fires
 -- For each DAG its next schedule, or one that depends on something other than time.
-select distinct on (c.dag_id) c.dag_id, c.name, c.spec, s.next_due, s.is_paused, s.error
+select distinct on (c.dag_id) c.dag_id, c.name, c.spec, s.next_due, s.is_paused as paused, s.error
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id
  where c.dag_id = any(%(dag_ids)s::int[]) and c.deleted_at is null
  order by c.dag_id, s.next_due nulls last, c.name limit cardinality(%(dag_ids)s::int[])
