@@ -19,7 +19,7 @@ from bench.house import DAGS, ROOT, NotMeasured, service_environment
 from bench.usage import pss_bytes, tree, tree_seconds
 
 from evertick.processes.linux import die_with_parent
-from evertick.supervisor.postgres_home import Home
+from evertick.supervisor.postgres_home import HomeDirectory
 
 _READY_SECONDS = 60.0
 
@@ -114,13 +114,13 @@ async def _run_something(folder: Path) -> None:
 def _vacuum(folder: Path) -> None:
     """Autovacuum visits each table of a new database once in the first minutes, in about 80 transactions that do not recur.
     Vacuum now, so that they are not counted."""
-    with psycopg.connect(Home(folder / "home").url, autocommit=True) as conn:
+    with psycopg.connect(HomeDirectory(folder / "home").url, autocommit=True) as conn:
         conn.execute("vacuum (analyze)")
 
 
 def _transactions(folder: Path) -> int:
     """Count transactions from the maintenance database, so that the query itself is not counted."""
-    with psycopg.connect(Home(folder / "home").maintenance_url, autocommit=True) as conn:
+    with psycopg.connect(HomeDirectory(folder / "home").maintenance_url, autocommit=True) as conn:
         row = conn.execute(
             "select xact_commit + xact_rollback from pg_stat_database where datname = 'evertick'"
         ).fetchone()

@@ -26,7 +26,7 @@ RUNNERS = (1, 2, 4, 8)
 TASKS = 5_000
 # Interval of sampling the sessions. Each sample costs the server a tenth of a millisecond.
 _SESSIONS = "select coalesce(wait_event_type || ': ' || wait_event, 'on a processor') from pg_stat_activity"
-_HOT = "where datname = current_database() and application_name = 'evertick-hot' and state = 'active'"
+_HOT = "where datname = current_database() and application_name = 'evertick-runner' and state = 'active'"
 
 
 async def crowds(server: Server, folder: Path, rounds: int) -> list[Shown]:

@@ -184,7 +184,7 @@ async def test_whoever_uses_a_table_is_not_held_up_by_a_migration_that_waits_for
             assert not done.done()
         assert await done == ["0004_fourth"]
         assert await (await user.execute("select later from thing where id = 2")).fetchone() == (7,)
-    told = f"0004_fourth waits for a table that is in use, by evertick-planning (pid {reader_pid}) for "
+    told = f"0004_fourth waits for a table that is in use, by evertick-scheduler (pid {reader_pid}) for "
     assert given_up[0].startswith(told)
 
 

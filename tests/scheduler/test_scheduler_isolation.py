@@ -116,7 +116,7 @@ async def test_a_look_that_takes_for_ever_is_broken_off_and_costs_no_fire_and_no
         assert len(said.events("leadership_acquired")) == 1, "it leads all the time"
     assert max(late) < LATE_SECONDS
     assert (await states(conn, run)) == {"a": "available"}
-    assert counted["step_failures{look}"] >= 1
+    assert counted["job_failures{look}"] >= 1
 
 
 @pytest.mark.requirement("A1", "A12")
@@ -145,7 +145,7 @@ async def test_a_step_that_takes_for_ever_is_broken_off_and_the_others_go_on(
         await eventually(lambda: value(conn, "select state = 'available' from task where run_id = %s", run))
         await said.saw("runner_lost", session=lost.session)
         await said.saw("row_quarantined", kind="run", verb="reconcile", within_seconds=60)
-    assert counted["step_failures{reconcile}"] >= 1
+    assert counted["job_failures{reconcile}"] >= 1
     assert counted["quarantined{run}"] == 1
 
 
@@ -198,7 +198,7 @@ async def test_where_every_candidate_hangs_the_step_rests_and_the_others_go_on(
         await said.saw("job_failed", job="reap", within_seconds=60)
         await runner.finish(claim, "failed", retry_in=0.1)
         await eventually(lambda: value(conn, "select state = 'available' from task where run_id = %s", run))
-    assert counted["step_failures{reap}"] <= circuit_breaker.MOST_FAILURES_IN_A_ROW + 1
+    assert counted["job_failures{reap}"] <= circuit_breaker.MOST_FAILURES_IN_A_ROW + 1
 
 
 # poison --------------------------------------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ async def test_rounds_are_an_hour_apart_and_begin_anew_with_a_new_leader(
 # How far the journal of statements is: each statement of the link's session moves its query_start.
 STATEMENTS = (
     "select coalesce(extract(epoch from max(query_start)) * 1e6, 0)::bigint from pg_stat_activity"
-    " where datname = current_database() and pid <> pg_backend_pid() and application_name = 'evertick-planning'"
+    " where datname = current_database() and pid <> pg_backend_pid() and application_name = 'evertick-scheduler'"
 )
 
 

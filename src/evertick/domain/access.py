@@ -99,7 +99,7 @@ MATRIX: Mapping[Permission, Rule] = {
     Permission.READ_EVENTS: Rule(Role.VIEWER, False, "events that were sent"),
     Permission.SEND_EVENTS: Rule(Role.OPERATOR, False, "send events that tasks wait for, and report asset updates"),
     Permission.READ_NOTIFICATIONS: Rule(
-        Role.OPERATOR, False, "notifications: what was sent to which sink, and which deliveries failed"
+        Role.OPERATOR, False, "notifications: deliveries by destination, and their failures"
     ),
     Permission.RESEND_NOTIFICATIONS: Rule(Role.OPERATOR, False, "try failed notifications again"),
     Permission.READ_SCHEDULES: Rule(Role.VIEWER, True, "schedules, their next fires and history"),
