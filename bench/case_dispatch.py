@@ -141,7 +141,7 @@ async def _dispatching(bench: Bench, house: House) -> AsyncIterator[TimedSession
         for run_id in runs:
             await cancel(house.conn, run_id=run_id, actor="bench")
         await _until(house, "select count(*) = 0 from dispatch")
-        session.hurry()
+        session.stop_now()
         await running
 
 

@@ -132,7 +132,7 @@ async def fill_slots(house: House, isolation: str) -> None:
 
 async def rows_per_task(house: House, run_ids: Sequence[int]) -> dict[str, float]:
     """The numbers of log, result and history rows per task of these runs."""
-    tables = {"log": "log_chunk", "result": "result", "history": "attempts"}
+    tables = {"log": "log_chunk", "result": "result", "history": "all_attempts"}
     cursor = await house.conn.execute("select count(*) from task where run_id = any(%s)", [list(run_ids)])
     row = await cursor.fetchone()
     tasks = row[0] if row else 0
