@@ -37,10 +37,9 @@ import select, time
 time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 """
 # Without tests that set clocks themselves or measure time.
-SKIPPED = {"chaos", "deploy", "system", "ui", "__pycache__"}
-TESTS = sorted(
-    f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name not in SKIPPED
-)
+SKIPPED = {"chaos", "deploy", "executors", "system", "ui", "__pycache__"}
+FOLDERS = [path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name not in SKIPPED]
+TESTS = [*(f"tests/{name}" for name in sorted(FOLDERS)), "tests/executors/local"]
 
 
 def as_of(moment: datetime, zone: str, folder: str = "") -> dict[str, str]:
