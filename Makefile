@@ -7,10 +7,12 @@ STAMP := $(VENV)/.installed
 SEED ?=
 ONLY ?=
 COMPILE := -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-header
+# The lock is complete, so there is nothing to resolve; byte code is compiled on all cores afterwards.
+INSTALL := -q --disable-pip-version-check --no-deps --no-compile
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check figures format requirements mutants clocks hard simulate shapes sweep year boundaries canaries fuzz chaos bench profile bench-peers clean lock
+.PHONY: help up test check figures format requirements mutants clocks hard simulate shapes sweep year boundaries canaries fuzz chaos bench bench-compare profile bench-peers clean lock audit
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,8 +21,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Evertick needs Python 3.11 or newer; set PYTHON=/path/to/python3.11") if sys.version_info < (3, 11) else None'
 	@echo "Setting up $(VENV) (once; about a minute) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements.lock 2> >(grep -v 'is ignored' >&2)
-	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . 2> >(grep -v 'is ignored' >&2)
+	@$(BIN)/pip install $(INSTALL) --require-hashes -r requirements.lock 2> >(grep -v 'is ignored' >&2)
+	@$(BIN)/pip install $(INSTALL) --no-build-isolation -e . 2> >(grep -v 'is ignored' >&2)
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib src || true
 	@touch $@
 
@@ -83,6 +85,9 @@ chaos: $(STAMP) ## break everything and prove that nothing is lost (SCENARIO=N13
 bench: $(STAMP) ## measure it (ONLY=chain,hop ROUNDS=5 SLOTS=8); keeps bench/latest.json
 	@$(BIN)/python -m bench.run $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SLOTS),--slots $(SLOTS))
 
+bench-compare: $(STAMP) ## this tree and another one in turn, as ratios (WITH=origin/main ONLY=chain,hop ROUNDS=5)
+	@$(BIN)/python -m bench.compare $(or $(WITH),origin/main) $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
+
 profile: $(STAMP) ## where the time of a task goes (ONLY=chain|fan|singles|idle|cron|runners ISOLATION=warm|process)
 	@$(BIN)/python -m bench.profile $(if $(ONLY),--only $(ONLY)) $(if $(ISOLATION),--isolation $(ISOLATION)) $(if $(SLOTS),--slots $(SLOTS))
 
@@ -92,6 +97,9 @@ bench-peers: $(STAMP) ## other engines on the same work, each in its own environ
 lock: ## pin every dependency again, with hashes
 	@$(BIN)/pip install -q pip-tools && $(BIN)/pip-compile $(COMPILE) --extra dev --extra kubernetes --extra otel -o requirements.lock pyproject.toml
 	@$(BIN)/pip-compile $(COMPILE) --extra kubernetes --extra otel -c requirements.lock -o deploy/requirements.lock pyproject.toml
+
+audit: $(STAMP) ## compare the locked versions with known vulnerabilities (needs the network)
+	@$(BIN)/python tools/audit.py
 
 clean: ## forget the virtual environment
 	rm -rf $(VENV)

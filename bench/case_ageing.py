@@ -14,12 +14,14 @@ from bench.house import House
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import dags, runners, runs, tasks
+from evertick.db.queries import dags, runners
 from evertick.db.queries.runners import NewRunner
 from evertick.db.queries.tasks import FROM_THE_HEAD, ClaimPosition, ExchangeRow
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import DagSpec, TaskSpec
-from evertick.engine.finish_and_claim import ClaimCursor, finish_and_claim
+from evertick.engine.finish_and_claim import ClaimCursor, _finish_and_claim, finish_and_claim
 from evertick.engine.publish import publish
+from evertick.engine.runs import trigger_run
 
 _DATABASE = "bench_ageing"
 _SESSION = 1
@@ -59,14 +61,14 @@ async def _publish(conn: AsyncConnection) -> dict[int, int]:
     ids = {}
     for priority in range(10):
         spec = DagSpec(name=f"p{priority}", tasks=(TaskSpec(name="t", priority=priority),))
-        done = await publish(conn, spec=spec, file="f.py", bundle_hash="b", actor="bench")
+        done = await publish(conn, spec=spec, file="f.py", bundle_hash="b", actor=Actor("bench"))
         ids[priority] = done.out_dag_id
     return ids
 
 
 async def _fill(conn: AsyncConnection, ids: dict[int, int], count: int) -> None:
     for number in range(count):
-        await runs.trigger(conn, dag_id=ids[number % 10], params={}, key=None, actor="bench")
+        await trigger_run(conn, dag_id=ids[number % 10], params={}, key=None, actor=Actor("bench"))
 
 
 async def _cost(conn: AsyncConnection, times: int) -> tuple[float, float]:
@@ -76,8 +78,8 @@ async def _cost(conn: AsyncConnection, times: int) -> tuple[float, float]:
     for number in range(2 * times):
         look = looks[number % 2]
         started = time.perf_counter()
-        rows = await tasks.finish_and_claim(
-            conn, session=_SESSION, reports_json=None, infra_retries=0, queues=["default"], free=1, look=look
+        rows = await _finish_and_claim(
+            conn, session=_SESSION, reports=None, infra_retries=0, queues=["default"], free=1, look=look
         )
         seconds[look].append(time.perf_counter() - started)
         await _end(conn, rows)
@@ -93,11 +95,11 @@ async def _end(conn: AsyncConnection, claims: list[ExchangeRow]) -> None:
 async def _seconds_late(conn: AsyncConnection, ids: dict[int, int]) -> float:
     """Keep only tasks of priority 9 queued, and wait until a task of priority 0 is claimed."""
     await conn.execute("delete from ready_task where rank > 0")
-    lowest = await runs.trigger(conn, dag_id=ids[0], params={}, key=None, actor="bench")
+    lowest = await trigger_run(conn, dag_id=ids[0], params={}, key=None, actor=Actor("bench"))
     assert lowest is not None
     began, cursor = time.perf_counter(), ClaimCursor(1, aging_seconds=_AGING_SECONDS)
     while True:
-        await runs.trigger(conn, dag_id=ids[9], params={}, key=None, actor="bench")
+        await trigger_run(conn, dag_id=ids[9], params={}, key=None, actor=Actor("bench"))
         done = await finish_and_claim(
             conn, session=_SESSION, reports=[], queues=["default"], free=1, infra_retries=0, cursor=cursor
         )

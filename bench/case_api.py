@@ -18,7 +18,7 @@ from bench.figures import Figure, at_most, median
 from bench.house import House, NotMeasured
 from bench.work import percentile, run, warm_up
 
-from evertick.domain.access import Role
+from evertick.domain.access import Actor, Role
 from evertick.engine import accounts
 
 _READERS = 4
@@ -85,9 +85,9 @@ async def served_api(house: House) -> AsyncIterator[tuple[int, str]]:
     """Run the API as a further service. Yields its port and a token."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
-    await accounts.add_user(house.conn, name="bench", role=Role.VIEWER, actor="bench")
+    await accounts.add_user(house.conn, name="bench", role=Role.VIEWER, actor=Actor("bench"))
     row = await accounts.find_user(house.conn, "bench")
-    issued = await accounts.issue(house.conn, row, kind="token", name="bench", actor="bench", seconds=86_400)
+    issued = await accounts.issue(house.conn, row, kind="token", name="bench", actor=Actor("bench"), seconds=86_400)
     await house.add("api", {"EVERTICK_API_PORT": str(port), "EVERTICK_API_RATE_LIMIT": "0"})
 
     async def answers() -> bool:
@@ -134,11 +134,7 @@ async def _ask_each(port: int, token: str, paths: dict[str, str]) -> None:
 
 
 async def _read(
-    port: int,
-    token: str,
-    paths: Iterator[tuple[str, str]],
-    taken: dict[str, list[float]],
-    load: asyncio.Task[object],
+    port: int, token: str, paths: Iterator[tuple[str, str]], taken: dict[str, list[float]], load: asyncio.Task[object]
 ) -> None:
     """Read until the load has ended."""
     async with Asker(port, token) as asker:

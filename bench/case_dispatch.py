@@ -18,8 +18,10 @@ from bench.work import percentile, submit
 from evertick.config import Settings
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import shards
-from evertick.engine.maintenance import promote
+from evertick.domain.access import Actor
+from evertick.engine.maintenance import promote_due_tasks
 from evertick.engine.runs import cancel
+from evertick.engine.shards import poll_work
 from evertick.executors.base import Observed, Phase, RemoteOrder
 from evertick.runner.remote.session import RemoteSession
 from evertick.secrets.agent_tokens import AgentTokens
@@ -108,8 +110,8 @@ async def _ticks(bench: Bench, house: House) -> list[float]:
             leader = await shards.leader(conn, shard=SHARD)
             assert leader is not None
             began = time.perf_counter()
-            await shards.poll_work(conn, shard=SHARD, epoch=leader.epoch, lost_after=90.0)
-            await promote(conn, shard=SHARD, epoch=leader.epoch, batch=1000)
+            await poll_work(conn, shard=SHARD, epoch=leader.epoch, lost_after=90.0)
+            await promote_due_tasks(conn, shard=SHARD, epoch=leader.epoch, limit=1000)
             took.append(time.perf_counter() - began)
             await asyncio.sleep(0)
     return took
@@ -139,9 +141,9 @@ async def _dispatching(bench: Bench, house: House) -> AsyncIterator[TimedSession
         yield session
         executor.seconds = 0.0
         for run_id in runs:
-            await cancel(house.conn, run_id=run_id, actor="bench")
+            await cancel(house.conn, run_id=run_id, actor=Actor("bench"))
         await _until(house, "select count(*) = 0 from dispatch")
-        session.stop_now()
+        session.registration.stop_now()
         await running
 
 

@@ -20,6 +20,7 @@ from bench.work import percentile, submit
 from evertick.config import Settings
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import shards
+from evertick.engine.shards import poll_work
 
 _DATABASE = "bench_fleet"
 DATABASES = (_DATABASE,)
@@ -136,7 +137,7 @@ async def _ticks(house: House, seconds: float) -> list[float]:
             leader = await shards.leader(conn, shard=0)
             assert leader is not None
             began = time.perf_counter()
-            await shards.poll_work(conn, shard=0, epoch=leader.epoch, lost_after=90.0)
+            await poll_work(conn, shard=0, epoch=leader.epoch, lost_after=90.0)
             took.append(time.perf_counter() - began)
             await asyncio.sleep(1 / _TICKS_PER_SECOND)
     return took

@@ -13,6 +13,7 @@ from bench.figures import Figure, at_least, at_most, median
 from bench.house import House
 from bench.work import run, spans, submit, until_over
 
+from evertick.domain.access import Actor
 from evertick.engine.gates import set_pool
 from evertick.engine.runs import cancel
 
@@ -72,14 +73,14 @@ async def gates_blocked(bench: Bench, house: House) -> list[Figure]:
 
 async def _open(house: House) -> None:
     """Create the pools and publish the DAGs that need them."""
-    await set_pool(house.conn, name="bench", slots=_POOL_SLOTS, actor="bench")
-    await set_pool(house.conn, name="closed", slots=1, actor="bench")
+    await set_pool(house.conn, name="bench", slots=_POOL_SLOTS, actor=Actor("bench"))
+    await set_pool(house.conn, name="closed", slots=1, actor=Actor("bench"))
     await house.publish("gated.py", ("pooled_warm", "keyed_warm", "held"))
 
 
 @asynccontextmanager
 async def _held(house: House, runs: int) -> AsyncIterator[None]:
-    await set_pool(house.conn, name="closed", slots=0, actor="bench")
+    await set_pool(house.conn, name="closed", slots=0, actor=Actor("bench"))
     run_ids = []
     for _ in range(runs):
         run_ids += await submit(house, "held", 1)
@@ -87,4 +88,4 @@ async def _held(house: House, runs: int) -> AsyncIterator[None]:
         yield
     finally:
         for run_id in run_ids:
-            await cancel(house.conn, run_id=run_id, actor="bench")
+            await cancel(house.conn, run_id=run_id, actor=Actor("bench"))

@@ -18,8 +18,9 @@ from bench.figures import Figure, Settings, at_most
 from bench.house import DAGS, ROOT, NotMeasured, service_environment
 from bench.usage import pss_bytes, tree, tree_seconds
 
+from evertick.cli.commands.up import put_examples
 from evertick.processes.linux import die_with_parent
-from evertick.supervisor.postgres_home import HomeDirectory
+from evertick.supervisor.postgres_home import PostgresDirectory
 
 _READY_SECONDS = 60.0
 
@@ -67,6 +68,7 @@ async def idle(bench: Bench) -> list[Figure]:
 @asynccontextmanager
 async def _up(folder: Path) -> AsyncIterator[psutil.Process]:
     parent = os.getpid()
+    put_examples(folder / "dags")
     with (folder / "up.log").open("wb") as log:
         up = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "evertick.cli.main", "up"),
@@ -114,13 +116,13 @@ async def _run_something(folder: Path) -> None:
 def _vacuum(folder: Path) -> None:
     """Autovacuum visits each table of a new database once in the first minutes, in about 80 transactions that do not recur.
     Vacuum now, so that they are not counted."""
-    with psycopg.connect(HomeDirectory(folder / "home").url, autocommit=True) as conn:
+    with psycopg.connect(PostgresDirectory(folder / "home").url, autocommit=True) as conn:
         conn.execute("vacuum (analyze)")
 
 
 def _transactions(folder: Path) -> int:
     """Count transactions from the maintenance database, so that the query itself is not counted."""
-    with psycopg.connect(HomeDirectory(folder / "home").maintenance_url, autocommit=True) as conn:
+    with psycopg.connect(PostgresDirectory(folder / "home").maintenance_url, autocommit=True) as conn:
         row = conn.execute(
             "select xact_commit + xact_rollback from pg_stat_database where datname = 'evertick'"
         ).fetchone()

@@ -11,6 +11,7 @@ from bench.house import House
 from bench.work import run, until_over
 
 from evertick.db.notify import Channel, notify
+from evertick.domain.access import Actor
 from evertick.engine.runs import trigger
 
 _SINGLES_GOALS = {"process": at_least(500), "warm": at_least(5000)}
@@ -85,7 +86,7 @@ async def big_dag(bench: Bench, house: House) -> list[Figure]:
 async def _trigger_one_by_one(bench: Bench, house: House) -> float:
     started = time.perf_counter()
     for _ in range(bench.size.triggers):
-        await trigger(house.conn, dag="single_warm", params={}, actor="bench")
+        await trigger(house.conn, dag="single_warm", params={}, actor=Actor("bench"))
     elapsed = time.perf_counter() - started
     await notify(house.conn, Channel.TASKS)
     await until_over(house, "single_warm")

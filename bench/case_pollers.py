@@ -120,11 +120,7 @@ async def api_pollers(bench: Bench) -> list[Figure]:
     await bench.server.make(OLD)
     found: dict[float, list[float]] = defaultdict(list)
     costs: list[float] = []
-    async with (
-        bench.house(OLD) as house,
-        served_api(house) as (port, token),
-        _crowd(house, port, token) as crowd,
-    ):
+    async with bench.house(OLD) as house, served_api(house) as (port, token), _crowd(house, port, token) as crowd:
         await warm_up(house)
         api = psutil.Process(house.services["api"].pid)
         for _ in bench.rounds():

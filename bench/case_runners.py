@@ -58,7 +58,7 @@ def wasted_share(folder: Path, done: Done) -> float:
     events = [event for path in folder.glob("*.json") for event in read_events(path)]
     steps = [event for event in events if event.free and first <= event.at <= last]
     if not steps:
-        raise NotMeasured("the runners' steps were not counted: is `tasks.step` still the statement that claims?")
+        raise NotMeasured("the runners' steps were not counted: is `finish_and_claim` still the statement that claims?")
     return 100 * sum(not step.has_reports and step.rows == 0 for step in steps) / len(steps)
 
 

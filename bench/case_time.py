@@ -15,6 +15,7 @@ from psycopg.types.json import Jsonb
 
 from evertick.db.notify import Channel, notify
 from evertick.db.queries import dags
+from evertick.domain.access import Actor
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine.fire_schedules import spec_json
 from evertick.engine.runs import trigger
@@ -90,7 +91,7 @@ async def submit(bench: Bench, house: House) -> list[Figure]:
     waits, run_ids = [], []
     for _ in range(bench.size.submits):
         received = time.time()
-        made = await trigger(house.conn, dag="single_process", params={}, actor="bench")
+        made = await trigger(house.conn, dag="single_process", params={}, actor=Actor("bench"))
         await notify(house.conn, Channel.TASKS)
         await until_over(house, "single_process")
         (span,) = await spans(house, [made.run_id])

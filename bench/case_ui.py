@@ -23,11 +23,12 @@ from psycopg import AsyncConnection
 from evertick.api.auth import PLAIN_COOKIE
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import dags, runs
-from evertick.domain.access import Role
+from evertick.domain.access import Actor, Role
 from evertick.domain.dags.spec import DagSpec, NamedSchedule, TaskSpec
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine import accounts
 from evertick.engine.publish import publish
+from evertick.engine.runs import trigger_run
 
 _DATABASE = "bench_ui"
 DATABASES = (_DATABASE,)
@@ -176,8 +177,8 @@ async def _prepared(bench: Bench, conn: AsyncConnection) -> tuple[int, int, str]
         edges=tuple((n, n + 1) for n in range(_TASKS - 1)),
         schedules=(NamedSchedule(name="main", spec=parse_schedule("30 6 * * *")),),
     )
-    model = await publish(conn, spec=chain, file="bench.py", bundle_hash="b", actor="bench")
-    wide = await publish(conn, spec=_wide(), file="bench.py", bundle_hash="b", actor="bench")
+    model = await publish(conn, spec=chain, file="bench.py", bundle_hash="b", actor=Actor("bench"))
+    wide = await publish(conn, spec=_wide(), file="bench.py", bundle_hash="b", actor=Actor("bench"))
     # Evertick's connections have statement timeouts and no hash joins; both would hinder filling the tables.
     async with await AsyncConnection.connect(bench.server.url_of(_DATABASE), autocommit=True) as plain:
         await plain.execute(
@@ -189,15 +190,15 @@ async def _prepared(bench: Bench, conn: AsyncConnection) -> tuple[int, int, str]
         for first in range(1, bench.size.ui_runs + 1, _BATCH):
             bench.say(f"{bench.size.ui_dags:,} DAGs, {first - 1:,} of {bench.size.ui_runs:,} runs")
             await plain.execute(_FILL, {**sizes, "first": first})
-    started = await runs.trigger(conn, dag_id=wide.out_dag_id, params={}, key=None, actor="bench")
+    started = await trigger_run(conn, dag_id=wide.out_dag_id, params={}, key=None, actor=Actor("bench"))
     newest = (await runs.list_newest(conn, state="success", limit=1))[0].run_id
     chunks = max(1, bench.size.ui_log_bytes // _CHUNK_BYTES)
     async with await AsyncConnection.connect(bench.server.url_of(_DATABASE), autocommit=True) as plain:
         await plain.execute(_LOG, {"run_id": newest, "size": _CHUNK_BYTES, "chunks": chunks})
         await plain.execute("vacuum analyze")
-    await accounts.add_user(conn, name="bench", role=Role.ADMIN, actor="bench")
+    await accounts.add_user(conn, name="bench", role=Role.ADMIN, actor=Actor("bench"))
     row = await accounts.find_user(conn, "bench")
-    issued = await accounts.issue(conn, row, kind="session", name="bench", actor="bench", seconds=86_400)
+    issued = await accounts.issue(conn, row, kind="session", name="bench", actor=Actor("bench"), seconds=86_400)
     assert started is not None
     return started.run_id, newest, issued.secret
 

@@ -14,7 +14,9 @@ from bench.work import percentile, submit
 from evertick.config import Settings
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import shards
+from evertick.domain.access import Actor
 from evertick.engine.runs import cancel
+from evertick.engine.shards import poll_work
 from evertick.engine.waits import wake
 
 SHARD = 0
@@ -52,7 +54,7 @@ async def _ticks(bench: Bench, house: House) -> list[float]:
             leader = await shards.leader(conn, shard=SHARD)
             assert leader is not None
             began = time.perf_counter()
-            await shards.poll_work(conn, shard=SHARD, epoch=leader.epoch, lost_after=90.0)
+            await poll_work(conn, shard=SHARD, epoch=leader.epoch, lost_after=90.0)
             await wake(conn, shard=SHARD, epoch=leader.epoch, batch=1000)
             took.append(time.perf_counter() - began)
     return took
@@ -81,5 +83,5 @@ async def _waiting(house: House, runs: int) -> AsyncIterator[int]:
         yield await count("select count(*) from lease")
     finally:
         for run_id in run_ids:
-            await cancel(house.conn, run_id=run_id, actor="bench")
+            await cancel(house.conn, run_id=run_id, actor=Actor("bench"))
         await house.conn.execute("vacuum analyze deferral, task")

@@ -19,21 +19,19 @@ from psycopg import AsyncCursor
 
 from evertick.cli.main import main
 from evertick.db import failpoints
-from evertick.db.statements import nouns, statements
+from evertick.db.statements import executed_name
 
 
 class Tally:
     """Records one event per statement. For an exchange also whether it carried reports, and the number of free slots."""
 
     def __init__(self) -> None:
-        self._names = {text: f"{noun}.{name}" for noun in nouns() for name, text in statements(noun).items()}
-        self._step = statements("tasks")["step"]
         self.events: list[tuple[float, str, float, int, bool | None, int | None]] = []
 
     def add(self, query: object, params: object, seconds: float, rows: int) -> None:
-        name = self._names.get(str(query)) or " ".join(str(query).split())[:60]
+        name = executed_name(query) or " ".join(str(query).split())[:60]
         has_reports = free = None
-        if query == self._step and isinstance(params, Mapping):
+        if name == "finish_and_claim" and isinstance(params, Mapping):
             has_reports, free = params.get("reports") is not None, int(params["free"])
         self.events.append((time.time(), name, seconds, rows, has_reports, free))
 

@@ -90,7 +90,8 @@ def _costs(spent: Counter[str], done: Done, folder: Path) -> Counter[str]:
 
 def _is_meant(event: Event, done: Done) -> bool:
     return (
-        event.name == "tasks.step" and done.spans[0].start <= event.at - event.seconds / 2 <= done.spans[-1].end + 0.05
+        event.name == "finish_and_claim"
+        and done.spans[0].start <= event.at - event.seconds / 2 <= done.spans[-1].end + 0.05
     )
 
 

@@ -150,11 +150,18 @@ def _tell(console: Console, status: Status, text: str) -> None:
         console.print(text, style="dim")
 
 
+def first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 async def _attempt(name: str, measuring: Awaitable[list[Figure]], console: Console) -> list[Figure]:
     """Run one benchmark. A failed one is reported and does not stop the others."""
     try:
         found = await measuring
-    except Exception as error:
+    except Exception as failure:
+        error = first_leaf(failure)
         console.print(f"{name}: not measured. {type(error).__name__}: {error}", style="red")
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         return [Figure(name=name, about=name, unit="", value=None, problem=problem)]
@@ -176,10 +183,7 @@ def _databases() -> tuple[str, ...]:
 def _warn_if_busy(console: Console) -> None:
     load = os.getloadavg()[0]
     if load > BUSY_LOAD:
-        console.print(
-            f"The machine is busy (load {load:.1f}), so these figures are not reliable.",
-            style="red",
-        )
+        console.print(f"The machine is busy (load {load:.1f}), so these figures are not reliable.", style="red")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.house import NotMeasured, Server
 
 from evertick.db.migrate import answers
-from evertick.supervisor.postgres_cluster import environment, launch_command
+from evertick.supervisor.postgres import environment, launch_command
 
 _READY_SECONDS = 30.0
 _SETTINGS = {

@@ -87,9 +87,9 @@ async def _let_it_tick(house: House, count: int) -> list[Fire]:
 def taken_apart(fire: Fire, leader: Sequence[Event], runner: Sequence[Event]) -> list[float] | None:
     """The durations of the steps of a fire. None if one of its statements is missing."""
     asked = _first(leader, "schedules.due", fire.due)
-    fired = _first(leader, "schedules.fire", fire.due)
+    fired = _first(leader, "fire_schedules", fire.due)
     woke = _first(leader, "synchronous_commit", fired.at if fired else fire.due)
-    claimed = _last(runner, "tasks.step", fire.started)
+    claimed = _last(runner, "finish_and_claim", fire.started)
     if fired is None or woke is None or claimed is None or fire.started - fire.due > _LONGEST_SECONDS:
         return None
     begins = [_began(fired) if asked is None or asked.at > fired.at else _began(asked)]

@@ -74,7 +74,7 @@ async def submit(house: House, dag: str, count: int, *, spread: Mapping[str, int
                 "update run set params = jsonb_build_object(%s::text, run_id %% %s) where run_id = any(%s)",
                 [name, keys, found[0]],
             )
-        await house.conn.execute("select open_runs(%s), apply_effects()", [found[0]])
+        await house.conn.execute("select apply_effects(open_runs(%s, null))", [found[0]])
     await notify(house.conn, Channel.TASKS)
     return list(found[0])
 

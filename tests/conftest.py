@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from argon2 import PasswordHasher
 from hypothesis import HealthCheck, settings
 from psycopg import AsyncConnection
 
 from evertick.db import connect as db_connect
 from evertick.db.connect import Purpose, connect
+from evertick.engine import accounts
 from tests.databases import Cluster, own_cluster, quick_folder
 from tests.external_postgres import external_cluster
 
@@ -49,6 +51,14 @@ def patient_sessions() -> None:
     """A busy machine must not end a transaction under its test: after five seconds of silence a server would."""
     for settings_of_session in db_connect._SESSION.values():
         settings_of_session["idle_in_transaction_session_timeout"] = "120s"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_passwords() -> PasswordHasher:
+    """Passwords are hashed in a millisecond instead of a tenth of a second of processor time. Returns the hasher of the program."""
+    of_program = accounts._HASHER
+    accounts._HASHER = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
+    return of_program
 
 
 @pytest.fixture(scope="session")

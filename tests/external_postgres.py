@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 
-from evertick.supervisor.postgres_cluster import environment, launch_command, programs
+from evertick.supervisor.postgres import environment, launch_command, programs
 from tests.databases import QUICK_SETTINGS, Cluster
 from tests.ports import own_port
 from tests.waiting import eventually_sync

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -43,20 +43,23 @@ def read(path: Path, root: Path) -> Module:
     return Module(path=path, name=name, text=text, tree=ast.parse(text))
 
 
+@cache
 def modules(directory: Path) -> list[Module]:
     return [read(path, directory) for path in sorted(directory.rglob("*.py"))]
 
 
-def places(module: Module) -> Iterator[Place]:
+def places(module: Module) -> list[Place]:
     """Every node of a module with the outermost function (or method) that holds it."""
-    yield from _walk(module, module.tree, module.name, in_function=False)
+    found: list[Place] = []
+    _add_places(found, module, module.tree, module.name, in_function=False)
+    return found
 
 
-def _walk(module: Module, node: ast.AST, where: str, *, in_function: bool) -> Iterator[Place]:
+def _add_places(found: list[Place], module: Module, node: ast.AST, where: str, *, in_function: bool) -> None:
     for child in ast.iter_child_nodes(node):
         inside = where
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not in_function:
             inside = f"{where}.{child.name}"
-        yield Place(module=module, function=inside, node=child)
+        found.append(Place(module=module, function=inside, node=child))
         is_function = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-        yield from _walk(module, child, inside, in_function=is_function)
+        _add_places(found, module, child, inside, in_function=is_function)

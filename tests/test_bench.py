@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from bench import profiles, report, way
+from bench.compare import Comparison
 from bench.counted import Event
-from bench.figures import Figure, at_least, at_most, median, read, write
+from bench.figures import Figure, Goal, at_least, at_most, median, read, write
 from bench.profile_tables import Shown
 from bench.run import IN_ONE_HOUSE, NOT_QUICK, ON_THEIR_OWN
 from bench.stacks import from_samples
@@ -151,10 +152,10 @@ def test_the_way_of_a_fire_is_taken_apart_by_the_statements_on_it() -> None:
     notify = "select set_config('synchronous_commit', 'off', true), pg_noti"
     leader = [
         event("schedules.due", 10.001, 10.002),
-        event("schedules.fire", 10.003, 10.004),
+        event("fire_schedules", 10.003, 10.004),
         event(notify, 10.005, 10.02),
     ]
-    runner = [event("tasks.step", 10.006, 10.008), event("tasks.step", 10.0085, 10.009, rows=0)]
+    runner = [event("finish_and_claim", 10.006, 10.008), event("finish_and_claim", 10.0085, 10.009, rows=0)]
     assert way.taken_apart(fire, leader, runner) == pytest.approx([1, 2, 1, 1, 1, 2, 2])
     # Planned ahead: what is due is read afterwards, for the next one.
     ahead = [*leader[1:2], event("schedules.due", 10.0045, 10.0048), *leader[2:]]
@@ -162,3 +163,20 @@ def test_the_way_of_a_fire_is_taken_apart_by_the_statements_on_it() -> None:
     assert way.taken_apart(fire, leader[:1], runner) is None
     assert way.taken_apart(way.Fire(10.0035, 10.010), leader[1:], runner) is None, "that was the fire before"
     assert way.taken_apart(fire, leader, []) is None
+
+
+def compared(unit: str, pairs: list[tuple[float, float]], goal: Goal | None = None) -> Comparison:
+    return Comparison(figure=Figure(name="a", about="", unit=unit, value=1, goal=goal), pairs=pairs)
+
+
+def test_a_longer_time_and_a_lower_rate_are_worse() -> None:
+    assert compared("ms", [(1.0, 1.2)] * 4).is_worse
+    assert not compared("ms", [(1.2, 1.0)] * 4).is_worse
+    assert compared("runs/s", [(120, 100)] * 4).is_worse
+    assert compared("ratio", [(1.2, 1.0)] * 4, at_least(0.9)).is_worse
+    assert not compared("ratio", [(1.2, 1.0)] * 4, at_most(2)).is_worse
+
+
+def test_a_figure_is_worse_only_by_more_than_five_percent_and_in_most_pairs() -> None:
+    assert not compared("ms", [(1.0, 1.04)] * 5).is_worse
+    assert not compared("ms", [(1.0, 1.5), (1.0, 0.9), (1.0, 1.5), (1.0, 0.8), (1.0, 1.6)]).is_worse

@@ -29,6 +29,7 @@ THRESHOLDS = {
 AT_ODDS = {
     ("lost_after_seconds", "heartbeat_seconds"): ((29.9, 10.0), (30.0, 10.0)),
     ("agent_lost_after_seconds", "heartbeat_seconds"): ((89.9, 30.0), (90.0, 30.0)),
+    ("agent_lost_after_seconds", "agent_report_seconds"): ((79.9, 40.0), (80.0, 40.0)),
     ("tick_seconds", "lost_after_seconds"): ((30.0, 30.0), (29.9, 30.0)),
     ("orphan_after_seconds", "reconcile_seconds"): ((59.9, 30.0), (60.0, 30.0)),
     ("leader_lease_seconds", "tick_seconds"): ((2.9, 1.0), (3.0, 1.0)),
@@ -64,6 +65,7 @@ def test_two_that_disagree_are_refused_by_name_and_at_the_border(pair: tuple[str
     # The others are far away, so that only these two can disagree.
     far = {
         "agent_lost_after_seconds": 1000.0,
+        "agent_report_seconds": 1.0,
         "leader_lease_seconds": 1000.0,
         "lost_after_seconds": 1000.0,
         "orphan_after_seconds": 1000.0,
@@ -91,7 +93,7 @@ def test_a_number_that_is_none_is_refused(name: str, raw: str) -> None:
 def test_what_is_no_number_is_refused_by_name(raw: str) -> None:
     with pytest.raises(InvalidSettings) as error:
         read_settings({"EVERTICK_TICK_SECONDS": raw})
-    assert str(error.value) == f"EVERTICK_TICK_SECONDS={raw!r} is not a float."
+    assert str(error.value) == f"EVERTICK_TICK_SECONDS={raw!r} is not a number."
 
 
 @pytest.mark.requirement("A15")

@@ -11,6 +11,7 @@ import tomllib
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from evertick.domain.errors import InvalidSettings
 from evertick.domain.schedules import misfire, spec
 from evertick.publisher import publisher
 from evertick.runner import session as runner_session
-from tests.source_tree import ROOT, SOURCE
+from tests.source_tree import ROOT, SOURCE, modules
 
 DOCS = ROOT / "docs"
 DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(DOCS.rglob("*.md"))
@@ -90,6 +91,15 @@ async def test_a_python_snippet_is_a_dag_file_that_loads(block: Block, tmp_path:
     assert bool(loaded.dags) is ("@dag" in block.text)
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_row_of_a_table_belongs_to_one_with_a_head(document: Path) -> None:
+    """A blank line in a table ends it: what follows is shown as text."""
+    text = FENCE.sub("", document.read_text())
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, line, *_ = [*block.splitlines(), ""]
+        assert re.fullmatch(r"\|(\s*:?-+:?\s*\|)+", line), f"{document.name}: {head}"
+
+
 def test_there_are_snippets_to_check() -> None:
     assert len(blocks("python")) > 5
     assert len(list(typed_commands())) > 20
@@ -119,6 +129,10 @@ def program(noun: str) -> Any:
     return get_command(load_app(COMMANDS[noun]))
 
 
+# In the text these stand for a number.
+PLACEHOLDERS = ("RUN", "BACKFILL")
+
+
 def why_wrong(words: list[str], root_options: str) -> str | None:
     """What the parser says about the words after `evertick`; nothing is run."""
     noun, rest = words[0], words[1:]
@@ -137,7 +151,7 @@ def why_wrong(words: list[str], root_options: str) -> str | None:
     if not rest:
         return None  # it is named, not typed
     try:
-        command.make_context("evertick", rest)
+        command.make_context("evertick", ["1" if word in PLACEHOLDERS else word for word in rest])
     except typer.TyperException as error:
         return str(error.format_message())
     return None
@@ -254,10 +268,11 @@ def logged_by(call: ast.Call) -> Iterator[tuple[str, str]]:
         yield from ((event, level) for event in texts(call.args[0]) for level in ("info", "warning"))
 
 
+@cache
 def events_in_source() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for module in modules(SOURCE):
+        for node in ast.walk(module.tree):
             for event, level in logged_by(node) if isinstance(node, ast.Call) else ():
                 found.setdefault(event, set()).add(level)
     return found
@@ -272,11 +287,28 @@ def test_the_page_of_log_events_has_every_event_with_its_levels() -> None:
     assert {event: set(levels.split(", ")) for event, levels in rows} == events_in_source()
 
 
-@pytest.mark.parametrize("event", sorted(events_in_source()))
-def test_an_event_names_a_thing_and_what_happened_to_it(event: str) -> None:
+def test_an_event_names_a_thing_and_what_happened_to_it() -> None:
+    assert [event for event in events_in_source() if not is_well_named(event)] == []
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        ("task_finished", True),
+        ("connection_lost", True),
+        ("port_unavailable", True),
+        ("finished", False),
+        ("task_running", False),
+    ],
+)
+def test_a_badly_named_event_is_found(event: str, expected: bool) -> None:
+    assert is_well_named(event) is expected
+
+
+def is_well_named(event: str) -> bool:
     _, *words = event.split("_")
     happened = any(word.endswith("ed") or word in ("left", "lost") for word in words)
-    assert words and (happened or words[-1] in STATES or event == "snapshot_too_old")
+    return bool(words) and (happened or words[-1] in STATES or event == "snapshot_too_old")
 
 
 # Places -----------------------------------------------------------------------------------------------------
@@ -398,3 +430,62 @@ def test_every_example_is_shown_with_a_page_that_is_there() -> None:
     assert shown == {path.stem for path in (ROOT / "src/evertick/examples").glob("*.py")}
     rows = [line for line in text.splitlines() if line.startswith("| ") and ".py" in line]
     assert all(re.search(r"\]\([\w-]+\.md", row) for row in rows)
+
+
+# Names of tables, columns and functions ---------------------------------------------------------------------
+
+CREATED = re.compile(
+    r"^\s*\"?create (?:unique |unlogged )?(\w+) (?:concurrently |if not exists )*(?:evertick\.)?(\w+)", re.MULTILINE
+)
+COLUMN = re.compile(r"(?:^\s+(?=\w+ +[a-z])|, (?=\w+ (?:int|bigint|text|boolean|timestamptz)\b))(\w+)", re.MULTILINE)
+NAME = re.compile(r"[a-z]\w*(?:\.[a-z]\w*)*(?:\(\))?")
+# Names in the tour that belong to Python.
+PYTHON_NAMES = {"dag.test()", "logging", "now", "print", "router", "tick", "tick()"}
+# Names in the decisions that belong to PostgreSQL, or to a design that was rejected.
+FOREIGN_NAMES = {"auto_explain", "claim_tasks_7", "pg_control_checkpoint"}
+
+
+def sql_texts() -> list[str]:
+    return [path.read_text(encoding="utf-8") for path in (SOURCE / "db").rglob("*.sql")]
+
+
+def created(kind: str) -> set[str]:
+    texts = [*sql_texts(), (SOURCE / "db" / "migrate.py").read_text(encoding="utf-8")]
+    return {name for text in texts for what, name in CREATED.findall(text) if what == kind}
+
+
+def names_in(document: Path) -> set[str]:
+    return {span for span in SPAN.findall(prose(document)) if NAME.fullmatch(span)}
+
+
+def test_the_tour_lists_every_table() -> None:
+    section = prose(DOCS / "tour.md").partition("## 3. Tables")[2].partition("\n## ")[0]
+    listed = [
+        name for row in re.findall(r"^\| [a-z ]+ \| (`.*?) \|", section, re.MULTILINE) for name in SPAN.findall(row)
+    ]
+    assert sorted(listed) == sorted(created("table"))
+
+
+def test_every_name_in_the_tour_is_one_of_the_database_or_a_package() -> None:
+    known = {name for text in sql_texts() for _, name in CREATED.findall(text)} | created("table") | PYTHON_NAMES
+    known |= {path.name for path in SOURCE.iterdir()} | {name for text in sql_texts() for name in COLUMN.findall(text)}
+    names = names_in(DOCS / "tour.md") - known
+    assert [name for name in sorted(names) if not known.issuperset(name.split("."))] == []
+
+
+def test_every_name_of_code_in_the_documents_exists() -> None:
+    """Of several words: a name of one word may be anything."""
+    folders = ("src", "tests", "tools", "bench", "deploy")
+    files = [
+        path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".sql", ".yaml")
+    ]
+    texts = [path.read_text(encoding="utf-8") for path in [*files, DOCS / "howto" / "monitor.md"]]
+    words = {word for text in texts for word in re.findall(r"[a-z]\w*_\w+", text)} | FOREIGN_NAMES
+    documents = [DOCS / "tour.md", DOCS / "guarantees.md", DOCS / "glossary.md", *(DOCS / "decisions").glob("*.md")]
+    used = {
+        (document.name, word)
+        for document in documents
+        for name in names_in(document)
+        for word in re.findall(r"\w+", name)
+    }
+    assert [f"{document}: {word}" for document, word in sorted(used) if "_" in word and word not in words] == []

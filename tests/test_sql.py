@@ -7,22 +7,89 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from importlib import import_module
+from typing import LiteralString
 
 import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.function_sets import own_set
 from evertick.db.migrate import migrations
-from evertick.db.statements import nouns, sql, statements
+from evertick.db.statements import function_statement, nouns, sql, statements
 from tests.source_tree import SOURCE, modules, places
 
 ALL = [(noun, name) for noun in nouns() for name in statements(noun)]
+
+
+def decorators(function: ast.AsyncFunctionDef) -> set[str]:
+    """`query` for `@query` and for `@query(…)`."""
+    calls = (each.func if isinstance(each, ast.Call) else each for each in function.decorator_list)
+    return {each.id for each in calls if isinstance(each, ast.Name)}
+
+
+def declarations() -> Iterator[tuple[str, LiteralString]]:
+    """The stored functions that the program declares, and how it calls them."""
+    for module in modules(SOURCE):
+        for place in places(module):
+            if isinstance(place.node, ast.AsyncFunctionDef) and decorators(place.node) & {
+                "sql_function",
+                "leader_verb",
+            }:
+                known = import_module(f"evertick.{module.name.replace('/', '.')}")
+                declared = getattr(known, place.node.name)
+                yield place.node.name.removeprefix("_"), function_statement(declared.__wrapped__).text
+
+
+DECLARED = dict(declarations())
 
 
 @pytest.mark.parametrize("noun", nouns())
 async def test_every_statement_can_be_prepared(rollback_conn: AsyncConnection, noun: str) -> None:
     for name, text in statements(noun).items():
         await rollback_conn.execute(f"prepare {noun}_{name} as {numbered(text)}")
+
+
+async def test_every_declared_function_can_be_called(rollback_conn: AsyncConnection) -> None:
+    for name, text in DECLARED.items():
+        await rollback_conn.execute(f"prepare {name} as {numbered(text)}")
+
+
+# why it writes without a stored function: the statements
+WRITING = {
+    "what it writes decides nothing about a task or a run": {
+        *("logs.append", "dags.put_bundle", "dags.put_import_error", "dags.drop_import_error", "gates.describe_pool"),
+        *("accounts.note_use", "accounts.forgive", "notifications.record"),
+    },
+    "one statement is the whole change, with its entry in the audit log": {
+        *("accounts.add_account", "accounts.add_credential", "accounts.take_link", "accounts.revoke", "runners.ask_of")
+    },
+    "a service writes its own row": {
+        *(
+            "runners.register",
+            "runners.leave",
+            "runners.note_agent_api",
+            "runners.note_tries",
+            "runners.note_submitted",
+            "runners.note_troubles",
+        ),
+        "shards.announce_leave",
+    },
+    "it works before a set of functions is installed": {
+        *(
+            "migrate.record",
+            "function_sets.record",
+            "function_sets.forget",
+            "failover.mark_server",
+            "failover.report_loss",
+        )
+    },
+}
+
+
+def test_any_other_write_is_a_stored_function_that_the_engine_declares() -> None:
+    writes = re.compile(r"\binsert into\b|\bdelete from\b|(?<!key )(?<!for )(?<!do )\bupdate \w")
+    found = {f"{noun}.{name}" for noun, name in ALL if writes.search(sql(noun, name))}
+    assert found == {name for names in WRITING.values() for name in names}
 
 
 def numbered(text: str) -> str:
@@ -36,11 +103,17 @@ def numbered(text: str) -> str:
 
 
 def references() -> Iterator[tuple[str, str]]:
-    """Every sql("noun", "name") in the program; the name may be one of two."""
+    """Every sql("noun", "name") in the program, whose name may be one of two; and every declaration of a statement."""
     for module in modules(SOURCE):
         for place in places(module):
             node = place.node
-            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "sql":
+            if isinstance(node, ast.AsyncFunctionDef) and "query" in decorators(node):
+                yield module.name.rpartition("/")[2], node.name
+            if (
+                not isinstance(node, ast.Call)
+                or getattr(node.func, "id", "") != "sql"
+                or module.name == "db/statements"
+            ):
                 continue
             noun, name = node.args
             for choice in [name.body, name.orelse] if isinstance(name, ast.IfExp) else [name]:
@@ -79,7 +152,7 @@ async def functions(rollback_conn: AsyncConnection) -> dict[str, str]:
 async def test_every_function_is_called(rollback_conn: AsyncConnection, functions: dict[str, str]) -> None:
     views = "select string_agg(definition, ';') from pg_views where schemaname = %s"
     (seen,) = await (await rollback_conn.execute(views, [own_set().schema])).fetchone() or ("",)
-    outside = " ".join([str(seen), *(sql(noun, name) for noun, name in ALL)])
+    outside = " ".join([str(seen), *DECLARED.values(), *(sql(noun, name) for noun, name in ALL)])
     for name in functions:
         inside = " ".join(body for other, body in functions.items() if other != name)
         assert re.search(rf"\b{name}\(", f"{outside} {inside}"), f"nothing calls {name}"
@@ -295,7 +368,7 @@ def events(name: str, functions: dict[str, str], seen: set[str] | None = None) -
 
 
 def entrances(functions: dict[str, str]) -> set[str]:
-    texts = [sql(noun, name) for noun, name in ALL]
+    texts = [*DECLARED.values(), *(sql(noun, name) for noun, name in ALL)]
     return {name for name in functions if any(re.search(rf"\b{name}\(", text) for text in texts)}
 
 
@@ -316,3 +389,121 @@ def test_a_write_before_the_lock_would_be_found() -> None:
         "inner": "update task k set state = 'failed'",
     }
     assert list(events("verb", functions)) == ["write", "lock"]
+
+
+# Effects ----------------------------------------------------------------------------------------------------
+
+TAKES_EFFECTS_QUERY = """select p.proname from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+                          where n.nspname = %s and 'effects'::regtype = any(p.proargtypes::oid[])"""
+APPLIES = re.compile(r"\b(apply_effects|process_gates)\(")
+SESSION_SETTING = re.compile(r"\b(?:set_config|current_setting)\('evertick\.(\w+)'")
+
+
+@pytest.fixture
+async def takes_effects(rollback_conn: AsyncConnection) -> set[str]:
+    """The functions that take the effects of their transaction, and return them."""
+    rows = await (await rollback_conn.execute(TAKES_EFFECTS_QUERY, [own_set().schema])).fetchall()
+    return {name for (name,) in rows}
+
+
+def calls(names: set[str]) -> re.Pattern[str]:
+    return re.compile(rf"\b({'|'.join(sorted(names))})\(")
+
+
+def arguments(text: str, opening: int) -> str:
+    """The text inside the bracket at `opening`."""
+    depth = 0
+    for place, sign in enumerate(text[opening:], opening):
+        depth += {"(": 1, ")": -1}.get(sign, 0)
+        if depth == 0:
+            return text[opening + 1 : place]
+    raise AssertionError(f"an unclosed bracket: {text[opening : opening + 80]}")
+
+
+def lost_effects(body: str, names: set[str]) -> Iterator[str]:
+    """Calls that do not pass the effects on, or drop what they return."""
+    for statement in body.split(";"):
+        for call in calls(names).finditer(statement):
+            if not re.search(r"\bfx$", arguments(statement, call.end() - 1).rstrip()):
+                yield f"{call[1]} does not get the effects"
+            if not re.search(r"(\w+ :=|\breturn) \(?$", statement[: call.start()]):
+                yield f"what {call[1]} returns is dropped"
+
+
+def unapplied_ends(body: str, names: set[str]) -> Iterator[str]:
+    """Ends of a function that starts with empty effects, and does not apply them once before."""
+    has_begun = False
+    for part in re.split(r"\breturn\b(?! (?:query|next)\b)", body):
+        has_call = calls(names).search(part) is not None
+        has_begun = has_begun or has_call
+        is_handler = "exception when" in part and not has_call
+        is_over = re.search(r"\b(?:perform|select|insert|update|delete)\b|:=", part) is None
+        if has_begun and not is_handler and not is_over and len(APPLIES.findall(part)) != 1:
+            yield part
+
+
+def guarded_blocks(body: str) -> Iterator[tuple[str, str]]:
+    """Each block with an exception clause, and that clause."""
+    body = re.sub(r"'[^']*'", "''", body)
+    openings: list[int] = []
+    handlers: dict[int, int] = {}
+    for word in re.finditer(r"\bend (?:if|loop)\b|\b(?:begin|case|end case|end|exception when)\b", body):
+        if word[0] in ("begin", "case"):
+            openings.append(word.end())
+        elif word[0] == "exception when":
+            handlers[openings[-1]] = word.start()
+        elif word[0] in ("end", "end case"):
+            opening = openings.pop()
+            if opening in handlers:
+                yield body[opening : handlers[opening]], body[handlers[opening] : word.start()]
+
+
+def keeps_undone_effects(block: str, handler: str, names: set[str]) -> bool:
+    """Whether effects could outlive their subtransaction: a variable is not rolled back with it."""
+    changed = re.search(r"\bfx := [^;]*;", block)
+    if changed is None or re.search(r"\breturn\b", handler):
+        return False
+    rest = [statement.strip() for statement in block[changed.end() :].split(";")]
+    return any(not re.match(r"\w+ :=", each) or calls(names).search(each) for each in rest if each)
+
+
+async def test_effects_are_passed_on_and_applied_once(functions: dict[str, str], takes_effects: set[str]) -> None:
+    found = {}
+    for name, body in functions.items():
+        starts = re.search(r"\bfx effects;", body) is not None
+        assert starts or name in takes_effects or not calls(takes_effects).search(body), f"{name} has no effects"
+        ends = unapplied_ends(body, takes_effects) if starts else ()
+        found[name] = [*lost_effects(body, takes_effects), *ends]
+    assert {name: each for name, each in found.items() if each} == {}
+
+
+async def test_no_effects_outlive_their_subtransaction(functions: dict[str, str], takes_effects: set[str]) -> None:
+    blocks = [(name, *each) for name, body in functions.items() for each in guarded_blocks(body)]
+    assert len([each for each in blocks if calls(takes_effects).search(each[1])]) >= 10
+    assert [name for name, block, handler in blocks if keeps_undone_effects(block, handler, takes_effects)] == []
+
+
+def test_wrong_uses_of_effects_would_be_found() -> None:
+    names = {"move", "apply_effects"}
+    assert list(lost_effects("fx := move(a, fx); fx := (move(b, done.fx)).fx; return move(c, fx)", names)) == []
+    assert list(lost_effects("perform move(a, fx); fx := move(null)", names)) == [
+        "what move returns is dropped",
+        "move does not get the effects",
+    ]
+    good = "begin if x then return 0; end if; fx := move(a, fx); fx := apply_effects(fx); return 1; end"
+    assert list(unapplied_ends(good, names)) == []
+    assert len(list(unapplied_ends(good.replace("fx := apply_effects(fx);", ""), names))) == 1
+    assert (
+        len(list(unapplied_ends(good.replace("return 1", "if y then return 1; end if; perform z(); return 2"), names)))
+        == 1
+    )
+    block = "begin begin fx := move(a, fx); n := 1; exception when others then raise; end; end"
+    ((inside, handler),) = guarded_blocks(block)
+    assert not keeps_undone_effects(inside, handler, names)
+    assert keeps_undone_effects(inside + "delete from t;", handler, names)
+    assert not keeps_undone_effects(inside + "delete from t;", handler + "return 0;", names)
+
+
+def test_no_session_setting_passes_a_value() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.sql")]
+    assert {name for text in texts for name in SESSION_SETTING.findall(text)} == {"now"}, "the clock of tests"

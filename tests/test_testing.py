@@ -11,6 +11,7 @@ from psycopg import AsyncConnection
 
 import evertick.testing
 from evertick import dag, task
+from evertick.domain.access import Actor
 from evertick.domain.errors import InvalidSchedule, UserError
 from evertick.engine.dags import pause, unpause
 from evertick.engine.fire_schedules import fire_schedules
@@ -159,9 +160,9 @@ async def test_the_engine_does_what_was_foretold(conn: AsyncConnection, seed: in
     for now in sorted(moments):
         await set_clock(conn, now)
         if now == break_[0]:
-            await pause(conn, dag="d", actor="test")
+            await pause(conn, dag="d", actor=Actor("test"))
         if now == break_[1]:
-            await unpause(conn, dag="d", actor="test")
+            await unpause(conn, dag="d", actor=Actor("test"))
         while (
             not outage[0] <= now < outage[1] and (await fire_schedules(conn, shard=0, epoch=epoch, batch=100)).settled
         ):

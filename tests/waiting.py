@@ -31,10 +31,12 @@ async def eventually(
         await asyncio.sleep(pause)
 
 
-def eventually_sync(predicate: Callable[[], T], within_seconds: float = WITHIN_SECONDS) -> T:
+def eventually_sync(
+    predicate: Callable[[], T], within_seconds: float = WITHIN_SECONDS, *, pause_seconds: float = _PAUSE_SECONDS
+) -> T:
     """The same, for tests without an event loop."""
     deadline = time.monotonic() + within_seconds
-    for pause in _pauses(_PAUSE_SECONDS):
+    for pause in _pauses(pause_seconds):
         value = predicate()
         if value:
             return value

@@ -3,7 +3,7 @@
 python tools/airflow_models.py [--check]     `--check` only compares
 
 The client ships no OpenAPI document, so the source is the JSON schema of its Pydantic models. The file contains each
-model that a module of `api/airflow` imports, and the models that they reference.
+model that a module of `api/airflow` uses, and the models that they reference.
 """
 
 from __future__ import annotations
@@ -78,10 +78,12 @@ def generated() -> str:
 
 
 def imported_names(path: Path) -> Iterator[str]:
-    """The names that a module imports from the generated one."""
+    """The names that a module uses of the generated one: `models.DAGResponse`, or imported by `from`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module == MODULE:
             yield from (each.name for each in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == MODELS.stem:
+            yield node.attr
 
 
 def _adapted(part: Any) -> Any:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import suppress
-from pathlib import Path
-from typing import LiteralString
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg import AsyncCursor
 from tests.databases import Cluster, let_sessions_end
 
-from evertick.db import statements as store_statements
+from evertick.db.statements import executed_name
 
 _CALLED = "select funcname, calls from pg_stat_user_functions"
 
@@ -29,8 +29,8 @@ class Calls:
         self._counts: dict[str, dict[str, int]] = {}
 
     def watch(self) -> None:
-        """Read the statistics of each database before it is dropped, and record each statement that is looked up."""
-        create, drop, statements = Cluster.create, Cluster.drop, store_statements.statements
+        """Read the statistics of each database before it is dropped, and record each statement that is executed."""
+        create, drop, execute = Cluster.create, Cluster.drop, AsyncCursor.execute
 
         def create_and_note(cluster: Cluster, template: str | None = None) -> str:
             name = create(cluster, template)
@@ -42,12 +42,15 @@ class Calls:
             self._counts.pop(name, None)
             drop(cluster, name)
 
-        def noting(noun: str, directory: Path = store_statements.SQL_DIRECTORY) -> dict[str, LiteralString]:
-            return _Noting(statements(noun, directory), noun, self.by_test[self._test])
+        async def execute_and_note(
+            cursor: AsyncCursor[Any], query: Any, *args: Any, **options: Any
+        ) -> AsyncCursor[Any]:
+            if (name := executed_name(query)) is not None:
+                self.by_test[self._test].add(name)
+            return await execute(cursor, query, *args, **options)
 
-        noting.cache_clear = statements.cache_clear  # type: ignore[attr-defined]
         Cluster.create, Cluster.drop = create_and_note, look_and_drop  # type: ignore[method-assign]
-        store_statements.statements = noting  # type: ignore[assignment]
+        AsyncCursor.execute = execute_and_note  # type: ignore[method-assign,assignment]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._test = nodeid
@@ -70,15 +73,3 @@ class Calls:
             self._counts[name] = dict(conn.execute(_CALLED).fetchall())
         called = {function for function, count in self._counts[name].items() if count != before.get(function)}
         self.by_test[self._test] |= called
-
-
-class _Noting(dict[str, LiteralString]):
-    """The statements of one module; records each lookup."""
-
-    def __init__(self, known: dict[str, LiteralString], noun: str, called: set[str]) -> None:
-        super().__init__(known)
-        self._noun, self._called = noun, called
-
-    def __getitem__(self, name: str) -> LiteralString:
-        self._called.add(f"{self._noun}.{name}")
-        return super().__getitem__(name)

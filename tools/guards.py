@@ -28,7 +28,7 @@ KEYS = {
     "rank",
     "seq",
 }
-KEYS |= {"name", "file", "hash", "bundle_hash", "key", "ctid", "gate_id", "line_id"}
+KEYS |= {"name", "file", "hash", "bundle_hash", "key", "ctid", "gate_id", "queue_id"}
 # Words that name a guard, most specific first.
 TELLING = [
     "state",
@@ -124,7 +124,7 @@ def _of_statements(text: str, noun: str) -> Iterator[Guard]:
     for match in _STATEMENT.finditer(text):
         owner = f"{noun}.{match[1]}"
         if owner in DECIDING or re.search(r"\b(insert into|update|delete from)\b|advisory", match[2]):
-            yield from _of_code(Code(text, f"sql/{noun}.sql", owner, match.start(2), match.end(2)))
+            yield from _of_code(Code(text, f"queries/{noun}.sql", owner, match.start(2), match.end(2)))
 
 
 class Code:
@@ -153,7 +153,7 @@ class Code:
 
 def _of_table(code: Code) -> Iterator[Guard]:
     """Replace a table constraint by one that allows everything; remove a column constraint that repeats another one."""
-    keys = re.compile(r"(?<=\s)(unique( nulls not distinct)?|primary key) \([^)]*\)")
+    keys = re.compile(r"(?<=\s)(unique( nulls not distinct)?|primary key) \([^)]*\)( include \([^)]*\))?")
     for found in keys.finditer(code.text, code.start, code.end):
         yield code.guard("unique", found.start(), found.end(), "check (true)")
     for found in re.compile(

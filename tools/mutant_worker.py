@@ -16,13 +16,14 @@ from typing import IO, Any
 
 import psycopg
 import pytest
+from psycopg import AsyncCursor
 from psycopg.sql import SQL, Identifier
 from tests.databases import Cluster, template_name
 from tools.calls import Calls
 
 from evertick.db.function_sets import own_set
 from evertick.db.migrate import migrations
-from evertick.db.statements import statements
+from evertick.db.statements import nouns, sql, statements
 
 # No selected test takes a tenth of this time; a hanging test counts as failed.
 LONGEST_TEST_SECONDS = 60.0
@@ -124,7 +125,7 @@ def verdict_from(reader: int) -> Verdict:
 
 def run_tests(job: dict[str, Any], url: str, session: pytest.Session, pipe: IO[str]) -> Verdict:
     """Run the job's tests in the given order, with the program as it is in the files now."""
-    statements.cache_clear()
+    read_statements_again()
     own_set.cache_clear()
     recorder, calls, cluster = Recorder(pipe), Calls(url), Cluster(url=url)
     try:
@@ -148,6 +149,19 @@ def run_tests(job: dict[str, Any], url: str, session: pytest.Session, pipe: IO[s
         cluster.drop(template_name())
     recorder.verdict.calls = {test: sorted(names) for test, names in calls.by_test.items()}
     return recorder.verdict
+
+
+def read_statements_again() -> None:
+    """Execute changed statements: a declaration has kept the text that its statement had when it was imported."""
+    known = [(noun, name, text) for noun in nouns() for name, text in statements(noun).items()]
+    statements.cache_clear()
+    changed = {text: sql(noun, name) for noun, name, text in known if sql(noun, name) != text}
+    execute = AsyncCursor.execute
+
+    async def execute_changed(cursor: AsyncCursor[Any], query: Any, *args: Any, **options: Any) -> AsyncCursor[Any]:
+        return await execute(cursor, changed.get(query, query) if isinstance(query, str) else query, *args, **options)
+
+    AsyncCursor.execute = execute_changed  # type: ignore[method-assign,assignment]
 
 
 def replace_function(cluster: Cluster, template: str, function: str) -> None:

@@ -2,7 +2,7 @@
 
 python tools/mutants.py [ONLY ...] [--tests PATH ...] [--json FILE] [--again FILE] [--learned FILE] [--skip-known] [--list]
 
-The tests that call a guard's function or statement run, most likely first; for a table's guard, all tests run.
+The tests that call a guard's function or statement run, most likely first; for a table's guard, the tests of refused rows.
 mutants_known.toml explains survivors; a survivor without a reason, or a reason without a survivor, is a failure.
 """
 

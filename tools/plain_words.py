@@ -92,9 +92,6 @@ OLD_NAMES = [
 ]
 # The end of `module: name`: why it may keep such a word.
 KEPT_NAMES = {
-    "pages/home": "the start page of the UI",
-    "templates/home": "the start page of the UI",
-    "pages/home: home": "the start page of the UI",
     "postgres_home: Home": "EVERTICK_HOME, the directory of the embedded server",
     "postgres_home: HomeLock": "EVERTICK_HOME, the directory of the embedded server",
     ": OnLostContact": "an option of DAG files",

@@ -35,12 +35,7 @@ def warm_up():
     light("warm-up")
 
 
-@dag(
-    schedule=timedelta(seconds=5),
-    start_date=datetime(2026, 1, 1),
-    catchup=False,
-    is_paused_upon_creation=True,
-)
+@dag(schedule=timedelta(seconds=5), start_date=datetime(2026, 1, 1), catchup=False, is_paused_upon_creation=True)
 def tick():
     @task
     def late():

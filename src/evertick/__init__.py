@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evertick.domain.dags.params import Param
     from evertick.domain.schedules.dependencies import Asset, after, all_of, any_of, finished
     from evertick.sdk import notify
     from evertick.sdk.builder import task_group
     from evertick.sdk.dag import dag
     from evertick.sdk.decorators import setup, task, teardown
     from evertick.sdk.operators import http, program, trigger_dag
+    from evertick.sdk.params import Param
     from evertick.sdk.runtime import Done, Fail, RetryAfter, Skip, TaskContext, current_context, push
     from evertick.sdk.task import shell
     from evertick.sdk.waits import approval, wait_for, wait_for_event, wait_until
@@ -50,34 +50,18 @@ __all__ = [
     "wait_until",
 ]
 
-_MODULES = {
-    "after": "evertick.domain.schedules.dependencies",
-    "all_of": "evertick.domain.schedules.dependencies",
-    "any_of": "evertick.domain.schedules.dependencies",
-    "approval": "evertick.sdk.waits",
-    "Asset": "evertick.domain.schedules.dependencies",
-    "current_context": "evertick.sdk.runtime",
-    "dag": "evertick.sdk.dag",
-    "Done": "evertick.sdk.runtime",
-    "Fail": "evertick.sdk.runtime",
-    "finished": "evertick.domain.schedules.dependencies",
-    "http": "evertick.sdk.operators",
-    "Param": "evertick.domain.dags.params",
-    "program": "evertick.sdk.operators",
-    "push": "evertick.sdk.runtime",
-    "RetryAfter": "evertick.sdk.runtime",
-    "setup": "evertick.sdk.decorators",
-    "shell": "evertick.sdk.task",
-    "Skip": "evertick.sdk.runtime",
-    "task": "evertick.sdk.decorators",
-    "task_group": "evertick.sdk.builder",
-    "TaskContext": "evertick.sdk.runtime",
-    "teardown": "evertick.sdk.decorators",
-    "trigger_dag": "evertick.sdk.operators",
-    "wait_for": "evertick.sdk.waits",
-    "wait_for_event": "evertick.sdk.waits",
-    "wait_until": "evertick.sdk.waits",
+_NAMES = {
+    "domain.schedules.dependencies": ("Asset", "after", "all_of", "any_of", "finished"),
+    "sdk.builder": ("task_group",),
+    "sdk.dag": ("dag",),
+    "sdk.decorators": ("setup", "task", "teardown"),
+    "sdk.operators": ("http", "program", "trigger_dag"),
+    "sdk.params": ("Param",),
+    "sdk.runtime": ("Done", "Fail", "RetryAfter", "Skip", "TaskContext", "current_context", "push"),
+    "sdk.task": ("shell",),
+    "sdk.waits": ("approval", "wait_for", "wait_for_event", "wait_until"),
 }
+_MODULES = {name: f"evertick.{module}" for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
@@ -87,4 +71,12 @@ def __getattr__(name: str) -> object:
         found: object = getattr(import_module(_MODULES[name]), name)
         globals()[name] = found
         return found
+    hints = import_module("evertick.sdk.airflow_names")
+    if name in hints.IMPORTS:
+        # Not an AttributeError: `from evertick import DAG` would replace its text with one that has no hint.
+        raise ImportError(f"evertick has no {name!r}: {hints.import_hint(name)}", name="evertick")
     raise AttributeError(f"module 'evertick' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_network
 from math import isfinite
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from evertick.domain.errors import InvalidRouting, InvalidSettings, UserError
+from evertick.domain.errors import InvalidSettings, UserError
 from evertick.domain.executor_options import POD_OPTIONS
 from evertick.domain.notifications import parse_destination
 from evertick.domain.routing import read_pattern
@@ -21,50 +22,84 @@ from evertick.domain.shards import MOST_SHARDS
 
 LARGEST_PORT = 65_535
 
-
-POD_CLEANUPS = ("always", "on_success", "never")
-
-
-def check_pods(*, options: Iterable[str], cleanup: str, owner: str) -> None:
-    if unknown := [name for name in options if name not in POD_OPTIONS]:
-        raise InvalidSettings(f"EVERTICK_POD_OPTIONS: {unknown[0]!r} is unknown: use {', '.join(POD_OPTIONS)}.")
-    if cleanup not in POD_CLEANUPS:
-        raise InvalidSettings(f"EVERTICK_POD_CLEANUP={cleanup!r} is unknown: use {', '.join(POD_CLEANUPS)}.")
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", owner):
-        raise InvalidSettings(
-            f"EVERTICK_POD_OWNER_LABEL={owner!r} is not a valid label: use letters, digits, '-' and '.'."
-        )
+T = TypeVar("T")
 
 
-def check_notifications(*, sinks: Mapping[str, Iterable[str]], networks: Iterable[str], sender: str | None) -> None:
-    """`sinks` by the name of the variable that contains them."""
-    for name, texts in sinks.items():
-        for text in texts:
+class Ratio(NamedTuple):
+    """A setting is at least `times` the setting `other`; `why` is the reason."""
+
+    times: int
+    other: str
+    why: str
+
+
+class Checks(NamedTuple):
+    """The values that a setting accepts. `each` raises a UserError for a part of a list. `form` returns whether a text is valid;
+    otherwise it is not `what`."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    at_least: tuple[Ratio, ...] = ()
+    each: Callable[[str], object] = str
+    form: Callable[[str], object] = bool
+    what: str = ""
+
+    def check(self, name: str, value: object) -> None:
+        told = f"{_variable(name)}={value}"
+        if isinstance(value, int | float):
+            # Every comparison is false for NaN, so it would pass them all.
+            if not isfinite(value):
+                raise InvalidSettings(f"{told} is not a finite number.")
+            if self.minimum is not None and value < self.minimum:
+                raise InvalidSettings(f"{told} is too small: the lowest is {self.minimum}.")
+            if self.maximum is not None and value > self.maximum:
+                raise InvalidSettings(f"{told} is too large: the highest is {self.maximum}.")
+        elif isinstance(value, tuple):
             try:
-                parse_destination(text)
+                for part in value:
+                    self.each(part)
             except UserError as error:
-                raise InvalidSettings(f"{name}: {error}") from None
-    for text in networks:
-        try:
-            ip_network(text)
-        except ValueError:
-            raise InvalidSettings(
-                f"EVERTICK_WEBHOOK_ALLOWED_NETWORKS: {text!r} is not a network: write one such as 10.0.0.0/8 or 127.0.0.1."
-            ) from None
-    if sender is not None and ("@" not in sender or not sender.isprintable()):
-        raise InvalidSettings(
-            f"EVERTICK_SMTP_FROM={sender!r} is not an email address: write one such as evertick@example.com."
-        )
+                raise InvalidSettings(f"{_variable(name)}: {error}") from None
+        elif self.choices and value not in self.choices:
+            raise InvalidSettings(f"{_variable(name)}={value!r} is unknown: use {', '.join(self.choices)}.")
+        elif self.what and isinstance(value, str) and not self.form(value):
+            raise InvalidSettings(f"{_variable(name)}={value!r} is not {self.what}.")
+
+    def check_ratio(self, name: str, settings: Settings) -> None:
+        for times, other, why in self.at_least:
+            value, than = getattr(settings, name), getattr(settings, other)
+            if value < times * than:
+                words = {2: "twice", 3: "three times"}.get(times, f"{times} times")
+                bound = f"{_variable(name)}={value} must be at least {words} {_variable(other)}={than}"
+                raise InvalidSettings(f"{bound}: {why}.")
 
 
-def check_storage(storage: str, *, keys: tuple[str | None, str | None], endpoint: str | None) -> None:
-    is_place = re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]*)?", storage)
+def setting(default: T, *, secret: bool = False, **checks: Any) -> T:
+    """A field of the settings with its checks. A secret is not printed with the settings."""
+    return field(default=default, repr=not secret, metadata={"checks": Checks(**checks)})
+
+
+def _check_pod_option(text: str) -> None:
+    if text not in POD_OPTIONS:
+        raise UserError(f"{text!r} is unknown: use {', '.join(POD_OPTIONS)}.")
+
+
+def _check_network(text: str) -> None:
+    try:
+        ip_network(text)
+    except ValueError:
+        raise UserError(f"{text!r} is not a network: write one such as 10.0.0.0/8 or 127.0.0.1.") from None
+
+
+def _is_storage(text: str) -> bool:
+    is_place = re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]*)?", text)
     # Servers and proxies resolve such path segments, which would address another object.
-    if not is_place or {".", ".."} & set(storage.split("/")):
-        raise InvalidSettings(
-            f"EVERTICK_STORAGE={storage!r} is not a storage URL: write one such as s3://bucket/prefix."
-        )
-    if not all(keys):
+    return is_place is not None and not {".", ".."} & set(text.split("/"))
+
+
+def _check_access(key_id: str | None, secret_key: str | None, endpoint: str | None) -> None:
+    if not (key_id and secret_key):
         raise InvalidSettings("EVERTICK_STORAGE needs EVERTICK_STORAGE_KEY_ID and EVERTICK_STORAGE_SECRET_KEY.")
     address = re.fullmatch(r"https?://[\w.-]+(?::(\d{1,5}))?/?", endpoint) if endpoint else None
     if endpoint and (address is None or int(address[1] or 0) > LARGEST_PORT):
@@ -85,154 +120,150 @@ class Settings:
     home: Path = Path(".evertick")
     dags_folder: Path = Path("dags")
     server: str | None = None
-    # Not printed with the settings: anyone who has it can act as its owner.
-    token: str | None = field(default=None, repr=False)
+    token: str | None = setting(None, secret=True)
 
-    tick_seconds: float = 1.0
+    tick_seconds: float = setting(1.0, minimum=0.01)
     # Together with a tick before it and a standby's poll after it, another scheduler leads within six seconds, even if the server
     # received the last renewal and the leader did not receive the reply.
-    leader_lease_seconds: float = 4.0
-    fire_batch: int = 1000
-    promote_batch: int = 1000
-    reconcile_batch: int = 200
-    reconcile_seconds: float = 30.0
-    maintenance_timeout_seconds: float = 5.0
-    orphan_after_seconds: float = 300.0
-    max_active_retries: int | None = None
-    shards: int | None = None
-    release_after_seconds: float = 60.0
-    retention_days: float = 90.0
+    leader_lease_seconds: float = setting(
+        4.0, at_least=(Ratio(3, "tick_seconds", "the lease is renewed once per tick"),)
+    )
+    fire_batch: int = setting(1000, minimum=1)
+    promote_batch: int = setting(1000, minimum=1)
+    reconcile_batch: int = setting(200, minimum=1)
+    reconcile_seconds: float = setting(30.0, minimum=0.01)
+    maintenance_timeout_seconds: float = setting(5.0, minimum=0.1)
+    orphan_after_seconds: float = setting(
+        300.0, at_least=(Ratio(2, "reconcile_seconds", "a run is checked once per reconciliation"),)
+    )
+    max_active_retries: int | None = setting(None, minimum=1)
+    shards: int | None = setting(None, minimum=1, maximum=MOST_SHARDS)
+    release_after_seconds: float = setting(60.0, minimum=0)
+    retention_days: float = setting(90.0, minimum=0, maximum=36_500)
 
     runner_id: str | None = None
     runner_name: str | None = None
-    runner_slots: int = field(default_factory=lambda: max(32, 4 * (os.cpu_count() or 1)))
+    runner_slots: int = setting(max(32, 4 * (os.cpu_count() or 1)), minimum=1)
     runner_queues: tuple[str, ...] = ("default",)
-    runner_task_patterns: tuple[str, ...] = ()
-    priority_aging_seconds: float = 60.0
+    runner_task_patterns: tuple[str, ...] = setting((), each=read_pattern)
+    priority_aging_seconds: float = setting(60.0, minimum=0)
     executor: str = LOCAL
-    dispatch_workers: int = 16
-    dispatch_queue: int = 256
-    dispatch_lost_seconds: float = 180.0
-    agent_api_url: str | None = None
-    heartbeat_seconds: float = 10.0
-    lost_after_seconds: float = 90.0
-    infra_retries: int = 3
-    stop_grace_seconds: float = 10.0
+    dispatch_workers: int = setting(16, minimum=1)
+    dispatch_queue: int = setting(256, minimum=0)
+    dispatch_lost_seconds: float = setting(
+        180.0, minimum=0.1, at_least=(Ratio(10, "tick_seconds", "an executor is polled every five ticks"),)
+    )
+    agent_api_url: str | None = setting(
+        None,
+        form=lambda url: url.startswith(("http://", "https://")),
+        what="an API URL: write one such as https://evertick.example.com",
+    )
+    heartbeat_seconds: float = setting(10.0, minimum=0.05)
+    lost_after_seconds: float = setting(
+        90.0, at_least=(Ratio(3, "heartbeat_seconds", "a runner would be lost between two heartbeats"),)
+    )
+    infra_retries: int = setting(3, minimum=0)
+    stop_grace_seconds: float = setting(10.0, minimum=0)
     listen_notify: bool = True
-    log: str = "text"
+    log: str = setting("text", choices=("text", "json"))
     health: bool = True
     health_host: str = "127.0.0.1"
-    health_port: int | None = None
+    health_port: int | None = setting(None, minimum=0, maximum=LARGEST_PORT)
     api_host: str = "127.0.0.1"
-    api_port: int | None = None
+    api_port: int | None = setting(None, minimum=0, maximum=LARGEST_PORT)
     api_trusted_proxies: tuple[str, ...] = ()
-    api_rate_limit: float = 100.0
-    api_connections: int = 256
-    admin_password: str | None = field(default=None, repr=False)
+    api_rate_limit: float = setting(100.0, minimum=0)
+    api_connections: int = setting(256, minimum=8)
+    api_connections_per_address: int = setting(192, minimum=1)
+    api_slow_seconds: float = setting(20.0, minimum=0.1)
+    public_url: str | None = setting(
+        None,
+        form=lambda url: re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url) is not None,
+        what="the URL of the web UI: write one such as https://evertick.example.com",
+    )
+    admin_password: str | None = setting(None, secret=True)
     otlp_endpoint: str | None = None
-    notify_on_failure: tuple[str, ...] = ()
-    notify_on_deadline: tuple[str, ...] = ()
+    notify_on_failure: tuple[str, ...] = setting((), each=parse_destination)
+    notify_on_deadline: tuple[str, ...] = setting((), each=parse_destination)
     notify_repeat: bool = False
-    notify_attempts: int = 10
-    notify_expire_hours: float = 24.0
-    webhook_allowed_networks: tuple[str, ...] = ()
+    notify_attempts: int = setting(10, minimum=1)
+    notify_expire_hours: float = setting(24.0, minimum=0)
+    webhook_allowed_networks: tuple[str, ...] = setting((), each=_check_network)
     smtp_connection: str = "smtp"
-    smtp_from: str | None = None
+    smtp_from: str | None = setting(
+        None,
+        form=lambda sender: "@" in sender and sender.isprintable(),
+        what="an email address: write one such as evertick@example.com",
+    )
     failpoint: str | None = None
-    # Not printed with the settings: they decrypt every stored secret.
-    secret_keys: tuple[str, ...] = field(default=(), repr=False)
+    secret_keys: tuple[str, ...] = setting((), secret=True)
     secret_key_file: Path | None = None
     secrets_backends: tuple[str, ...] = ("store",)
-    # Not printed with the settings: anyone who has it can act as any agent.
-    agent_key: tuple[str, ...] = field(default=(), repr=False)
+    agent_key: tuple[str, ...] = setting((), secret=True)
     agent_key_file: Path | None = None
-    start_token_seconds: float = 86_400.0
-    attempt_token_seconds: float = 900.0
-    agent_lost_after_seconds: float = 300.0
+    start_token_seconds: float = setting(86_400.0, minimum=1)
+    attempt_token_seconds: float = setting(900.0, minimum=1)
+    agent_lost_after_seconds: float = setting(
+        300.0,
+        at_least=(
+            Ratio(3, "heartbeat_seconds", "an agent would be declared lost between two heartbeats"),
+            Ratio(
+                2, "agent_report_seconds", "an agent would be declared lost before it leaves its outcome to its runner"
+            ),
+        ),
+    )
     # For the agent itself.
-    agent_token: str | None = field(default=None, repr=False)
+    agent_token: str | None = setting(None, secret=True)
     agent_token_file: Path | None = None
     agent_outcome_file: Path | None = None
-    agent_report_seconds: float = 600.0
+    agent_report_seconds: float = setting(150.0, minimum=0)
 
     kubeconfig: Path | None = None
     kube_context: str | None = None
     kube_namespace: str | None = None
-    kube_timeout_seconds: float = 30.0
+    kube_timeout_seconds: float = setting(30.0, minimum=0.1)
     pod_template: Path | None = None
     pod_image: str | None = None
-    pod_owner_label: str = "evertick"
-    pod_options: tuple[str, ...] = ()
-    pod_cleanup: str = "always"
-    pod_keep_seconds: float = 0.0
-    pod_start_timeout_seconds: float = 300.0
+    pod_owner_label: str = setting(
+        "evertick",
+        form=re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?").fullmatch,
+        what="a valid label: use letters, digits, '-' and '.'",
+    )
+    pod_options: tuple[str, ...] = setting((), each=_check_pod_option)
+    pod_cleanup: str = setting("always", choices=("always", "on_success", "never"))
+    pod_keep_seconds: float = setting(0.0, minimum=0)
+    pod_start_timeout_seconds: float = setting(300.0, minimum=0)
 
-    load_timeout_seconds: float = 30.0
+    load_timeout_seconds: float = setting(30.0, minimum=0.1)
     routing_file: Path | None = None
     results_folder: Path | None = None
-    storage: str | None = None
+    storage: str | None = setting(None, form=_is_storage, what="a storage URL: write one such as s3://bucket/prefix")
     storage_endpoint: str | None = None
     storage_region: str = "us-east-1"
     storage_key_id: str | None = None
-    # Not printed with the settings.
-    storage_secret_key: str | None = field(default=None, repr=False)
-    storage_retry_seconds: float = 300.0
+    storage_secret_key: str | None = setting(None, secret=True)
+    storage_retry_seconds: float = setting(300.0, minimum=0)
     log_archive: bool = False
-    log_archive_after_seconds: float = 600.0
-    result_spill_bytes: int = 1024 * 1024
-    result_max_bytes: int = 256 * 1024 * 1024
-    log_head_bytes: int = 4 * 1024 * 1024
-    log_tail_bytes: int = 1024 * 1024
+    log_archive_after_seconds: float = setting(600.0, minimum=0)
+    result_spill_bytes: int = setting(1024 * 1024, minimum=1024)
+    result_max_bytes: int = setting(256 * 1024 * 1024, minimum=1024)
+    log_head_bytes: int = setting(4 * 1024 * 1024, minimum=4096)
+    log_tail_bytes: int = setting(1024 * 1024, minimum=4096)
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            # Every comparison below is false for NaN, so it would pass them all.
-            if isinstance(value, float) and not isfinite(value):
-                raise InvalidSettings(f"{_variable(each.name)}={value} is not a finite number.")
-        for name, lowest in _LOWEST.items():
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise InvalidSettings(f"{_variable(name)}={value} is too small: the lowest is {lowest}.")
-        if self.log not in _LOG_FORMATS:
-            raise InvalidSettings(f"EVERTICK_LOG={self.log!r} is unknown: use {' or '.join(_LOG_FORMATS)}.")
-        for name in ("health_port", "api_port"):
-            port = getattr(self, name)
-            if port is not None and port > LARGEST_PORT:
-                raise InvalidSettings(f"{_variable(name)}={port} is not a valid port: the largest is {LARGEST_PORT}.")
-        if self.shards is not None and self.shards > MOST_SHARDS:
-            raise InvalidSettings(f"EVERTICK_SHARDS={self.shards} is too many: the maximum is {MOST_SHARDS}.")
-        if not self.retention_days <= _LONGEST_RETENTION_DAYS:
-            raise InvalidSettings(
-                f"EVERTICK_RETENTION_DAYS={self.retention_days} is too long: the longest is {_LONGEST_RETENTION_DAYS}, and"
-                " 0 keeps everything."
-            )
+        checks = {each.name: each.metadata["checks"] for each in fields(self) if "checks" in each.metadata}
+        for name, check in checks.items():
+            check.check(name, getattr(self, name))
         if not self.runner_queues:
             raise InvalidSettings("EVERTICK_RUNNER_QUEUES is empty: name at least one queue, for instance 'default'.")
-        for pattern in self.runner_task_patterns:
-            try:
-                read_pattern(pattern)
-            except InvalidRouting as error:
-                raise InvalidSettings(f"EVERTICK_RUNNER_TASK_PATTERNS: {error}") from None
-        sinks = {_variable(name): getattr(self, name) for name in ("notify_on_failure", "notify_on_deadline")}
-        check_notifications(sinks=sinks, networks=self.webhook_allowed_networks, sender=self.smtp_from)
-        check_pods(options=self.pod_options, cleanup=self.pod_cleanup, owner=self.pod_owner_label)
         if self.storage is not None:
-            keys = (self.storage_key_id, self.storage_secret_key)
-            check_storage(self.storage, keys=keys, endpoint=self.storage_endpoint)
+            _check_access(self.storage_key_id, self.storage_secret_key, self.storage_endpoint)
         elif self.log_archive:
             raise InvalidSettings("EVERTICK_LOG_ARCHIVE=on needs an object storage: set EVERTICK_STORAGE.")
-        for name, times, words, other, why in _AT_LEAST:
-            value, than = getattr(self, name), getattr(self, other)
+        for name, check in checks.items():
             # Without a remote executor no attempt is declared lost for what one reports.
-            is_meant = name != "dispatch_lost_seconds" or self.executor != LOCAL
-            if is_meant and value < times * than:
-                bound = f"{_variable(name)}={value} must be at least {words} {_variable(other)}={than}"
-                raise InvalidSettings(f"{bound}: {why}.")
-        if self.agent_api_url is not None and not self.agent_api_url.startswith(("http://", "https://")):
-            raise InvalidSettings(
-                f"EVERTICK_AGENT_API_URL={self.agent_api_url!r} is not an API URL: write one such as https://evertick.example.com."
-            )
+            if name != "dispatch_lost_seconds" or self.executor != LOCAL:
+                check.check_ratio(name, self)
         if self.tick_seconds >= self.lost_after_seconds:
             raise InvalidSettings(
                 f"EVERTICK_TICK_SECONDS={self.tick_seconds} must be below "
@@ -260,83 +291,16 @@ class Settings:
         return self.home / "spool"
 
 
-_LOG_FORMATS = ("text", "json")
-
-
-_LONGEST_RETENTION_DAYS = 36_500
-
-
-# Minimum ratios between settings, and the reasons.
-_AT_LEAST = (
-    ("lost_after_seconds", 3, "three times", "heartbeat_seconds", "a runner would be lost between two heartbeats"),
-    (
-        "agent_lost_after_seconds",
-        3,
-        "three times",
-        "heartbeat_seconds",
-        "an agent would be declared lost between two heartbeats",
-    ),
-    ("dispatch_lost_seconds", 10, "ten times", "tick_seconds", "an executor is polled every five ticks"),
-    ("orphan_after_seconds", 2, "twice", "reconcile_seconds", "a run is checked once per reconciliation"),
-    ("leader_lease_seconds", 3, "three times", "tick_seconds", "the lease is renewed once per tick"),
-)
-
-
-_LOWEST: dict[str, float] = {
-    "tick_seconds": 0.01,
-    "fire_batch": 1,
-    "promote_batch": 1,
-    "reconcile_batch": 1,
-    "reconcile_seconds": 0.01,
-    "release_after_seconds": 0,
-    "maintenance_timeout_seconds": 0.1,
-    "dispatch_lost_seconds": 0.1,
-    "max_active_retries": 1,
-    "shards": 1,
-    "retention_days": 0,
-    "runner_slots": 1,
-    "priority_aging_seconds": 0,
-    "dispatch_workers": 1,
-    "dispatch_queue": 0,
-    "heartbeat_seconds": 0.05,
-    "infra_retries": 0,
-    "stop_grace_seconds": 0,
-    "health_port": 0,
-    "api_port": 0,
-    "api_rate_limit": 0,
-    "api_connections": 8,
-    "notify_attempts": 1,
-    "notify_expire_hours": 0,
-    "kube_timeout_seconds": 0.1,
-    "pod_keep_seconds": 0,
-    "pod_start_timeout_seconds": 0,
-    "load_timeout_seconds": 0.1,
-    "start_token_seconds": 1,
-    "attempt_token_seconds": 1,
-    "agent_report_seconds": 0,
-    "storage_retry_seconds": 0,
-    "log_archive_after_seconds": 0,
-    "result_spill_bytes": 1024,
-    "result_max_bytes": 1024,
-    "log_head_bytes": 4096,
-    "log_tail_bytes": 4096,
-}
-
-
-def read_settings(environment: Mapping[str, str] | None = None, **overrides: object) -> Settings:
+def read_settings(environment: Mapping[str, str] = os.environ, **overrides: object) -> Settings:
     """Settings from the environment; command line values (not None) take precedence."""
-    env = os.environ if environment is None else environment
-    known = {each.name: each for each in fields(Settings)}
-    values: dict[str, object] = {}
-    for name in known:
-        raw = env.get(_variable(name))
-        if raw:
-            values[name] = _parse(name, raw)
-    if "otlp_endpoint" not in values and (collector := _standard_collector(env)):
-        values["otlp_endpoint"] = collector
-    values.update({name: value for name, value in overrides.items() if value is not None})
-    settings = Settings(**values)  # type: ignore[arg-type]
-    return settings
+    given = {each.name: environment.get(_variable(each.name)) for each in fields(Settings)}
+    values = {name: _parse(name, raw) for name, raw in given.items() if raw}
+    # OpenTelemetry's own variables for the trace endpoint.
+    for standard in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        if environment.get(standard):
+            values.setdefault("otlp_endpoint", environment[standard])
+    values |= {name: value for name, value in overrides.items() if value is not None}
+    return Settings(**values)  # type: ignore[arg-type]
 
 
 def variables() -> list[str]:
@@ -344,21 +308,15 @@ def variables() -> list[str]:
     return [_variable(each.name) for each in fields(Settings)]
 
 
-def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Variables with our prefix that are not settings. EVERTICK_SECRET__DB is a stored value."""
-    env = os.environ if environment is None else environment
-    ours = (name for name in sorted(env) if name.upper().startswith("EVERTICK_") and "__" not in name)
+    ours = (name for name in sorted(environment) if name.upper().startswith("EVERTICK_") and "__" not in name)
     return [name for name in ours if name not in variables()]
 
 
-def _standard_collector(env: Mapping[str, str]) -> str | None:
-    """The trace endpoint in OpenTelemetry's own variables."""
-    return env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
-
-
-def environment_for(settings: Settings, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment_for(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """An environment from which `read_settings` reads the same settings again: used to start child processes."""
-    env = dict(os.environ if environment is None else environment)
+    env = dict(environment)
     for each in fields(settings):
         value = getattr(settings, each.name)
         if value is not None:
@@ -366,22 +324,19 @@ def environment_for(settings: Settings, environment: Mapping[str, str] | None = 
     return env
 
 
-def user_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def user_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment that user code may see: everything but our own settings, which name the database."""
-    env = os.environ if environment is None else environment
-    return {name: value for name, value in env.items() if not name.startswith("EVERTICK_")}
+    return {name: value for name, value in environment.items() if not name.startswith("EVERTICK_")}
 
 
-def value_from_environment(kind: str, name: str, environment: Mapping[str, str] | None = None) -> str | None:
+def value_from_environment(kind: str, name: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """A stored value from this process's environment: EVERTICK_SECRET__DB for secret `db`."""
-    env = os.environ if environment is None else environment
-    return env.get(f"EVERTICK_{kind.upper()}__{re.sub('[^A-Za-z0-9]', '_', name).upper()}")
+    return environment.get(f"EVERTICK_{kind.upper()}__{re.sub('[^A-Za-z0-9]', '_', name).upper()}")
 
 
-def login_file(environment: Mapping[str, str] | None = None) -> Path:
+def login_file(environment: Mapping[str, str] = os.environ) -> Path:
     """The file in which `evertick login` keeps its tokens: next to the user's other configuration."""
-    env = os.environ if environment is None else environment
-    folder = env.get("XDG_CONFIG_HOME") or str(Path(env.get("HOME") or "~").expanduser() / ".config")
+    folder = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME") or "~").expanduser() / ".config")
     return Path(folder) / "evertick" / "logins.json"
 
 
@@ -406,5 +361,5 @@ def _parse(name: str, raw: str) -> object:
             case _:
                 return raw
     except (ValueError, KeyError):
-        wanted = kind.removesuffix(" | None")
-        raise InvalidSettings(f"{_variable(name)}={raw!r} is not a {wanted}.") from None
+        wanted = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+        raise InvalidSettings(f"{_variable(name)}={raw!r} is not {wanted[kind.removesuffix(' | None')]}.") from None

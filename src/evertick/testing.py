@@ -1,6 +1,7 @@
-"""Tests for DAG authors: `travel` returns the fires of a schedule between two instants, without a server.
+"""Tests for DAG authors: `simulate` returns the fires of a schedule between two instants, without a server, and `entered`
+provides a context to a task's function.
 
-It uses the engine's own rules and code.
+Both use the engine's own rules and code.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from evertick.domain.durations import parse_duration
 from evertick.domain.errors import UserError
 from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, SkipReason
 from evertick.domain.schedules.simulation import Policies, simulate_schedule
-from evertick.domain.schedules.spec import ScheduleSpec, parse_schedule
+from evertick.domain.schedules.spec import parse_schedule
 from evertick.domain.schedules.time_zones import find_zone, first_instant
 from evertick.sdk.dag import DagDefinition
-from evertick.sdk.runtime import Dag
+from evertick.sdk.runtime import CompiledDag, entered
 
-__all__ = ["Fire", "Simulation", "Skip", "simulate"]
+__all__ = ["Fire", "Simulation", "SkippedFires", "entered", "simulate"]
 
 DEFAULT_WINDOW_SECONDS = 86_400.0
 
@@ -43,7 +44,7 @@ class Fire:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Skip:
+class SkippedFires:
     """`count` fires, from `first` to `last`, inclusive, that get no run, and why."""
 
     schedule: str
@@ -58,7 +59,7 @@ class Simulation:
     """The simulation: every fire in the order of its runs' creation, and every skipped range."""
 
     fires: tuple[Fire, ...]
-    skips: tuple[Skip, ...]
+    skips: tuple[SkippedFires, ...]
 
     @property
     def instants(self) -> list[datetime]:
@@ -108,7 +109,7 @@ def simulate(
         for at, made_at in course.fires
     ]
     skips = [
-        Skip(schedule=each.name, first=skip.first, last=skip.last, count=skip.count, reason=skip.reason)
+        SkippedFires(schedule=each.name, first=skip.first, last=skip.last, count=skip.count, reason=skip.reason)
         for each, course in journeys
         for skip in course.skips
     ]
@@ -124,21 +125,18 @@ def _schedules(
     """The schedules to simulate, with their misfire policies."""
     spec = _dag_of(subject)
     if spec is None:
-        plain = parse_schedule(subject, timezone=timezone)
-        found: tuple[NamedSchedule, ...] = (NamedSchedule(name="default", spec=plain),)
-        policy, seconds, most = MisfirePolicy.LATEST, None, None
-    else:
-        if timezone is not None:
-            raise UserError("a DAG's schedules have their own time zones: omit timezone.")
-        found, policy, seconds, most = spec
+        plain = NamedSchedule(name="default", spec=parse_schedule(subject, timezone=timezone))
+        spec = DagSpec(name=plain.name, tasks=(), schedules=(plain,))
+    elif timezone is not None:
+        raise UserError("a DAG's schedules have their own time zones: omit timezone.")
+    policy = spec.misfire
     if misfire is not None:
         try:
             policy = MisfirePolicy(misfire)
         except ValueError:
             raise UserError(f"misfire {misfire!r} is unknown: use {', '.join(MisfirePolicy)}.") from None
-    if window is not None:
-        seconds = _seconds(window)
-    for each in found:
+    seconds = spec.catchup_window_seconds if window is None else _seconds(window)
+    for each in spec.schedules:
         own = each.catchup_window_seconds if window is None else None
         within = own if own is not None else seconds
         yield (
@@ -146,24 +144,21 @@ def _schedules(
             Policies(
                 misfire=each.misfire or policy if misfire is None else policy,
                 window_seconds=DEFAULT_WINDOW_SECONDS if within is None else within,
-                most_missed=each.catchup_limit or most or MOST_MISSED,
+                most_missed=each.catchup_limit or spec.catchup_limit or MOST_MISSED,
             ),
         )
 
 
-def _dag_of(subject: object) -> tuple[tuple[NamedSchedule, ...], MisfirePolicy, float | None, int | None] | None:
-    """The schedules of a DAG and its policies; None for a schedule."""
+def _dag_of(subject: object) -> DagSpec | None:
+    """A DAG without its tasks; None for a schedule."""
     match subject:
         case DagDefinition():
-            defaults = DagSpec(name=subject.name, tasks=(), schedules=subject.frame["schedules"])
-            policy = subject.frame.get("misfire", defaults.misfire)
-            window, limit = subject.frame.get("catchup_window_seconds"), subject.frame.get("catchup_limit")
-            return defaults.schedules, policy, window, limit
-        case Dag():
-            return _dag_of(subject.spec)
+            return DagSpec(**subject.frame, tasks=())
+        case CompiledDag():
+            return subject.spec
         case DagSpec():
-            return subject.schedules, subject.misfire, subject.catchup_window_seconds, subject.catchup_limit
-        case ScheduleSpec() | _:
+            return subject
+        case _:
             return None
 
 

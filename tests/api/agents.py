@@ -25,7 +25,7 @@ class Dispatched:
     """One attempt, and callers with its tokens."""
 
     app: FastAPI
-    desk: ApiContext
+    context: ApiContext
     row: QueuedRow
 
     @property
@@ -34,11 +34,11 @@ class Dispatched:
 
     @property
     def starter(self) -> Client:
-        return Client(self.app, self.desk.agent_tokens.make_start_token(**self._whose))
+        return Client(self.app, self.context.agent_tokens.make_start_token(**self._whose))
 
     @property
     def agent(self) -> Client:
-        return Client(self.app, self.desk.agent_tokens.make_attempt_token(**self._whose))
+        return Client(self.app, self.context.agent_tokens.make_attempt_token(**self._whose))
 
     async def begin(self, nonce: str = NONCE, status: int = 200) -> Any:
         body = {"nonce": nonce, "version": "1", "place": PLACE}
@@ -50,15 +50,19 @@ class Dispatched:
 
 
 async def dispatch_all(
-    app: FastAPI, desk: ApiContext, conn: AsyncConnection, shape: dict[str, list[str]] | None = None, **options: object
+    app: FastAPI,
+    context: ApiContext,
+    conn: AsyncConnection,
+    shape: dict[str, list[str]] | None = None,
+    **options: object,
 ) -> list[Dispatched]:
     """A run of such a DAG, all of whose first tasks were dispatched."""
     await put(conn, make_dag("d", shape or {"t": []}, **options))
     runner = await Runner.join(conn, executor="far", slots=100)
     await start(conn, "d")
-    return await dispatch_more(app, desk, conn, runner.session)
+    return await dispatch_more(app, context, conn, runner.session)
 
 
-async def dispatch_more(app: FastAPI, desk: ApiContext, conn: AsyncConnection, session: int) -> list[Dispatched]:
+async def dispatch_more(app: FastAPI, context: ApiContext, conn: AsyncConnection, session: int) -> list[Dispatched]:
     rows = await claim_for_dispatch(conn, session=session, queues=["default"], free=100)
-    return [Dispatched(app, desk, row) for row in rows]
+    return [Dispatched(app, context, row) for row in rows]

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,11 @@ from airflow_client.client import api as airflow_apis
 from airflow_client.client.exceptions import ApiException
 from psycopg import AsyncConnection
 
-from evertick.api.app import make_app
 from evertick.api.server import serve
 from evertick.config import Settings
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import dags, runs
-from evertick.db.queries.runs import Particulars
-from evertick.domain.access import Role
+from evertick.db.queries import dags
+from evertick.domain.access import Actor, Role
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.mapping import MappedList, Mapping
 from evertick.domain.dags.params import ParamSpec
@@ -36,7 +35,9 @@ from evertick.domain.encryption import new_key
 from evertick.domain.schedules.dependencies import Asset, after
 from evertick.engine import accounts
 from evertick.engine.gates import set_pool
+from evertick.engine.runs import trigger_run
 from evertick.runtime.listen_socket import address_of, bound
+from tests.api.applications import shared_app
 from tests.engine.test_after import waiting
 from tests.engine.world import T0, Runner, make_dag, put, set_clock
 
@@ -55,8 +56,13 @@ class Operation:
     order: tuple[str, ...]
 
 
-def operations() -> Iterator[Operation]:
-    """Read from the client's own code: what it can call is what must be answered."""
+@cache
+def operations() -> list[Operation]:
+    """Read once from the client's own code: the API must answer everything that the client can call."""
+    return list(_operations())
+
+
+def _operations() -> Iterator[Operation]:
     for api in sorted(set(vars(airflow_apis))):
         found = getattr(airflow_apis, api)
         if not inspect.isclass(found) or not api.endswith("Api"):
@@ -127,8 +133,7 @@ class World:
     async def start(self, dag: str, key: str, *, actor: str = "test", at: datetime | None = None, **params: Any) -> int:
         row = await dags.find(self.conn, dag)
         assert row is not None
-        about = Particulars(key=key, fire_at=at)
-        made = await runs.trigger(self.conn, dag_id=row.dag_id, params=params, actor=actor, about=about)
+        made = await trigger_run(self.conn, dag_id=row.dag_id, params=params, actor=Actor(actor), key=key, fire_at=at)
         assert made is not None and made.is_new
         self.run_ids[key] = made.run_id
         return made.run_id
@@ -148,11 +153,11 @@ async def served(database: str, key_file: Path) -> AsyncIterator[World]:
     key_file.write_text(new_key() + "\n", encoding="ascii")
     key_file.chmod(0o600)
     settings, at, stop = Settings(api_rate_limit=0, secret_key_file=key_file), bound("127.0.0.1", 0), asyncio.Event()
-    serving = asyncio.create_task(serve(make_app, settings, database, structlog.get_logger(), at, stop))
+    serving = asyncio.create_task(serve(shared_app, settings, database, structlog.get_logger(), at, stop))
     async with await connect(database, purpose=Purpose.SCHEDULER) as conn:
-        await accounts.add_user(conn, name="root", role=Role.ADMIN, actor="test")
+        await accounts.add_user(conn, name="root", role=Role.ADMIN, actor=Actor("test"))
         row = await accounts.find_user(conn, "root")
-        issued = await accounts.issue(conn, row, kind="token", name="t", actor="test", seconds=3600)
+        issued = await accounts.issue(conn, row, kind="token", name="t", actor=Actor("test"), seconds=3600)
         runner = await Runner.join(conn, queues=("default", "gpu"))
         yield World(conn, Official(address_of(at), issued.secret), runner)
     stop.set()
@@ -162,7 +167,7 @@ async def served(database: str, key_file: Path) -> AsyncIterator[World]:
 async def people(world: World) -> None:
     """Two DAGs with three runs: r1 failed, r2 succeeded, o1 is running. Every time in them is known."""
     conn = world.conn
-    await set_pool(conn, name="db", slots=3, actor="test")
+    await set_pool(conn, name="db", slots=3, actor=Actor("test"))
     etl = make_dag(
         "etl",
         {"extract": [], "side.load": ["extract"]},

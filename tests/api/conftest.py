@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -13,12 +13,11 @@ import structlog
 from fastapi import FastAPI
 from psycopg import AsyncConnection
 
-from evertick.api.app import parts_of
 from evertick.api.context import ApiContext
 from evertick.config import Settings
-from evertick.domain.access import Role
+from evertick.domain.access import Actor, Role
 from evertick.engine import accounts
-from evertick.ui.app import make_app
+from tests.api.applications import shared_app
 
 BASE = "http://evertick.test"
 ORDINARY = Settings(api_rate_limit=0, agent_key=("k" * 43,))
@@ -56,7 +55,7 @@ def settings() -> Settings:
 
 
 @pytest.fixture
-async def desk(database: str, settings: Settings) -> AsyncIterator[ApiContext]:
+async def context(database: str, settings: Settings) -> AsyncIterator[ApiContext]:
     made = ApiContext(settings, database, structlog.get_logger())
     yield made
     for pool in (made.readers, made.writers, made.agents):
@@ -65,33 +64,9 @@ async def desk(database: str, settings: Settings) -> AsyncIterator[ApiContext]:
                 await link.close()
 
 
-class _DeskOfTheTest:
-    """Stands where an application has its desk, and is that of the test which runs now."""
-
-    def __init__(self) -> None:
-        self.now = ApiContext(ORDINARY, "", structlog.get_logger())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.now, name)
-
-
-@pytest.fixture(scope="session")
-def front() -> tuple[FastAPI, _DeskOfTheTest]:
-    """Made once: an application works out its hundreds of routes when it is asked for the first time, which takes longer than
-    most tests."""
-    desk = _DeskOfTheTest()
-    return make_app(cast("ApiContext", desk)), desk
-
-
 @pytest.fixture
-def app(front: tuple[FastAPI, _DeskOfTheTest], desk: ApiContext) -> FastAPI:
-    if desk.settings is not ORDINARY:
-        return make_app(desk)
-    made, place = front
-    place.now = desk
-    for part in parts_of(made).values():
-        part.state.strangers.clear()
-    return made
+def app(context: ApiContext) -> FastAPI:
+    return shared_app(context)
 
 
 @pytest.fixture
@@ -112,9 +87,11 @@ async def signed(app: FastAPI, conn: AsyncConnection) -> Signed:
         limits: tuple[Role | None, Collection[str] | None] = (None, None),
     ) -> Client:
         user = name or f"{role}{next(_NUMBERS)}"
-        await accounts.add_user(conn, name=user, role=Role(role), tags=tags, actor="test")
+        await accounts.add_user(conn, name=user, role=Role(role), tags=tags, actor=Actor("test"))
         row = await accounts.find_user(conn, user)
-        issued = await accounts.issue(conn, row, kind=kind, name="test", actor="test", seconds=3600, limits=limits)
+        issued = await accounts.issue(
+            conn, row, kind=kind, name="test", actor=Actor("test"), seconds=3600, limits=limits
+        )
         return Client(app, issued.secret)
 
     return make

@@ -14,6 +14,7 @@ from psycopg import AsyncConnection
 from evertick.api.context import ApiContext
 from evertick.config import Settings
 from evertick.db.queries import logs
+from evertick.domain.access import Actor
 from evertick.domain.agent_protocol import AgentIdentity, TokenUse, read_order
 from evertick.domain.encryption import new_key
 from evertick.domain.stored_values import ValueKind
@@ -44,8 +45,8 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-async def one(app: FastAPI, desk: ApiContext, conn: AsyncConnection) -> Dispatched:
-    return (await dispatch_all(app, desk, conn))[0]
+async def one(app: FastAPI, context: ApiContext, conn: AsyncConnection) -> Dispatched:
+    return (await dispatch_all(app, context, conn))[0]
 
 
 async def finish(caller: Client, status: int = 200, **fields: object) -> object:
@@ -77,11 +78,11 @@ async def test_refusals_of_agents_are_on_record_once_a_minute(one: Dispatched, c
 
 
 async def test_what_a_task_is_granted_goes_to_its_own_agent_alone(
-    app: FastAPI, desk: ApiContext, conn: AsyncConnection
+    app: FastAPI, context: ApiContext, conn: AsyncConnection
 ) -> None:
-    keyring = load_keyring(desk.settings)
-    await put_value(conn, keyring, kind=ValueKind.SECRET, name="db", value=CANARY, actor="test")
-    granted, plain = await dispatch_all(app, desk, conn, {"a": [], "b": []}, per_task={"a": {"secrets": ("db",)}})
+    keyring = load_keyring(context.settings)
+    await put_value(conn, keyring, kind=ValueKind.SECRET, name="db", value=CANARY, actor=Actor("test"))
+    granted, plain = await dispatch_all(app, context, conn, {"a": [], "b": []}, per_task={"a": {"secrets": ("db",)}})
     answer = await granted.begin()
     assert json.loads(answer["order"]["granted_json"])["secret"] == {"db": CANARY}
     assert CANARY not in repr(read_order(answer))
@@ -89,9 +90,9 @@ async def test_what_a_task_is_granted_goes_to_its_own_agent_alone(
 
 
 async def test_a_secret_that_nobody_has_fails_the_attempt_and_says_so(
-    app: FastAPI, desk: ApiContext, conn: AsyncConnection
+    app: FastAPI, context: ApiContext, conn: AsyncConnection
 ) -> None:
-    (one,) = await dispatch_all(app, desk, conn, task_secrets=("db",))
+    (one,) = await dispatch_all(app, context, conn, task_secrets=("db",))
     problem = await one.begin(status=409)
     assert "secret 'db' is not set" in problem["detail"]
     assert await run_state(conn, one.key.run_id) == "failed"
@@ -105,10 +106,10 @@ async def test_a_heartbeat_waits_for_a_word_and_hears_a_cancel_at_once(one: Disp
     still = await one.agent.ok("POST", f"{AGENT}/heartbeat", json={})
     assert still["rest_seconds"] == 0.5, "who does not wait rests"
     await Client(one.app, calm["token"]).ok("POST", f"{AGENT}/heartbeat", json={})
-    one.desk.settings = Settings(heartbeat_seconds=60, lost_after_seconds=180, api_rate_limit=0)
+    one.context.settings = Settings(heartbeat_seconds=60, lost_after_seconds=180, api_rate_limit=0)
     waiting = asyncio.create_task(one.agent.ok("POST", f"{AGENT}/heartbeat", json={"wait_seconds": 60}))
     await asyncio.sleep(0)
-    await cancel(conn, run_id=one.key.run_id, actor="test")
+    await cancel(conn, run_id=one.key.run_id, actor=Actor("test"))
     async with asyncio.timeout(20):
         assert (await waiting)["word"] == "stop"
 
@@ -116,15 +117,16 @@ async def test_a_heartbeat_waits_for_a_word_and_hears_a_cancel_at_once(one: Disp
 async def test_a_heartbeat_of_one_that_was_given_up_is_told_so(one: Dispatched, conn: AsyncConnection) -> None:
     await one.begin()
     await mark_runner_dead(conn, session=one.row.session, reason="agent_lost", infra_retries=3)
-    assert (await one.agent.ok("POST", f"{AGENT}/heartbeat", json={"wait_seconds": 60}))["word"] == "lost"
+    answer = await one.agent.ok("POST", f"{AGENT}/heartbeat", json={"wait_seconds": 60})
+    assert (answer["word"], answer["token"], answer["renewal"]) == ("lost", "", "")
     assert (await finish(one.agent, 409, result_json="1"))["code"] == "lease_lost"  # type: ignore[index]
     assert await states(conn, one.key.run_id) == {"t": "available"}
 
 
 async def test_where_connections_are_few_agents_come_again_by_themselves(one: Dispatched) -> None:
     await one.begin()
-    one.desk.settings = Settings(api_connections=8, heartbeat_seconds=7)
-    one.desk.stop_watch._waiting = dict.fromkeys(range(4), asyncio.Event())
+    one.context.settings = Settings(api_connections=8, heartbeat_seconds=7)
+    one.context.stop_requests._waiting = dict.fromkeys(range(4), asyncio.Event())
     answer = await one.agent.ok("POST", f"{AGENT}/heartbeat", json={"wait_seconds": 60})
     assert (answer["word"], answer["rest_seconds"]) == ("continue", 7.0)
 
@@ -169,9 +171,9 @@ async def test_what_the_database_cannot_hold_fails_the_attempt_instead_of_stayin
     assert await run_state(conn, one.key.run_id) == "failed"
 
 
-async def test_a_branch_is_judged_as_on_a_runner(app: FastAPI, desk: ApiContext, conn: AsyncConnection) -> None:
+async def test_a_branch_is_judged_as_on_a_runner(app: FastAPI, context: ApiContext, conn: AsyncConnection) -> None:
     shape = {"pick": [], "a": ["pick"], "b": ["pick"]}
-    (one,) = await dispatch_all(app, desk, conn, shape, per_task={"pick": {"choice": "branch"}})
+    (one,) = await dispatch_all(app, context, conn, shape, per_task={"pick": {"choice": "branch"}})
     await one.begin()
     await finish(one.agent, result_json='"b"')
     assert await states(conn, one.key.run_id) == {"pick": "success", "a": "skipped", "b": "available"}
@@ -187,10 +189,10 @@ def large(letter: str) -> tuple[bytes, str, str]:
 
 
 async def test_a_large_result_is_sent_first_and_only_those_below_can_read_it(
-    app: FastAPI, desk: ApiContext, conn: AsyncConnection
+    app: FastAPI, context: ApiContext, conn: AsyncConnection
 ) -> None:
     shape = {"up": [], "other": [], "down": ["up"]}
-    up, other = await dispatch_all(app, desk, conn, shape, per_task={"down": {"inputs": ("up",)}})
+    up, other = await dispatch_all(app, context, conn, shape, per_task={"down": {"inputs": ("up",)}})
     raw, digest, reference = large("x")
     await up.begin()
     await other.begin()
@@ -201,11 +203,11 @@ async def test_a_large_result_is_sent_first_and_only_those_below_can_read_it(
         assert (await up.agent.put(f"{AGENT}/results/{digest}", content=raw)).status_code == 204
     await finish(up.agent, result_json=reference)
     session = int(str(await value(conn, "select owner from dispatch limit 1")))
-    (down,) = await dispatch_more(app, desk, conn, session)
+    (down,) = await dispatch_more(app, context, conn, session)
     await down.begin()
     assert (await down.agent.get(f"{AGENT}/results/{digest}")).content == raw
     await other.agent.refused("GET", f"{AGENT}/results/{digest}", 404)
-    folder = desk.settings.result_place / str(up.key.run_id)
+    folder = context.settings.result_place / str(up.key.run_id)
     assert [each.name for each in folder.iterdir()] == [digest]
     (folder / digest).unlink()
     assert "EVERTICK_RESULTS_FOLDER" in (await down.agent.refused("GET", f"{AGENT}/results/{digest}", 410))["detail"]
@@ -228,22 +230,24 @@ async def test_code_is_given_to_its_own_attempts_while_they_run(one: Dispatched,
     await one.agent.refused("PUT", f"{AGENT}/results/{mine}", 409, content=b"x")
 
 
-async def test_a_token_speaks_for_its_own_attempt_alone(app: FastAPI, desk: ApiContext, conn: AsyncConnection) -> None:
+async def test_a_token_speaks_for_its_own_attempt_alone(
+    app: FastAPI, context: ApiContext, conn: AsyncConnection
+) -> None:
     """Everything that is changed is taken from the token; nothing in a body can name another task."""
-    first, second = await dispatch_all(app, desk, conn, {"a": [], "b": []})
+    first, second = await dispatch_all(app, context, conn, {"a": [], "b": []})
     await first.begin()
     await second.begin()
     await finish(first.agent, 422, run_id=second.key.run_id)
     await finish(first.agent)
     assert await states(conn, first.key.run_id) == {"a": "success", "b": "running"}
-    forged = desk.agent_tokens.make_attempt_token(key=second.key, epoch=second.row.epoch, session=first.row.session)
+    forged = context.agent_tokens.make_attempt_token(key=second.key, epoch=second.row.epoch, session=first.row.session)
     await finish(Client(app, forged), 409)
     assert await states(conn, first.key.run_id) == {"a": "success", "b": "running"}
 
 
 async def test_an_expired_token_is_refused_and_the_start_token_gives_a_new_one(one: Dispatched) -> None:
     await one.begin()
-    keys = AgentKeys(one.desk.settings.agent_key)
+    keys = AgentKeys(one.context.settings.agent_key)
     past = AgentIdentity(
         use=TokenUse.ATTEMPT, key=one.key, epoch=one.row.epoch, session=one.row.session, expires_at=10**9
     )
@@ -253,12 +257,14 @@ async def test_an_expired_token_is_refused_and_the_start_token_gives_a_new_one(o
     await Client(one.app, again["token"]).ok("POST", f"{AGENT}/heartbeat", json={})
 
 
-async def test_thousands_behind_one_address_do_not_count_as_one(desk: ApiContext, one: Dispatched) -> None:
+async def test_thousands_behind_one_address_do_not_count_as_one(context: ApiContext, one: Dispatched) -> None:
     await one.begin()
-    desk.settings = Settings(api_rate_limit=1.0, agent_key=("k" * 43,), heartbeat_seconds=0.5)
-    limited = make_app(desk)
+    context.settings = Settings(api_rate_limit=1.0, agent_key=("k" * 43,), heartbeat_seconds=0.5)
+    limited = make_app(context)
     for turn in range(40):
-        token = desk.agent_tokens.make_attempt_token(key=one.key, epoch=one.row.epoch, session=one.row.session + turn)
+        token = context.agent_tokens.make_attempt_token(
+            key=one.key, epoch=one.row.epoch, session=one.row.session + turn
+        )
         answer = await Client(limited, token).post(f"{AGENT}/heartbeat", json={})
         assert answer.status_code == 200, (turn, answer.text)
     strangers = [await Client(limited, f"eva_wrong{turn}").post(f"{AGENT}/heartbeat", json={}) for turn in range(40)]

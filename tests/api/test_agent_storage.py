@@ -38,15 +38,15 @@ def settings(tmp_path: Path, server: S3Server) -> Settings:
 
 
 async def test_a_storage_that_hangs_stops_nothing_else_that_is_done_in_threads(
-    app: FastAPI, desk: ApiContext, conn: AsyncConnection
+    app: FastAPI, context: ApiContext, conn: AsyncConnection
 ) -> None:
-    (one,) = await dispatch_all(app, desk, conn)
+    (one,) = await dispatch_all(app, context, conn)
     await one.begin()
     raw, digest, _ = large("x")
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     with socket.create_server(("127.0.0.1", 0)) as mute:
         mute.setblocking(False)
-        desk.settings = replace(desk.settings, storage_endpoint=f"http://127.0.0.1:{mute.getsockname()[1]}")
+        context.settings = replace(context.settings, storage_endpoint=f"http://127.0.0.1:{mute.getsockname()[1]}")
         putting = asyncio.create_task(one.agent.put(f"{AGENT}/results/{digest}", content=raw))
         line, _ = await asyncio.get_running_loop().sock_accept(mute)
         async with asyncio.timeout(10):
@@ -56,9 +56,9 @@ async def test_a_storage_that_hangs_stops_nothing_else_that_is_done_in_threads(
 
 
 async def test_a_result_that_one_api_took_is_known_and_read_at_another(
-    app: FastAPI, desk: ApiContext, conn: AsyncConnection, database: str, server: S3Server, tmp_path: Path
+    app: FastAPI, context: ApiContext, conn: AsyncConnection, database: str, server: S3Server, tmp_path: Path
 ) -> None:
-    (up,) = await dispatch_all(app, desk, conn, {"up": [], "down": ["up"]}, per_task={"down": {"inputs": ("up",)}})
+    (up,) = await dispatch_all(app, context, conn, {"up": [], "down": ["up"]}, per_task={"down": {"inputs": ("up",)}})
     raw, digest, reference = large("x")
     await up.begin()
     server.stop()
@@ -67,7 +67,7 @@ async def test_a_result_that_one_api_took_is_known_and_read_at_another(
     )
     server.start()
     assert (await up.agent.put(f"{AGENT}/results/{digest}", content=raw)).status_code == 204
-    other_desk = ApiContext(replace(desk.settings, home=tmp_path / "two"), database, structlog.get_logger())
+    other_desk = ApiContext(replace(context.settings, home=tmp_path / "two"), database, structlog.get_logger())
     other = make_app(other_desk)
     try:
         elsewhere = Client(other, up.agent.token)

@@ -13,11 +13,10 @@ import structlog
 from airflow_client.client.exceptions import ApiException
 from psycopg import AsyncConnection
 
-from evertick.api.app import make_app
 from evertick.api.server import serve
 from evertick.config import Settings
 from evertick.db.queries import dags
-from evertick.domain.access import Role
+from evertick.domain.access import Actor, Role
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.schedules.dependencies import Asset, after
 from evertick.engine import accounts
@@ -25,6 +24,7 @@ from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.maintenance import deliver_dependencies as hear_arrivals
 from evertick.engine.waits import update_asset, wake
 from evertick.runtime.listen_socket import address_of, bound
+from tests.api.applications import shared_app
 from tests.engine.test_after import waiting
 from tests.engine.test_children import parent
 from tests.engine.world import Runner, lead, make_dag, put, start
@@ -53,7 +53,7 @@ async def address(database: str) -> AsyncIterator[str]:
     at: socket.socket = bound("127.0.0.1", 0)
     stop = asyncio.Event()
     serving = asyncio.create_task(
-        serve(make_app, Settings(api_rate_limit=0), database, structlog.get_logger(), at, stop)
+        serve(shared_app, Settings(api_rate_limit=0), database, structlog.get_logger(), at, stop)
     )
     yield address_of(at)
     stop.set()
@@ -62,9 +62,9 @@ async def address(database: str) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def client(address: str, conn: AsyncConnection) -> Official:
-    await accounts.add_user(conn, name="root", role=Role.ADMIN, actor="test")
+    await accounts.add_user(conn, name="root", role=Role.ADMIN, actor=Actor("test"))
     row = await accounts.find_user(conn, "root")
-    issued = await accounts.issue(conn, row, kind="token", name="t", actor="test", seconds=600)
+    issued = await accounts.issue(conn, row, kind="token", name="t", actor=Actor("test"), seconds=600)
     return Official(address, issued.secret)
 
 
@@ -80,12 +80,12 @@ async def test_pools_are_made_changed_and_counted(client: Official, conn: AsyncC
     assert (await client("PoolApi", "patch_pool", "db", patch)).slots == 5
     await client("PoolApi", "post_pool", airflow.PoolBody(name="api", slots=2))
     for options, names in (
-        ({}, ["api", "db"]),
-        ({"order_by": ["-name"]}, ["db", "api"]),
-        ({"order_by": ["slots"]}, ["api", "db"]),
+        ({}, ["default_pool", "api", "db"]),
+        ({"order_by": ["-name"]}, ["default_pool", "db", "api"]),
+        ({"order_by": ["slots"]}, ["api", "db", "default_pool"]),
         ({"pool_name_pattern": "ap"}, ["api"]),
-        ({"pool_name_prefix_pattern": "d"}, ["db"]),
-        ({"limit": 1, "offset": 1}, ["db"]),
+        ({"pool_name_prefix_pattern": "db"}, ["db"]),
+        ({"limit": 1, "offset": 1}, ["api"]),
     ):
         assert [each.name for each in (await client("PoolApi", "get_pools", **options)).pools] == names, options
     await client("PoolApi", "delete_pool", "api")
@@ -121,12 +121,12 @@ async def test_a_run_says_what_kind_of_start_it_had(client: Official, conn: Asyn
         await put(conn, spec)
     epoch, runner = await lead(conn), await Runner.join(conn)
     await start(conn, "parent")
-    await update_asset(conn, asset="orders", extra={}, actor="user:ann")
+    await update_asset(conn, asset="orders", extra={}, actor=Actor("user:ann"))
     await conn.execute("update schedule_state set next_due = next_due - interval '1 minute' where next_due is not null")
     for _ in range(3):
         await runner.drain()
         await wake(conn, shard=0, epoch=epoch, batch=100)
-        await hear_arrivals(conn, shard=0, epoch=epoch, batch=100)
+        await hear_arrivals(conn, shard=0, epoch=epoch, limit=100)
         await fire_schedules(conn, shard=0, epoch=epoch, batch=100)
     runs = (await client("DagRunApi", "get_dag_runs", "~")).dag_runs
     told = {run.dag_id: (run.run_type.value, run.triggered_by.value) for run in runs}

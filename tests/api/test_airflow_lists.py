@@ -14,6 +14,7 @@ from airflow_client.client import DagRunState
 
 from evertick.config import Settings
 from evertick.db.queries import dags
+from evertick.domain.access import Actor
 from evertick.domain.stored_values import ValueKind
 from evertick.engine import secrets
 from evertick.engine.gates import set_pool
@@ -232,7 +233,7 @@ FILTERS: dict[str, list[tuple[str, Any, list[str]]]] = {
         ("bundle_name", "dags-folder", ["other.py", "zz.py"]),
         ("bundle_name", "git", []),
     ],
-    "get_pools": [*words("pool_name", "P", ["api"], "d", ["db"])],
+    "get_pools": [*words("pool_name", "AP", ["api"], "db", ["db"])],
     "get_variables": [*words("variable_key", "EGI", ["region"], "s", ["size"])],
     "get_connections": [*words("connection_id", "ARE", ["warehouse"], "ma", ["mail"])],
     "get_assets": [
@@ -258,7 +259,7 @@ FILTERS: dict[str, list[tuple[str, Any, list[str]]]] = {
     "get_event_logs": [
         ("dag_id", "etl", ["publish test"]),
         ("dag_id", "none", []),
-        ("owner", "watcher", ["set_pool watcher"]),
+        ("owner", "watcher", ["post_pool watcher"]),
         ("owner", "none", []),
         ("event", "publish", ["publish test"] * 3),
         ("event", "none", []),
@@ -266,7 +267,7 @@ FILTERS: dict[str, list[tuple[str, Any, list[str]]]] = {
         ("included_events", ["none"], []),
         ("before", EARLY, []),
         ("after", LATE, []),
-        *words("owner", "ATCH", ["set_pool watcher"], "watch", ["set_pool watcher"]),
+        *words("owner", "ATCH", ["post_pool watcher"], "watch", ["post_pool watcher"]),
         *words("event", "BLIS", ["publish test"] * 3, "publ", ["publish test"] * 3),
         *words("dag_id", "AKE", ["publish test"], "tak", ["publish test"]),
     ],
@@ -365,7 +366,7 @@ async def world(cluster: Cluster, template: str, tmp_path_factory: pytest.TempPa
 
 async def surroundings(world: World, key_file: Path) -> None:
     conn, keyring = world.conn, load_keyring(Settings(secret_key_file=key_file))
-    await set_pool(conn, name="api", slots=7, actor="watcher")
+    await set_pool(conn, name="api", slots=7, actor=Actor("watcher"))
     await dags.put_import_error(conn, file="zz.py", line=None, message="zz", detail="")
     for kind, name, value, about in (
         (ValueKind.VARIABLE, "region", "north", "where"),
@@ -373,7 +374,9 @@ async def surroundings(world: World, key_file: Path) -> None:
         (ValueKind.CONNECTION, "warehouse", "postgresql://anna:hunter22@db:5432/shop", "the big one"),
         (ValueKind.CONNECTION, "mail", "smtp://post:25/", "letters"),
     ):
-        await secrets.put_value(conn, keyring, kind=kind, name=name, value=value, description=about, actor="test")
+        await secrets.put_value(
+            conn, keyring, kind=kind, name=name, value=value, description=about, actor=Actor("test")
+        )
 
 
 async def ask(world: World, operation: str, **options: Any) -> list[str]:
@@ -434,7 +437,7 @@ async def test_orders_are_right(world: World) -> None:
         ("get_task_instances", "-id", [O1, O0, L2, E2, L1, E1]),
         ("get_task_instances", "operator", [E1, E2, L1, L2, O0, O1]),
         ("get_xcom_entries", "-timestamp", [X2, X1]),
-        ("get_pools", "-name", ["db", "api"]),
+        ("get_pools", "-name", ["default_pool", "db", "api"]),
         ("get_connections", "-port", ["warehouse", "mail"]),
         ("get_assets", "-name", ["rates", "orders"]),
         ("get_dag_tags", "-name", ["finance", "daily"]),
@@ -460,7 +463,9 @@ async def test_pages_follow_each_other(world: World, operation: str) -> None:
         assert answer.total_entries == len(whole), "also on a page behind the last one"
     assert paged == whole
     if operation in ("get_dag_runs", "get_task_instances"):
-        for order, expected in (("id", whole), ("-id", whole[::-1])):
+        # In this world, runs are due in the order of their ids.
+        by_time = (("run_after", whole), ("-run_after", whole[::-1])) if operation == "get_dag_runs" else ()
+        for order, expected in (("id", whole), ("-id", whole[::-1]), *by_time):
             by_cursor, cursor = list[str](), ""
             while cursor is not None:
                 answer = await world.client(operation, *listed.arguments, limit=2, cursor=cursor, order_by=[order])

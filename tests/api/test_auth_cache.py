@@ -12,7 +12,7 @@ from psycopg import AsyncConnection
 from evertick.api.auth_cache import IDLE_SECONDS, KEPT_SECONDS, AuthCache
 from evertick.db import connect
 from evertick.db.connect import Purpose
-from evertick.domain.access import Role
+from evertick.domain.access import Actor, Role
 from evertick.domain.errors import PostgresUnavailable
 from evertick.engine import accounts
 from evertick.runtime.pool import Pool
@@ -55,13 +55,13 @@ async def readers(database: str) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 async def secret(conn: AsyncConnection) -> str:
-    await accounts.add_user(conn, name="ann", role=Role.EDITOR, tags=["finance"], actor="test")
+    await accounts.add_user(conn, name="ann", role=Role.EDITOR, tags=["finance"], actor=Actor("test"))
     return await token_for(conn, "ann")
 
 
 async def token_for(conn: AsyncConnection, name: str, seconds: float | None = 600) -> str:
     row = await accounts.find_user(conn, name)
-    return (await accounts.issue(conn, row, kind="token", name="t", actor="test", seconds=seconds)).secret
+    return (await accounts.issue(conn, row, kind="token", name="t", actor=Actor("test"), seconds=seconds)).secret
 
 
 async def is_kept(remembered: AuthCache, secret: str) -> bool:
@@ -82,20 +82,22 @@ async def keep(remembered: AuthCache, readers: Pool, secret: str) -> None:
 async def revoke(conn: AsyncConnection, secret: str) -> None:
     found = await accounts.authenticate(conn, secret)
     assert found is not None and found.principal.credential_id is not None
-    await accounts.revoke(conn, credential_id=found.principal.credential_id, actor="test")
+    await accounts.revoke(conn, credential_id=found.principal.credential_id, actor=Actor("test"))
 
 
 CHANGES: dict[str, Callable[[AsyncConnection, str], Awaitable[None]]] = {
     "revoked": revoke,
-    "disabled": lambda conn, _: accounts.change_user(conn, name="ann", actor="test", disabled=True),
-    "another role": lambda conn, _: accounts.change_user(conn, name="ann", actor="test", role=Role.VIEWER),
-    "other tags": lambda conn, _: accounts.change_user(conn, name="ann", actor="test", tags=["other"]),
-    "another password": lambda conn, _: accounts.set_password(conn, name="ann", actor="test", password="p" * 20),
+    "disabled": lambda conn, _: accounts.change_user(conn, name="ann", actor=Actor("test"), disabled=True),
+    "another role": lambda conn, _: accounts.change_user(conn, name="ann", actor=Actor("test"), role=Role.VIEWER),
+    "other tags": lambda conn, _: accounts.change_user(conn, name="ann", actor=Actor("test"), tags=["other"]),
+    "another password": lambda conn, _: accounts.set_password(
+        conn, name="ann", actor=Actor("test"), password="another long one"
+    ),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_a_change_by_another_door_is_heard_of(
+async def test_a_change_through_another_api_process_is_noticed(
     remembered: AuthCache, readers: Pool, conn: AsyncConnection, secret: str, change: str
 ) -> None:
     await keep(remembered, readers, secret)
@@ -116,7 +118,7 @@ async def test_that_somebody_came_is_no_change(conn: AsyncConnection, secret: st
         found = await accounts.authenticate(conn, secret)
         assert found is not None and found.is_use_old
         await conn.execute("update credential set used_at = clock(), used_from = 'here'")
-        await accounts.add_user(conn, name="bob", role=Role.VIEWER, actor="test")
+        await accounts.add_user(conn, name="bob", role=Role.VIEWER, actor=Actor("test"))
         await token_for(conn, "bob")
         await revoke(conn, secret)
         await conn.execute("select pg_notify('evertick_access', 'end')")

@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 from evertick.api import change_feed as module
 from evertick.api.change_feed import Change, ChangeFeed, Interest, TooManyChanges
 from evertick.db.connect import Purpose, connect
+from evertick.domain.access import Actor
 from evertick.engine.dags import pause
 from evertick.engine.gates import set_pool
 from evertick.engine.runners import drain
@@ -138,11 +139,11 @@ async def test_an_old_transaction_of_somebody_else_does_not_make_it_read_everyth
         for _ in range(5):
             await start(conn, "etl")
             assert len(await told(tail, reader)) == 2
-        assert len([key for key in tail._told if key[0] != "entry"]) == 10
+        assert len([key for key in tail._reported if key[0] != "entry"]) == 10
         monkeypatch.setattr(module, "LONGEST_TRANSACTION_SECONDS", 0.0)
         assert await told(tail, reader) == []
         assert await told(tail, reader) == []
-        assert len(tail._told) == 0 and len(tail._marks) <= 4
+        assert len(tail._reported) == 0 and len(tail._marks) <= 4
 
 
 async def test_what_people_do_is_told_without_its_details(
@@ -152,16 +153,16 @@ async def test_what_people_do_is_told_without_its_details(
     runner = await Runner.join(conn)
     await runner.drain()
     await told(tail, reader)
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["load"]), actor="ann")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["load"]), actor=Actor("ann"))
     found = await told(tail, reader)
     assert found[0] == ("run", run, "running", "clear") and ("task", run, "load", "available") in found
-    await cancel(conn, run_id=run, actor="ann", reason="secret reason")
+    await cancel(conn, run_id=run, actor=Actor("ann"), reason="secret reason")
     changes = await tail.look(reader, lambda: ALL)
     assert brief(changes[0]) == ("run", run, "canceled", "cancel")
     assert "secret reason" not in str(changes) and "ann" not in str(changes)
-    await pause(conn, dag="etl", actor="ann")
-    await set_pool(conn, name="db", slots=2, actor="ann")
-    await drain(conn, sessions=[runner.session], actor="ann")
+    await pause(conn, dag="etl", actor=Actor("ann"))
+    await set_pool(conn, name="db", slots=2, actor=Actor("ann"))
+    await drain(conn, sessions=[runner.session], actor=Actor("ann"))
     found = await told(tail, reader)
     assert found == [("dag", "pause"), ("pool", "set_pool", "db"), ("runner", "drain", f"r{runner.session}")]
 
@@ -201,6 +202,6 @@ async def test_ends_are_found_among_more_open_runs_than_one_look_asks_about(
     monkeypatch.setattr(module, "OPEN_PER_LOOK", 2)
     started = [await start(conn, "etl") for _ in range(5)]
     await told(tail, reader)
-    await cancel(conn, run_id=started[3], actor="ann", reason=None)
+    await cancel(conn, run_id=started[3], actor=Actor("ann"), reason=None)
     found = [each for _ in range(3) for each in await told(tail, reader)]
     assert found.count(("run", started[3], "canceled")) == 1

@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 
 from evertick.bundles.bundle import pack
 from evertick.db.queries import dags
-from evertick.domain.access import Role
+from evertick.domain.access import Actor, Role
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.explain import Reason, dags_named, describe, visible_to
 from evertick.domain.schedules.dependencies import Asset, after
@@ -55,7 +55,7 @@ def test_a_reason_without_names_says_that_there_is_another_dag(detail: dict[str,
 async def test_why_a_task_waits_names_no_task_of_another_dag(
     limited: Client, admin: Client, conn: AsyncConnection
 ) -> None:
-    await set_pool(conn, name="db", slots=1, actor="test")
+    await set_pool(conn, name="db", slots=1, actor=Actor("test"))
     for name, tags in (("unseen_dag", ("hr",)), ("etl", ("finance",))):
         pool = (GateSpec(kind=GateKind.POOL, name="db"),)
         await put(conn, make_dag(name, {"t": [], "last": ["t"]}, per_task={"t": {"gates": pool}}, tags=tags))
@@ -79,7 +79,7 @@ async def test_what_a_run_came_after_names_no_other_dag(limited: Client, admin: 
     await start(conn, "unseen_dag", "hushed_run")
     (claim,) = await runner.claim()
     await runner.finish(claim)
-    await deliver_dependencies(conn, shard=0, epoch=epoch, batch=10)
+    await deliver_dependencies(conn, shard=0, epoch=epoch, limit=10)
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     (run,) = (await limited.ok("GET", f"{V2}/dags/etl/dagRuns"))["dag_runs"]
     path = f"{V2}/dags/etl/dagRuns/{run['dag_run_id']}/upstreamAssetEvents"
@@ -112,4 +112,4 @@ async def _publish(conn: AsyncConnection, folder: Path, text: str, name: str, ta
     code = pack(folder, "f.py", [])
     await dags.put_bundle(conn, bundle_hash=code.hash, file="f.py", archive=code.archive, uses_threads=None)
     spec = make_dag(name, {"t": []}, tags=(tag,), **options)
-    await publish(conn, spec=spec, file="f.py", bundle_hash=code.hash, actor="test")
+    await publish(conn, spec=spec, file="f.py", bundle_hash=code.hash, actor=Actor("test"))

@@ -181,8 +181,8 @@ async def test_a_connection_that_the_server_has_ended_is_not_handed_out(database
         await link.close()
 
 
-async def test_a_reader_cannot_write(admin: Client, desk: ApiContext) -> None:
+async def test_a_reader_cannot_write(admin: Client, context: ApiContext) -> None:
     assert READERS > 1
-    async with desk.readers.lent() as conn:
+    async with context.readers.lent() as conn:
         with pytest.raises(Exception, match="read-only"):
             await conn.execute("delete from account")

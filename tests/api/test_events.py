@@ -13,7 +13,6 @@ import pytest
 import structlog
 from psycopg import AsyncConnection
 
-from evertick.api.app import make_app
 from evertick.api.context import MOST_LOG_STREAMS_OF_USER
 from evertick.api.server import serve
 from evertick.config import Settings
@@ -21,10 +20,11 @@ from evertick.db import connect
 from evertick.db.connect import Purpose
 from evertick.db.queries import logs
 from evertick.db.queries.logs import NewChunk
-from evertick.domain.access import Role
+from evertick.domain.access import Actor, Role
 from evertick.domain.attempt import TaskKey
 from evertick.engine import accounts
 from evertick.runtime.listen_socket import address_of, bound
+from tests.api.applications import shared_app
 from tests.api.test_airflow import address as served
 from tests.engine.world import Runner, key_of, make_dag, put, start, value
 from tests.waiting import eventually
@@ -68,9 +68,9 @@ class Stream:
 
 @pytest.fixture
 async def secret(conn: AsyncConnection) -> str:
-    await accounts.add_user(conn, name="ann", role=Role.VIEWER, tags=["finance"], actor="test")
+    await accounts.add_user(conn, name="ann", role=Role.VIEWER, tags=["finance"], actor=Actor("test"))
     row = await accounts.find_user(conn, "ann")
-    return (await accounts.issue(conn, row, kind="token", name="t", actor="test", seconds=600)).secret
+    return (await accounts.issue(conn, row, kind="token", name="t", actor=Actor("test"), seconds=600)).secret
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ async def test_a_revoked_token_ends_its_streams(
         await stream.until("hello")
         found = await accounts.authenticate(conn, secret)
         assert found is not None and found.principal.credential_id is not None
-        await accounts.revoke(conn, credential_id=found.principal.credential_id, actor="test")
+        await accounts.revoke(conn, credential_id=found.principal.credential_id, actor=Actor("test"))
         await stream.until("end")
         with pytest.raises(EOFError):
             await stream.next()
@@ -167,7 +167,7 @@ async def test_a_revoked_token_ends_what_is_told_line_by_line(
         assert "one" in (first := await anext(lines)) or json.loads(first) == {"state": "running"}
         found = await accounts.authenticate(conn, secret)
         assert found is not None and found.principal.credential_id is not None
-        await accounts.revoke(conn, credential_id=found.principal.credential_id, actor="test")
+        await accounts.revoke(conn, credential_id=found.principal.credential_id, actor=Actor("test"))
         rest = [line async for line in lines]
     assert (
         "sign in again" in rest[-1] if "logs" in path else {json.loads(line)["state"] for line in rest} <= {"running"}
@@ -182,7 +182,7 @@ async def test_a_revoked_token_ends_a_wait(http: httpx.AsyncClient, conn: AsyncC
     found = await accounts.authenticate(conn, secret)
     assert found is not None and found.principal.credential_id is not None
     await eventually(lambda: value(conn, "select used_at is not null from credential"))
-    await accounts.revoke(conn, credential_id=found.principal.credential_id, actor="test")
+    await accounts.revoke(conn, credential_id=found.principal.credential_id, actor=Actor("test"))
     assert (await waiting).status_code == 401
     assert await value(conn, "select state from run_status") == "running", "nothing else has ended it"
 
@@ -287,7 +287,7 @@ async def test_a_server_that_stops_ends_its_streams(database: str, secret: str) 
     """In order: a stream that is cut off would be an error for its reader."""
     at, stop = bound("127.0.0.1", 0), asyncio.Event()
     serving = asyncio.create_task(
-        serve(make_app, Settings(api_rate_limit=0), database, structlog.get_logger(), at, stop)
+        serve(shared_app, Settings(api_rate_limit=0), database, structlog.get_logger(), at, stop)
     )
     headers = {"Authorization": f"Bearer {secret}"}
     async with (

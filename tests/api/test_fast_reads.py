@@ -10,11 +10,12 @@ from fastapi import APIRouter, FastAPI, Header, Query, Request, Response
 from pydantic import BaseModel
 from starlette.routing import Match
 
-from evertick.api.app import FastReads, parts_of
+from evertick.api.app import FastReads
 from evertick.api.auth import GuardedRoute, requires
 from evertick.api.context import Who
 from evertick.api.fast_reads import plain_answer
 from evertick.domain.access import Permission, Role
+from tests.api.applications import parts_of
 from tests.api.conftest import Client, Signed
 from tests.api.test_doors import walk
 from tests.engine.world import make_dag, put, start, value
@@ -102,7 +103,7 @@ async def test_both_ways_give_the_same_answer(
     assert {status for status, *_ in short.values()} >= {200, 403, 404, 422}
 
 
-def test_a_short_way_leads_where_the_long_one_does(app: FastAPI) -> None:
+def test_a_fast_read_answers_like_the_regular_route(app: FastAPI) -> None:
     ways = short_way(app).ways
     assert {"/api/v1/runs", "/api/v1/dags", "/api/v2/version"} <= set(ways)
     for path, (part, permission, answer) in ways.items():
@@ -136,7 +137,7 @@ async def test_the_framework_is_asked_only_where_something_is_to_be_said(
     assert len(asked) == 6
 
 
-async def test_a_refusal_on_the_short_way_is_told_and_noted_once(nobody: Client, signed: Signed, conn: Any) -> None:
+async def test_a_rejected_fast_read_is_answered_and_audited_once(nobody: Client, signed: Signed, conn: Any) -> None:
     noted = "select count(*) from audit_log where action = 'refuse'"
     before = await value(conn, noted)
     await nobody.refused("GET", "/api/v1/runs", 401)
@@ -146,7 +147,7 @@ async def test_a_refusal_on_the_short_way_is_told_and_noted_once(nobody: Client,
     assert await value(conn, noted) == before + 2
 
 
-async def test_a_fault_on_the_short_way_is_a_fault_with_a_number(
+async def test_an_error_of_a_fast_read_is_reported_with_its_number(
     app: FastAPI, admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     way = short_way(app)

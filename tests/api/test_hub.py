@@ -13,7 +13,7 @@ from psycopg import AsyncConnection
 
 from evertick.api import event_hub as module
 from evertick.api.event_hub import IDLE_SECONDS, EventHub, Watcher
-from evertick.domain.access import Principal, Role
+from evertick.domain.access import Actor, Principal, Role
 from evertick.domain.errors import PostgresUnavailable, RateLimited
 from evertick.engine.gates import set_pool
 from tests.engine.world import Runner, make_dag, put, start, value
@@ -181,7 +181,7 @@ async def test_tags_and_permissions_hold_for_each_event(hub: EventHub, conn: Asy
     limited = await watch(hub, Principal(name="lim", role=Role.ADMIN, tags=frozenset({"finance"})))
     full = await watch(hub)
     await start(conn, "other")
-    await set_pool(conn, name="db", slots=2, actor="ann")
+    await set_pool(conn, name="db", slots=2, actor=Actor("ann"))
     mine = await start(conn, "etl")
     await hub.tick()
     assert {data.get("dag") for _, data in await limited.next()} == {"etl"}

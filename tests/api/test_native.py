@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries import dags, logs, runs, tasks
+from evertick.db.queries import dags, logs, runs
 from evertick.db.queries.logs import NewChunk
-from evertick.domain.access import Role
+from evertick.domain.access import Actor, Role
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.params import ParamSpec, ParamType
@@ -100,12 +100,19 @@ async def test_a_run_is_triggered_once_per_key_followed_and_canceled(
     await admin.refused("POST", f"{V1}/dags/etl/runs", 400, json={"params": {"rows": "many"}})
     await admin.refused("POST", f"{V1}/dags/etl/runs", 422, json={"state": "success"})
     await admin.refused("POST", f"{V1}/dags/none/runs", 404, json={})
+    for_a_day = {"fire_at": "2026-11-01T00:00:00+01:00"}
+    dated = await admin.ok("POST", f"{V1}/dags/etl/runs", status=201, json=for_a_day)
+    assert (await admin.ok("GET", f"{V1}/runs/{dated['run_id']}"))["fire_at"] == "2026-10-31T23:00:00Z"
+    told = await admin.refused("POST", f"{V1}/dags/etl/runs", 409, json=for_a_day)
+    assert f"already has run {dated['run_id']} for" in told["detail"]
+    for wrong in ("2026-11-01T00:00:00", "0001-01-01T00:00:00Z"):
+        await admin.refused("POST", f"{V1}/dags/etl/runs", 400, json={"fire_at": wrong})
     path = f"{V1}/runs/{made['run_id']}"
     shown = await admin.ok("GET", path)
     assert (shown["state"], shown["tasks_by_state"]) == ("running", {"available": 1, "waiting": 1})
-    assert [entry["verb"] for entry in shown["journal"]] == ["trigger"]
+    assert [entry["verb"] for entry in shown["audit"]] == ["trigger"]
     assert (await admin.ok("GET", f"{path}/wait", params={"seconds": 0}))["state"] == "running"
-    assert await admin.ok("POST", f"{path}/cancel", json={"reason": "wrong rows"}) == {"asked_to_stop": 0}
+    assert await admin.ok("POST", f"{path}/cancel", json={"reason": "wrong rows"}) == {"stopping": 0}
     waited = await admin.ok("GET", f"{path}/wait")
     assert (waited["state"], waited["reason"]) == ("canceled", "wrong rows")
     await admin.refused("POST", f"{path}/cancel", 409)
@@ -144,13 +151,13 @@ async def test_tasks_show_their_attempts_result_log_and_why(admin: Client, conn:
     text = "1700000000000000 INFO hello\n1700000001000000 ERROR oops\n"
     chunk = NewChunk(key=key, epoch=claim.epoch, seq=0, until=len(text), content=text)
     await logs.append(conn, session=runner.session, chunks=[chunk])
-    await runner.finish(claim, result={"n": 3})
+    await runner.finish(claim, result={"$evertick": "outputs", "value": {"n": 3, "x": 1}, "named": {"rows": 7}})
     listed = await everything(admin, path, limit=1)
     assert [(task["task"], task["state"]) for task in listed] == [("extract", "success"), ("load", "available")]
     assert [task["task"] for task in await everything(admin, path, state="available")] == ["load"]
     shown = await admin.ok("GET", f"{path}/extract")
     assert [attempt["outcome"] for attempt in shown["attempts"]] == ["success"]
-    assert shown["result"] == await tasks.result(conn, key)
+    assert (shown["result"], shown["outputs"]) == ({"n": 3, "x": 1}, {"rows": 7})
     lines = await everything(admin, f"{path}/extract/logs")
     assert [(line["level"], line["text"]) for line in lines] == [("INFO", "hello"), ("ERROR", "oops")]
     plain = await admin.get(f"{path}/extract/logs.txt", params={"follow": "true"})
@@ -186,13 +193,13 @@ async def test_schedules_change_by_compare_and_set(admin: Client, conn: AsyncCon
     stale = await admin.refused("PUT", f"{path}/main", 412, json=wanted, headers={"If-Match": '"v1"'})
     assert stale["code"] == "stale" and "version 2" in stale["detail"]
     await admin.refused("PUT", f"{path}/main", 412, json=wanted, headers={"If-Match": '"v0"'})
-    await admin.ok("PUT", f"{path}/new", json={"when": "@daily"}, headers={"If-Match": '"v0"'})
+    await admin.ok("PUT", f"{path}/new", status=201, json={"when": "@daily"}, headers={"If-Match": '"v0"'})
     assert [each["name"] for each in (await admin.ok("GET", path))["items"]] == ["main", "new"]
-    fires = (await admin.ok("GET", f"{path}/main/next", params={"count": 3}))["fires"]
+    fires = (await admin.ok("GET", f"{path}/main/next", params={"limit": 3}))["fires"]
     assert len(fires) == 3 and fires == sorted(fires)
-    assert (await admin.ok("POST", f"{path}/main/pause"))["is_paused_itself"] is True
+    assert (await admin.ok("POST", f"{path}/main/pause"))["is_paused_directly"] is True
     assert (await admin.ok("GET", f"{path}/main/next"))["fires"] == []
-    assert (await admin.ok("POST", f"{path}/main/unpause"))["is_paused_itself"] is False
+    assert (await admin.ok("POST", f"{path}/main/unpause"))["is_paused_directly"] is False
     history = (await admin.ok("GET", f"{path}/main/history"))["items"]
     assert [(each["version"], each["changed_by"]) for each in history][:2] == [(4, "user:root"), (3, "user:root")]
     assert await admin.ok("POST", f"{path}/main/reset") == {"is_declared": True}
@@ -226,8 +233,8 @@ async def test_backfills_are_foreseen_made_once_paused_and_canceled(
     assert again["backfill_id"] == made["backfill_id"] and not again["is_new"]
     path = f"{V1}/backfills/{made['backfill_id']}"
     assert (await admin.ok("POST", f"{path}/pause"))["state"] == "paused"
-    assert (await admin.ok("POST", f"{path}/resume"))["state"] == "running"
-    await admin.refused("POST", f"{path}/resume", 409)
+    assert (await admin.ok("POST", f"{path}/unpause"))["state"] == "running"
+    await admin.refused("POST", f"{path}/unpause", 409)
     assert (await admin.ok("POST", f"{path}/cancel"))["state"] == "canceled"
     await admin.refused("POST", f"{path}/cancel", 409)
     assert [each["created_by"] for each in (await admin.ok("GET", f"{V1}/backfills"))["items"]] == ["user:root"]
@@ -236,7 +243,7 @@ async def test_backfills_are_foreseen_made_once_paused_and_canceled(
 
 
 async def test_pools_and_keys_tell_who_holds_and_who_waits(admin: Client, conn: AsyncConnection) -> None:
-    assert (await admin.ok("PUT", f"{V1}/pools/db", json={"slots": 1}))["slots"] == 1
+    assert (await admin.ok("PUT", f"{V1}/pools/db", status=201, json={"slots": 1}))["slots"] == 1
     needs_pool = (GateSpec(kind=GateKind.POOL, name="db"),)
     await put(conn, make_dag("etl", {"t": []}, task_gates=needs_pool, max_active_tasks=5))
     first, second = await start(conn, "etl"), await start(conn, "etl")
@@ -247,13 +254,15 @@ async def test_pools_and_keys_tell_who_holds_and_who_waits(admin: Client, conn: 
     )
     assert [each["kind"] for each in (await admin.ok("GET", f"{V1}/keys"))["items"]] == ["dag"]
     assert [each["name"] for each in (await admin.ok("GET", f"{V1}/blocked"))["items"]][:1] != []
-    await set_pool(conn, name="db", slots=3, actor="test")
-    await admin.refused("PUT", f"{V1}/pools/db", 412, json={"slots": 4}, headers={"If-Match": '"s1"'})
-    await admin.ok("PUT", f"{V1}/pools/db", json={"slots": 4}, headers={"If-Match": '"s3"'})
+    read = (await admin.get(f"{V1}/pools/db")).headers["etag"]
+    await set_pool(conn, name="db", slots=3, actor=Actor("test"))
+    await admin.refused("PUT", f"{V1}/pools/db", 412, json={"slots": 4}, headers={"If-Match": read})
+    read = (await admin.get(f"{V1}/pools/db")).headers["etag"]
+    await admin.ok("PUT", f"{V1}/pools/db", json={"slots": 4}, headers={"If-Match": read})
     await admin.refused("DELETE", f"{V1}/pools/db", 409)
     await admin.refused("PUT", f"{V1}/pools/a%2Fb", 404, json={"slots": 1})
     await admin.refused("PUT", f"{V1}/pools/x", 422, json={"slots": -1})
-    await admin.ok("PUT", f"{V1}/pools/x", json={"slots": 1})
+    await admin.ok("PUT", f"{V1}/pools/x", status=201, json={"slots": 1})
     await admin.ok("DELETE", f"{V1}/pools/x", status=204)
 
 
@@ -343,11 +352,11 @@ async def test_users_and_tokens_are_managed_and_no_token_makes_a_stronger_one(
     seen = await Client(app, weak["token"]).ok("GET", "/auth/session")
     assert (seen["role"], seen["tags"]) == ("viewer", ["finance"])
     assert {each["name"] for each in await everything(session, f"{V1}/tokens")} == {"mine", "test"}
-    await session.refused("DELETE", f"{V1}/tokens/{made['id']}", 404)
+    await session.refused("DELETE", f"{V1}/tokens/{made['token_id']}", 404)
     await admin.ok("PATCH", f"{V1}/users/ci", json={"is_disabled": True})
     await ci.refused("GET", "/auth/session", 401)
     await admin.refused("PATCH", f"{V1}/users/root", 409, json={"role": "viewer"})
-    await admin.ok("DELETE", f"{V1}/tokens/{weak['id']}", status=204)
+    await admin.ok("DELETE", f"{V1}/tokens/{weak['token_id']}", status=204)
     await Client(app, weak["token"]).refused("GET", "/auth/session", 401)
 
 
@@ -374,3 +383,12 @@ async def test_every_change_is_on_record_with_who_when_and_from_where(
     assert [each["run_id"] for each in only] == [made["run_id"]]
     assert await everything(admin, f"{V1}/audit", dag="other") == []
     assert await value(conn, "select count(*) from audit_log where origin is null and actor = 'user:root'") == 0
+
+
+async def test_a_key_of_a_schedule_is_refused_with_another_schedule(admin: Client, etl: int) -> None:
+    path, key = f"{V1}/dags/etl/schedules/keyed", {"Idempotency-Key": "s1"}
+    first = await admin.ok("PUT", path, status=201, json={"when": "0 8 * * *"}, headers=key)
+    assert await admin.ok("PUT", path, json={"when": "0 8 * * *"}, headers=key) == first
+    await admin.refused("PUT", path, 409, json={"when": "0 9 * * *"}, headers=key)
+    changed = await admin.ok("PUT", path, json={"when": "0 9 * * *"}, headers={"Idempotency-Key": "s2"})
+    assert changed["version"] == first["version"] + 1

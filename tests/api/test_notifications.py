@@ -5,7 +5,7 @@ from __future__ import annotations
 from psycopg import AsyncConnection
 
 from evertick.domain.access import Role
-from evertick.domain.notifications import Event, NotificationRuleSpec
+from evertick.domain.notifications import NotificationEvent, NotificationRuleSpec
 from tests.api.conftest import Client, Signed
 from tests.engine.world import Runner, make_dag, put, start
 
@@ -16,7 +16,7 @@ HOOK = "webhook:https://example.com/hook"
 async def test_what_failed_is_listed_and_tried_again_by_who_may(
     admin: Client, signed: Signed, conn: AsyncConnection
 ) -> None:
-    told = (NotificationRuleSpec(event=Event.SUCCESS, sink=HOOK, every_time=True),)
+    told = (NotificationRuleSpec(event=NotificationEvent.SUCCESS, sink=HOOK, every_time=True),)
     await put(conn, make_dag("d", {"a": []}, notices=told))
     run_ids = [await start(conn, "d") for _ in range(3)]
     await (await Runner.join(conn)).drain()
@@ -30,8 +30,8 @@ async def test_what_failed_is_listed_and_tried_again_by_who_may(
     (waiting,) = (await admin.ok("GET", f"{V1}/notifications?state=waiting&dag=d"))["items"]
     assert (waiting["sink"], waiting["event"], waiting["run_id"]) == (HOOK, "success", run_ids[0])
     failed = (await admin.ok("GET", f"{V1}/notifications?state=failed&run_id={run_ids[1]}"))["items"][0]
-    assert failed["answer"] == "503"
-    path = f"{V1}/notifications/{failed['number']}"
+    assert failed["last_response"] == "503"
+    path = f"{V1}/notifications/{failed['notification_id']}"
     viewer, operator = await signed(Role.VIEWER), await signed(Role.OPERATOR)
     for method, way in (("GET", path), ("POST", f"{path}/retry"), ("POST", f"{V1}/notifications/retry")):
         await viewer.refused(method, way, 403)

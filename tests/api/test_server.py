@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from evertick.api.server import MOST_HEAD_BYTES, WholeAnswer
+from evertick.api.http_connection import MOST_HEAD_BYTES, WholeAnswer
 from tests.api.test_airflow import address as served
 
 address = served

@@ -50,7 +50,7 @@ async def run(conn: AsyncConnection, database: str, settings: Settings) -> Async
 
 
 async def test_every_door_shows_the_lines_and_says_so_when_it_cannot(
-    admin: Client, run: int, server: S3Server, desk: ApiContext, monkeypatch: pytest.MonkeyPatch
+    admin: Client, run: int, server: S3Server, context: ApiContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evertick.operations.task_logs.QUIET_SECONDS", 0.0)
     task, page = f"{V1}/runs/{run}/tasks/t", f"/runs/{run}/tasks/t"
@@ -90,8 +90,8 @@ async def test_every_door_shows_the_lines_and_says_so_when_it_cannot(
         assert answer.status_code == 200 and ("cannot be reached" in answer.text) == (tab == "log")
 
 
-async def test_an_api_that_knows_no_storage_says_what_to_set(admin: Client, run: int, desk: ApiContext) -> None:
-    desk.settings = replace(desk.settings, log_archive=False, storage=None)
-    desk.log_archive = type(desk.log_archive)(desk.settings)
+async def test_an_api_that_knows_no_storage_says_what_to_set(admin: Client, run: int, context: ApiContext) -> None:
+    context.settings = replace(context.settings, log_archive=False, storage=None)
+    context.log_archive = type(context.log_archive)(context.settings)
     refused = await admin.refused("GET", f"{V1}/runs/{run}/tasks/t/logs", 502)
     assert "set EVERTICK_STORAGE" in refused["detail"]

@@ -25,7 +25,7 @@ def settings() -> Settings:
 async def test_a_variable_is_made_read_changed_and_deleted(admin: Client, conn: AsyncConnection) -> None:
     path = f"{V1}/variables/region"
     await admin.refused("GET", path, 404)
-    assert await admin.ok("PUT", path, json={"value": "north", "description": "Where"}) == {"is_new": True}
+    assert await admin.ok("PUT", path, status=201, json={"value": "north", "description": "Where"}) == {"is_new": True}
     first = await admin.get(path)
     assert first.json()["value"] == "north" and first.json()["description"] == "Where"
     assert first.json()["changed_by"] == "user:root"
@@ -43,8 +43,8 @@ async def test_a_variable_is_made_read_changed_and_deleted(admin: Client, conn: 
 
 
 async def test_what_is_secret_is_in_no_answer(admin: Client) -> None:
-    await admin.ok("PUT", f"{V1}/connections/warehouse", json={"value": CONNECTION})
-    await admin.ok("PUT", f"{V1}/secrets/token", json={"value": "canary-secret"})
+    await admin.ok("PUT", f"{V1}/connections/warehouse", status=201, json={"value": CONNECTION})
+    await admin.ok("PUT", f"{V1}/secrets/token", status=201, json={"value": "canary-secret"})
     for path in ("/connections", "/connections/warehouse", "/secrets", "/secrets/token", "/audit"):
         answer = await admin.get(V1 + path)
         assert answer.status_code == 200 and "canary" not in answer.text, path
@@ -81,3 +81,12 @@ class TestWithoutAKey:
     async def test_it_is_said_without_telling_where_the_key_should_be(self, admin: Client) -> None:
         told = await admin.refused("PUT", f"{V1}/secrets/x", 409, json={"value": "y"})
         assert "evertick doctor" in told["detail"] and "inside" not in str(told)
+
+
+async def test_a_value_is_deleted_only_as_it_was_read(admin: Client) -> None:
+    variable = f"{V1}/variables/region"
+    first = await admin.put(variable, json={"value": "north"})
+    second = await admin.put(variable, json={"value": "south"})
+    assert (first.status_code, second.status_code) == (201, 200)
+    await admin.refused("DELETE", variable, 412, headers={"If-Match": first.headers["etag"]})
+    await admin.ok("DELETE", variable, status=204, headers={"If-Match": second.headers["etag"]})

@@ -25,10 +25,12 @@ async def asked(conn: AsyncConnection, **more: object) -> int:
 async def test_an_event_is_sent_once_per_key(admin: Client, signed: Signed) -> None:
     key = {"Idempotency-Key": "k1"}
     made = await admin.ok("POST", f"{V1}/events/file", status=201, json={"payload": [1]}, headers=key)
-    again = await admin.ok("POST", f"{V1}/events/file", json={"payload": [2]}, headers=key)
+    again = await admin.ok("POST", f"{V1}/events/file", json={"payload": [1]}, headers=key)
+    await admin.refused("POST", f"{V1}/events/file", 409, json={"payload": [2]}, headers=key)
+    await admin.refused("POST", f"{V1}/events/file", 409, headers=key)
     assert (made["is_new"], again["is_new"], again["event_id"]) == (True, False, made["event_id"])
     await admin.ok("POST", f"{V1}/events/other", status=201)
-    (listed,) = (await admin.ok("GET", f"{V1}/events/file"))["items"]
+    (listed,) = (await admin.ok("GET", f"{V1}/events/sent?name=file"))["items"]
     assert (listed["payload"], listed["sent_by"]) == ([1], "user:root")
     await admin.refused("POST", f"{V1}/events/%20x", 400)
     await admin.refused("POST", f"{V1}/events/x", 422, json={"paylaod": 1})

@@ -50,7 +50,7 @@ WRONG = [
     Asked("POST", f"{V1}/dags/etl/runs", 422, (), None, b"{"),
     Asked("POST", f"{V1}/dags/etl/runs", 400, ("parsing the body",), None, b"[" * 100_000),
     Asked("POST", f"{V2}/dags/etl/dagRuns", 400, ("'rows'",), {"conf": {"rows": 0}, "logical_date": None}),
-    Asked("POST", f"{V2}/dags/etl/dagRuns", 400, ("'row'",), {"conf": {"row": 1}, "logical_date": None}),
+    Asked("POST", f"{V2}/dags/etl/dagRuns", 400, ("'rows'",), {"conf": {"rows": "many"}, "logical_date": None}),
     Asked("POST", f"{V2}/dags/etl/dagRuns", 422, ("conf",), {"conf": [1], "logical_date": None}),
     Asked("POST", f"{V2}/dags/elt/dagRuns", 404, ("elt",), {"conf": {}, "logical_date": None}),
     # approvals and events

@@ -100,7 +100,7 @@ from evertick import *
 @dag
 def d():
     shell("say", "true", secrets=["token"])
-    shell("template", "{{{{ secrets.token }}}}", secrets=["token"], connections=["db"])
+    shell("template", "{{{{ secrets.token }}}}", secrets=["token"], connections=["db"], unsafe_template=True)
     program("tool", ["sh", "-c", {TOOL!r}], connections=["db"])
 """
 
@@ -117,11 +117,7 @@ async def test_a_task_has_what_it_declared_and_shows_none_of_it(tmp_path: Path) 
         returned = await made.run("returns", granted_json=GRANTED)
         assert_hidden(returned)
         value = json.loads(returned.result_json or "")
-        assert value == {
-            "t": "***",
-            "db": "***",
-            "ok": {"limits": {"rows": 5}, "region": "eu"},
-        }
+        assert value == {"t": "***", "db": "***", "ok": {"limits": {"rows": 5}, "region": "eu"}}
         printed = await made.run("prints", granted_json=GRANTED)
         assert printed.kind == "success", printed
         assert assert_hidden(printed).count("***") >= 8

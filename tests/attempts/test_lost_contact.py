@@ -68,11 +68,11 @@ async def test_only_the_careful_attempt_is_ended_when_the_time_is_over(tmp_path:
 
 def test_a_guard_without_children_never_disturbs_the_sleep_of_its_warm_parent() -> None:
     guard = LeaseDeadline()
-    guard.extend_lease(boot_seconds() - 1)
+    guard.until = boot_seconds() - 1
     assert (guard.poll_ms(1000), guard.take_cut_off()) == (1000, [])
-    guard.add(1)
-    guard.add(2)
-    guard.discard(1)
+    guard.children.add(1)
+    guard.children.add(2)
+    guard.children.discard(1)
     assert (guard.poll_ms(1000), guard.take_cut_off(), guard.take_cut_off()) == (0, [2], [])
 
 
@@ -81,8 +81,8 @@ def test_a_guard_lets_its_warm_parent_sleep_until_the_time_is_over_and_not_much_
 ) -> None:
     monkeypatch.setattr("evertick.attempts.fork_server.boot_seconds", lambda: 1000.0)
     guard = LeaseDeadline()
-    guard.add(1)
-    guard.extend_lease(4600.0)
+    guard.children.add(1)
+    guard.until = 4600.0
     assert (guard.poll_ms(1000), guard.poll_ms(2), guard.take_cut_off()) == (250, 2, [])
-    guard.extend_lease(1000.125)
+    guard.until = 1000.125
     assert (guard.poll_ms(1000), guard.take_cut_off()) == (125, [])

@@ -111,8 +111,7 @@ async def test_what_goes_wrong_on_the_way_is_said(tmp_path: Path, url: str) -> N
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["printf %s {{ params.who }}", 'printf %s "{{ params.who }}"', "printf %s '{{ params.who }}'"],
+    "command", ["printf %s {{ params.who }}", 'printf %s "{{ params.who }}"', "printf %s '{{ params.who }}'"]
 )
 async def test_a_value_in_a_command_is_never_code(tmp_path: Path, command: str) -> None:
     async with rig(tmp_path, source("http://x", command)) as made:
@@ -125,7 +124,7 @@ async def test_a_value_in_a_command_is_never_code(tmp_path: Path, command: str) 
 
 
 async def test_a_command_knows_its_run(tmp_path: Path) -> None:
-    command = "echo {{ inputs.rows }} {{ params.n + 1 }} {{ fire_at }} {{ data_interval_start }} ${#HOME}"
+    command = "echo {{ inputs.rows }} {{ params.n + 1 }} {{ fire_at }} {{ data_interval_start }} {{ ds }} ${#HOME}"
     async with rig(tmp_path, source("http://x", command)) as made:
         fields = {
             "params_json": PARAMS,
@@ -134,8 +133,8 @@ async def test_a_command_knows_its_run(tmp_path: Path) -> None:
         }
         outcome = await made.run("greet", command=command, **fields)
         (*told, line) = log_text(outcome)
-        assert told[1:3] == ['RENDER EVERTICK_VALUE_0 = "[1]"', 'RENDER EVERTICK_VALUE_1 = "6"'] and len(told) == 5
-        assert line.startswith("RAW [1] 6 2030-01-02T06:00:00+00:00 2030-01-01T06:00:00+00:00 ")
+        assert told[1:3] == ['RENDER EVERTICK_VALUE_0 = "[1]"', 'RENDER EVERTICK_VALUE_1 = "6"'] and len(told) == 6
+        assert line.startswith("RAW [1] 6 2030-01-02T06:00:00+00:00 2030-01-01T06:00:00+00:00 2030-01-02 ")
         plain = await made.run("plain", command="echo '{{ not a template }}'")
         assert log_text(plain) == ["RAW {{ not a template }}"]
 

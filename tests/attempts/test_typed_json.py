@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from evertick.attempts.body import encode_outputs, encode_result
+from evertick.attempts.body import encode_result
 from evertick.attempts.typed_json import from_plain
 from evertick.domain.errors import ResultLost
 from evertick.sdk.runtime import Outputs, part_of
@@ -116,9 +116,7 @@ SIMPLE = (
 # Every kind beside and within every other is met with these; a hundred, the default, take five times as long.
 LEAVES = 20
 PLAIN = st.recursive(
-    SIMPLE,
-    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.just("$evertick"), inner),
-    max_leaves=LEAVES,
+    SIMPLE, lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.just("$evertick"), inner), max_leaves=LEAVES
 )
 TYPED = st.recursive(
     SIMPLE
@@ -133,7 +131,7 @@ TYPED = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(TYPED)
 def test_whatever_is_made_of_such_values_comes_back(value: Any) -> None:
     encoded = encode_result(value, max_bytes=10**9)
@@ -141,7 +139,7 @@ def test_whatever_is_made_of_such_values_comes_back(value: Any) -> None:
         assert from_plain(json.loads(encoded.text or ""), no_file) == value
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(PLAIN)
 def test_a_plain_value_is_plain_json(value: Any) -> None:
     """Whoever reads the database or the API sees it as it is, unless it has our own mark in it."""
@@ -184,7 +182,7 @@ def test_what_cannot_be_made_is_said_and_nothing_is_called(stored: object, words
 
 
 def test_named_outputs_travel_with_what_was_returned() -> None:
-    encoded = encode_outputs([1], {"rows": Decimal("5"), "who": "x"})
+    encoded = encode_result([1], pushed={"rows": Decimal("5"), "who": "x"})
     found = from_plain(json.loads(encoded.text or ""), no_file)
     assert found == Outputs([1], {"rows": Decimal("5"), "who": "x"})
     assert part_of("t", found, ()) == [1]
@@ -196,7 +194,7 @@ def test_named_outputs_travel_with_what_was_returned() -> None:
 
 
 def test_an_output_that_cannot_be_stored_is_named() -> None:
-    assert "output 'rows'[0] is of type object" in (encode_outputs(None, {"rows": [object()]}).refusal or "")
+    assert "output 'rows'[0] is of type object" in (encode_result(None, pushed={"rows": [object()]}).refusal or "")
 
 
 # Files ------------------------------------------------------------------------------------------------------

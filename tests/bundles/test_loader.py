@@ -216,7 +216,8 @@ def test_a_thousand_builds_in_one_process_give_one_hash() -> None:
 @pytest.mark.parametrize(
     ("source", "line", "expected"),
     [
-        ("x = 1\ny = = 2\n", 2, "SyntaxError: invalid syntax"),
+        ("x = 1\ny = = 2\n", 2, "SyntaxError: invalid syntax: y = = 2"),
+        ("from airflow import DAG\n", 1, "for DAG, use the decorator @dag"),
         ("import nothing_like_this\n", 1, "ModuleNotFoundError: No module named 'nothing_like_this'"),
         ("\n\nraise RuntimeError('first line\\nsecond')\n", 3, "RuntimeError: first line\nsecond"),
         ("import sys\nsys.exit(3)\n", 2, "sys.exit(3)"),
@@ -279,6 +280,19 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+async def test_an_import_that_hangs_names_its_line(tmp_path: Path, write: Write) -> None:
+    (tmp_path / "lib").mkdir()
+    write("lib/slow.py", "def spin():\n    while True:\n        pass\n")
+    write("x.py", "from lib.slow import spin\nspin()\n")
+    for seconds in (1, 4, 16):  # on a busy machine the first second may pass before the file gets that far
+        found = await problem(tmp_path, timeout_seconds=seconds)
+        if found.line is not None:
+            break
+    assert (found.file, found.line) in (("lib/slow.py", 2), ("lib/slow.py", 3))
+    place = f"was stopped in lib/slow.py, line {found.line}. Move slow work into tasks."
+    assert place in found.message and "x.py" in found.traceback
 
 
 async def test_cancelling_a_load_kills_the_import(tmp_path: Path, write: Write) -> None:

@@ -27,13 +27,16 @@ end
 """
 
 _FINISH: LiteralString = """
+declare
+    done finish_result;
 begin
-    select {answers} into {outputs} from {inside}({arguments}) f;
+    done := {inside}({arguments});
     insert into chaos_audit.report (at_ns, session, run_id, idx, map_index, epoch, kind, is_refused)
     select chaos_audit.boot_ns(), p_session, (x->>'r')::bigint, (x->>'i')::int, (x->>'m')::int, (x->>'e')::bigint, x->>'kind',
-           exists (select 1 from unnest(refused) f where f.run_id = (x->>'r')::bigint and f.idx = (x->>'i')::int
-                   and f.map_index = (x->>'m')::int and f.version_id = (x->>'e')::bigint)
+           exists (select 1 from unnest(done.refused) f where f.run_id = (x->>'r')::bigint and f.idx = (x->>'i')::int
+                   and f.map_index = (x->>'m')::int and f.epoch = (x->>'e')::bigint)
     from jsonb_array_elements(p_reports) x;
+    return done;
 end
 """
 
@@ -64,7 +67,6 @@ class _Function(NamedTuple):
     result: str
     names: list[str]
     modes: list[str] | None
-    is_set: bool
 
     def arguments(self, modes: str) -> list[str]:
         """The names of its arguments that have one of those modes."""
@@ -104,26 +106,20 @@ async def _wrap(
     conn: AsyncConnection, schema: str, name: LiteralString, body: LiteralString, needed: tuple[str, ...]
 ) -> None:
     found = await _look_up(conn, schema, name)
-    inputs, outputs = found.arguments("ib"), found.arguments("ob")
+    inputs = found.arguments("ib")
     missing = [each for each in needed if each not in inputs]
     assert not missing, f"the audit of {name} must follow its change: it has no argument {', '.join(missing)} any more"
     inside = f"{name}{_INSIDE}"
-    filled = SQL(body).format(
-        inside=Identifier(schema, inside),
-        arguments=SQL(", ").join(map(Identifier, inputs)),
-        outputs=SQL(", ").join(map(Identifier, outputs)),
-        answers=SQL(", ").join(Identifier("f", name) for name in outputs),
-    )
+    filled = SQL(body).format(inside=Identifier(schema, inside), arguments=SQL(", ").join(map(Identifier, inputs)))
     await conn.execute(SQL("alter function {} rename to {}").format(SQL(found.signature), Identifier(inside)))
-    returns = f"returns {found.result}" if found.is_set or not outputs else ""
-    declaration = f"create function {schema}.{name}({found.declared}) {returns} language plpgsql as "
+    declaration = f"create function {schema}.{name}({found.declared}) returns {found.result} language plpgsql as "
     await conn.execute(SQL(declaration) + SQL("$chaos$") + filled + SQL("$chaos$"))
 
 
 async def _look_up(conn: AsyncConnection, schema: str, name: str) -> _Function:
     cursor = await conn.execute(
         "select p.oid::regprocedure::text, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid), p.proargnames,"
-        " p.proargmodes::text[], p.proretset from pg_proc p where p.pronamespace = %s::regnamespace and p.proname = %s",
+        " p.proargmodes::text[] from pg_proc p where p.pronamespace = %s::regnamespace and p.proname = %s",
         [schema, name],
     )
     rows = await cursor.fetchall()

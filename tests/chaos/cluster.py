@@ -20,7 +20,8 @@ from psycopg import conninfo
 
 from evertick.config import Settings, environment_for
 from evertick.db.connect import Purpose, connect
-from evertick.engine.maintenance import set_shards
+from evertick.domain.access import Actor
+from evertick.engine.shards import set_shards
 from evertick.processes.tree import children_of, find_by_token, kill_tree
 from tests.chaos import sink
 from tests.chaos.audit import install_audit
@@ -140,7 +141,7 @@ class Cluster:
         async with await connect(self.server.url, purpose=Purpose.SCHEDULER) as conn:
             # Before anybody takes notes: no leader has ticked yet.
             if shape.shards > 1:
-                await set_shards(conn, shards=shape.shards, actor="chaos")
+                await set_shards(conn, shards=shape.shards, actor=Actor("chaos"))
             await install_audit(conn)
         self.sink_url = await _sink_database(self.ground.sink_server)
         for number in range(1, shape.schedulers + 1):

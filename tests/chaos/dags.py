@@ -13,6 +13,7 @@ from psycopg import AsyncConnection
 from evertick.bundles.bundle import Bundle, pack
 from evertick.bundles.loader import load_file
 from evertick.db.queries import dags
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import DagSpec
 from evertick.engine.gates import set_pool
 from evertick.engine.publish import publish
@@ -271,7 +272,7 @@ async def load(folder: Path) -> Work:
 
 async def publish_specs(conn: AsyncConnection, work: Work, specs: list[DagSpec]) -> None:
     bundle = work.bundle
-    await set_pool(conn, name="narrow", slots=4, actor="chaos")
+    await set_pool(conn, name="narrow", slots=4, actor=Actor("chaos"))
     await dags.put_bundle(conn, bundle_hash=bundle.hash, file=FILE, archive=bundle.archive, uses_threads=None)
     for spec in specs:
-        await publish(conn, spec=spec, file=FILE, bundle_hash=bundle.hash, actor="chaos")
+        await publish(conn, spec=spec, file=FILE, bundle_hash=bundle.hash, actor=Actor("chaos"))

@@ -63,7 +63,7 @@ def note(what: str) -> None:
         os.getpid(),
         time.clock_gettime_ns(time.CLOCK_BOOTTIME),
         what,
-        context.fire_at.isoformat() if context.fire_at else "",
+        context.fire_at.isoformat(),
         context.dag,
         context.params.get("schedule", ""),
         os.environ.get(SERVICE_VARIABLE, ""),

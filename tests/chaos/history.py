@@ -69,7 +69,8 @@ select entry, at, at_ns, schedule_id, version, old_due, new_due, is_paused, erro
 from chaos_audit.schedule_move order by entry
 """
 _SCHEDULE_VERSIONS: LiteralString = """
-select v.entry, v.at, v.schedule_id, d.name, v.name, v.version, v.spec, v.misfire, v.window_seconds, v.request, v.changed_by,
+select v.entry, v.at, v.schedule_id, d.name, v.name, v.version, v.spec, v.misfire, v.window_seconds,
+       split_part(v.request, ' ', 1), v.changed_by,
        v.is_deleted, v.overlap
 from chaos_audit.schedule_version v join evertick.dag d on d.dag_id = v.dag_id order by v.entry
 """
@@ -138,7 +139,7 @@ limit 1000
 _CHANGES: LiteralString = """
 select 'trigger', key from evertick.run where key is not null
 union all
-select 'put_schedule', request from chaos_audit.schedule_version where request is not null and not is_deleted
+select 'put_schedule', split_part(request, ' ', 1) from chaos_audit.schedule_version where request is not null and not is_deleted
 union all
 select action, actor from evertick.audit_log where action <> 'put_schedule'
 """
@@ -148,12 +149,7 @@ select at_ns, at from chaos_audit.shard_move union all select at_ns, at from cha
 
 
 async def collect(
-    conn: AsyncConnection,
-    *,
-    effects: Path,
-    nemesis: Path,
-    client: Path,
-    sink_conn: AsyncConnection | None = None,
+    conn: AsyncConnection, *, effects: Path, nemesis: Path, client: Path, sink_conn: AsyncConnection | None = None
 ) -> Evidence:
     """Everything that is known now. `conn` goes straight to the database under test."""
     async with _one_look(conn):
@@ -161,8 +157,12 @@ async def collect(
         clock = await conn.execute("select evertick.clock()")
         now = await clock.fetchone()
         assert now is not None
+        runs = await _rows(conn, _RUNS, RunFact)
+        # A body knows a date in every run; only a run of a schedule has it as its due time.
+        triggered = {run.run_id for run in runs if run.schedule_id is None}
+        lines = effect_log.read(effects)
         return Evidence(
-            effects=tuple(effect_log.read(effects)),
+            effects=tuple(line._replace(fire_at=None) if line.run_id in triggered else line for line in lines),
             sink=Sink() if sink_conn is None else await sink_store.read(sink_conn),
             nemesis=read_nemesis(nemesis),
             client=read_client(client),
@@ -176,7 +176,7 @@ async def collect(
             schedule_versions=await _rows(conn, _SCHEDULE_VERSIONS, ScheduleVersion),
             runner_moves=await _rows(conn, _RUNNER_MOVES, RunnerMove),
             runners=await _rows(conn, _RUNNERS, RunnerFact),
-            runs=await _rows(conn, _RUNS, RunFact),
+            runs=runs,
             skips=await _rows(conn, _SKIPS, Skip),
             past_attempts=await _rows(conn, _PAST, PastAttempt),
             results=await _rows(conn, _RESULTS, ResultRow),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evertick.db.connect import Purpose, connect
+from evertick.domain.access import Actor
 from evertick.engine.runs import trigger
 from tests.chaos.cluster import Cluster
 from tests.chaos.members import Member
@@ -234,7 +235,7 @@ class Nemesis:
         clients.asked("trigger", request=key, dag="pulse")
         try:
             async with asyncio.timeout(5), await connect(self.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
-                made = await trigger(conn, dag="pulse", params={}, actor="probe", key=key)
+                made = await trigger(conn, dag="pulse", params={}, actor=Actor("probe"), key=key)
         except Exception as error:  # whatever it was, the next look asks again with the same key
             clients.answered(key, Answer.UNKNOWN, error=str(error))
             return False

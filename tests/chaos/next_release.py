@@ -70,12 +70,7 @@ class NextRelease:
 def make_next_release(folder: Path) -> NextRelease:
     """Write it into the folder."""
     shutil.copytree(PROGRAM, folder / "evertick")
-    scripts = {
-        "next_tasks": _TASKS,
-        "next_runs": _RUNS,
-        "next_runners": _RUNNERS,
-        "next_index": _INDEX,
-    }
+    scripts = {"next_tasks": _TASKS, "next_runs": _RUNS, "next_runners": _RUNNERS, "next_index": _INDEX}
     last = len(migrations())
     for number, (name, script) in enumerate(scripts.items(), last + 1):
         file = folder / "evertick" / "db" / "migrations" / f"{number:04}_{name}.sql"
@@ -85,7 +80,8 @@ def make_next_release(folder: Path) -> NextRelease:
     runner.write_text(_claim_that_counts(runner.read_text()) + _STEP)
     (retries,) = functions.glob("*_retries.sql")
     retries.write_text(_promote_in_bigint(retries.read_text()))
-    _change(folder / "evertick" / "db" / "queries" / "tasks.sql", "%(aging_seconds)s::double precision)", ", 'new')")
+    exchange = folder / "evertick" / "engine" / "finish_and_claim.py"
+    _change(exchange, "    look: ClaimPosition = FROM_THE_HEAD,\n", "    release: str = 'new',\n")
     number = _next(version("evertick"))
     metadata = folder / f"evertick-{number}.dist-info" / "METADATA"
     metadata.parent.mkdir()
@@ -107,10 +103,10 @@ def _promote_in_bigint(text: str) -> str:
 
 
 def _change(file: Path, behind: str, added: str) -> None:
-    """Add something to the first statement that has it, before its last bracket."""
+    """Add something behind the first place that has it."""
     text = file.read_text()
     assert behind in text, f"{file.name} has no {behind} any more"
-    file.write_text(text.replace(behind, behind.removesuffix(")") + added, 1))
+    file.write_text(text.replace(behind, behind + added, 1))
 
 
 def _next(number: str) -> str:

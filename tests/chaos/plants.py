@@ -180,6 +180,11 @@ def j2_skip_miscounted(e: Evidence) -> Evidence:
 
 def j2_skipped_against_policy(e: Evidence) -> Evidence:
     e = without_run(e, pulse_at(e, CALM))
+    return added(e, "skips", Skip(1, wall(CALM), wall(CALM), 1, "misfire_latest", wall(CALM + 20)))
+
+
+def j2_skipped_on_time(e: Evidence) -> Evidence:
+    e = without_run(e, pulse_at(e, CALM))
     return added(e, "skips", Skip(1, wall(CALM), wall(CALM), 1, "misfire_latest", wall(CALM + 1)))
 
 
@@ -548,6 +553,7 @@ def _planted() -> list[Planted]:
         of("J2", "skipped_twice", j2_skipped_twice),
         of("J2", "skip_miscounted", j2_skip_miscounted),
         of("J2", "skipped_against_policy", j2_skipped_against_policy),
+        of("J2", "skipped_on_time", j2_skipped_on_time),
         of("J2", "cursor_went_back", j2_cursor_went_back),
         of("J2", "missed_in_effects", j2_missed_in_effects, "J12"),
         of("J2", "unserved", j2_missed_in_effects, "J12"),

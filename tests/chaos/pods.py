@@ -51,6 +51,8 @@ class Pods:
         self.cluster, self.folder = cluster, cluster.folder / "pods"
         self.server = ApiServer()
         self.node = Kubelet(self.server.objects, self.folder / "node")
+        # Longer than two looks of a runner.
+        self.node.remove_after(2.5)
         self._api_port = own_port()
         self._stack, self._open = AsyncExitStack(), AsyncExitStack()
         self.way: Proxy

@@ -20,7 +20,7 @@ from psycopg import conninfo
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.migrate import answers, create_database, migrate
-from evertick.supervisor.postgres_cluster import environment, initialise, launch_command, programs, stop_old_server
+from evertick.supervisor.postgres import environment, initialise, launch_command, programs, stop_old_server
 from tests.ports import own_port
 from tests.waiting import eventually
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.notify import Channel, notify
+from evertick.domain.access import Actor
 from evertick.engine.runs import trigger
 from tests.chaos import effects
 from tests.chaos.cluster import Cluster
@@ -110,7 +111,7 @@ class Stage:
         clients = self.cluster.clients
         clients.asked("trigger", request=key, dag=dag)
         async with await connect(self.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
-            run_id = (await trigger(conn, dag=dag, params={}, actor="chaos", key=key)).run_id
+            run_id = (await trigger(conn, dag=dag, params={}, actor=Actor("chaos"), key=key)).run_id
             await notify(conn, Channel.TASKS)
         clients.answered(key, Answer.OK, run_id=run_id)
         return run_id

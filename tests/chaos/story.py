@@ -386,11 +386,7 @@ class Story:
         )
 
     def _samples(self) -> list[Sample]:
-        times = [
-            (Phase.IDLE, 2.0),
-            *((Phase.LOAD, float(at)) for at in range(10, 140, 5)),
-            (Phase.IDLE, END - 5),
-        ]
+        times = [(Phase.IDLE, 2.0), *((Phase.LOAD, float(at)) for at in range(10, 140, 5)), (Phase.IDLE, END - 5)]
         return [
             Sample(
                 service=name, pid=pid, at_ns=ns(at), fds=20 + (at > 5), threads=2, children=4, rss_kb=50_000 + int(at),

@@ -14,14 +14,15 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import schedules, shards
+from evertick.db.queries import shards
+from evertick.domain.access import Actor
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import NotLeader
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine.dags import pause, unpause
-from evertick.engine.fire_schedules import fire_schedules
-from evertick.engine.maintenance import promote
+from evertick.engine.fire_schedules import _fire_schedules, fire_schedules
+from evertick.engine.maintenance import promote_due_tasks
 from evertick.engine.runners import extend, mark_runner_dead
 from evertick.engine.runs import cancel
 from evertick.engine.schedules import put_schedule
@@ -115,7 +116,7 @@ async def test_refused_writes_are_counted_though_nothing_changed(audited: Conn, 
     await lead(audited)
     for _ in range(2):
         with pytest.raises((psycopg.Error, NotLeader), match="is over"):
-            await schedules.fire(audited, shard=0, epoch=epoch, plans=[])
+            await _fire_schedules(audited, shard=0, epoch=epoch, plans=[])
     assert await refusals(audited) == {"finish": 1, "extend": 1, "fence": 2}
     evidence = await gathered(audited, logs)
     assert [(report.kind, report.is_refused) for report in evidence.reports] == [
@@ -135,7 +136,7 @@ async def test_a_plan_that_commits_after_a_takeover_is_seen_after_it(
         "create or replace function fence_unaudited(p_shard smallint, p_epoch bigint) returns void language sql as ''"
     )
     async with await connect(database, purpose=Purpose.SCHEDULER) as slow, slow.transaction():
-        await promote(slow, shard=0, epoch=epoch, batch=10)
+        await promote_due_tasks(slow, shard=0, epoch=epoch, limit=10)
         await lead(audited)
     report = check(await gathered(audited, logs), only=("J9",))
     assert [violation.kind for _, violation in report.violations] == ["old_leader"]
@@ -146,7 +147,7 @@ async def test_silence_counted_by_an_old_leader_is_seen(audited: Conn, database:
     await Runner.join(audited)
     async with await connect(database, purpose=Purpose.SCHEDULER) as old:
         epoch = await lead(old)
-        await promote(old, shard=0, epoch=epoch, batch=10)
+        await promote_due_tasks(old, shard=0, epoch=epoch, limit=10)
         await old.execute("update runner set silent_seconds = 1")
         assert check(await gathered(audited, logs), only=("J9",)).is_good()
         await lead(audited)
@@ -207,7 +208,7 @@ async def test_a_run_of_real_verbs_is_judged_green(audited: Conn, logs: dict[str
 
     async def work() -> bool:
         await fire_schedules(audited, shard=0, epoch=epoch, batch=100)
-        await promote(audited, shard=0, epoch=epoch, batch=100)
+        await promote_due_tasks(audited, shard=0, epoch=epoch, limit=100)
         for claim in await runner.claim(10):
             await runner.finish(claim)
         return bool(await value(audited, f"select clock() > '{begin + timedelta(seconds=0.6)}'"))
@@ -225,12 +226,12 @@ async def test_a_run_of_real_verbs_is_judged_green(audited: Conn, logs: dict[str
 
 async def test_pausing_editing_and_deleting_leave_their_versions(audited: Conn, logs: dict[str, Path]) -> None:
     await put(audited, make_dag("d", {"a": []}, every="@hourly"))
-    await pause(audited, dag="d", actor="p-1")
-    await unpause(audited, dag="d", actor="p-2")
+    await pause(audited, dag="d", actor=Actor("p-1"))
+    await unpause(audited, dag="d", actor=Actor("p-2"))
     schedule = NamedSchedule(name="main", spec=parse_schedule("@daily"))
-    await put_schedule(audited, dag="d", schedule=schedule, actor="somebody", request="e-1")
+    await put_schedule(audited, dag="d", schedule=schedule, actor=Actor("somebody"), request="e-1")
     run_id = await start(audited, "d")
-    await cancel(audited, run_id=run_id, actor="c-1")
+    await cancel(audited, run_id=run_id, actor=Actor("c-1"))
     evidence = await gathered(audited, logs)
     assert [(version.version, version.request) for version in evidence.schedule_versions] == [(1, None), (2, "e-1")]
     assert [move.is_paused for move in evidence.schedule_moves] == [False, True, False, False]

@@ -77,9 +77,9 @@ def test_every_kind_of_violation_is_planted_and_written_down() -> None:
 
 
 def test_a_busy_run_is_judged_as_well() -> None:
-    """200,000 events, in a few seconds: no check compares each with each."""
-    busy = tell(busy=130)
-    assert sum(len(part) for part in (busy.effects, busy.task_moves, busy.run_moves, busy.lease_moves)) > 150_000
+    """70,000 events, in a second: no check compares each with each."""
+    busy = tell(busy=45)
+    assert sum(len(part) for part in (busy.effects, busy.task_moves, busy.run_moves, busy.lease_moves)) > 50_000
     report = check(busy)
     assert report.is_good(), report.text()
 
@@ -131,7 +131,7 @@ def test_a_late_run_is_excused_by_a_fault_that_was_felt_and_by_no_other() -> Non
         assert check(nemesis(late, faults=(*late.nemesis.faults, fault)), only=("J3",)).is_good() is is_good
 
 
-def test_nobody_has_to_lead_a_shard_that_is_closed() -> None:
+def test_a_closed_shard_needs_no_leader() -> None:
     for opened in (115, 500):
         report = check(closed_shard(good(), opened=opened, led_again=opened + 1), only=("J13",))
         assert report.is_good(), report.text()
@@ -143,7 +143,7 @@ def test_silence_is_judged_by_the_whole_threshold() -> None:
     assert not check(good(), Limits(lost_after_seconds=12.0), only=("J7",)).is_good()
 
 
-def test_a_runner_that_stopped_an_attempt_itself_is_heard_before_it_can_say_so() -> None:
+def test_an_attempt_stopped_by_its_runner_may_end_before_the_report() -> None:
     """But only if nobody could have heard it before, for the whole threshold."""
     heard = j7_reaped_after_beat(good())
     assert not check(heard, TIGHT, only=("J7",)).is_good()
@@ -202,14 +202,14 @@ def told_with(runs: list[tuple[float, list[str], int]]) -> Evidence:
     return tell(also=also)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(_RUNS)
 def test_whatever_keeps_to_the_rules_is_green(runs: list[tuple[float, list[str], int]]) -> None:
     report = check(told_with(runs))
     assert report.violations == [], report.text()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(_RUNS, st.sampled_from(["drop", "double", "shift", "forge"]), st.data())
 def test_one_wrong_thing_among_many_right_ones_is_red(
     runs: list[tuple[float, list[str], int]], deed: str, data: st.DataObject
@@ -259,7 +259,7 @@ def brute_force(targets: list[int], starts: list[int], deadline: Windows, allowe
     return sum(serve(start, set()) for start in range(len(starts)))
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(0, 60), max_size=9),
     st.lists(st.integers(0, 80), max_size=9),
@@ -287,9 +287,7 @@ def test_one_dropped_start_is_one_miss(targets: list[int], allowed: int, data: s
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30)), max_size=6),
-    st.integers(-10, 120),
-    st.integers(0, 20),
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30)), max_size=6), st.integers(-10, 120), st.integers(0, 20)
 )
 def test_a_later_start_never_has_an_earlier_deadline(gaps: list[tuple[int, int]], start: int, allowed: int) -> None:
     """What the matching rests on."""

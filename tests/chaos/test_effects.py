@@ -46,11 +46,11 @@ def test_a_body_notes_its_begin_and_its_end(file: Path) -> None:
 
 
 def test_a_body_that_raises_says_so(file: Path) -> None:
-    with pytest.raises(ConnectionError), entered(context(fire_at=None)), effects.noted():
+    with pytest.raises(ConnectionError), entered(context()), effects.noted():
         raise ConnectionError
     assert [(line.what, line.fire_at, line.schedule) for line in effects.read(file)] == [
-        ("begin", None, ""),
-        ("fail", None, ""),
+        ("begin", FIRE, ""),
+        ("fail", FIRE, ""),
     ]
 
 

@@ -34,7 +34,7 @@ def expressions(draw: st.DrawFn) -> str:
     return f"{part(0, 59)} {part(0, 23)} {part(1, 28)} {part(1, 12)} {part(0, 6)}"
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(expressions(), st.datetimes(datetime(2024, 1, 1), datetime(2026, 1, 1)))
 def test_cron_in_utc_is_what_cronsim_says(expression: str, begin: datetime) -> None:
     after = begin.replace(tzinfo=UTC)
@@ -72,7 +72,7 @@ def test_cron_over_a_change_of_the_clocks_is_what_the_slow_oracle_says(
     assert of(expression, after, through, timezone=zone) == cron_oracle.fires(expression, ticks)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     st.one_of(
         st.integers(500, 100_000).map(lambda ms: timedelta(milliseconds=ms)),

@@ -131,7 +131,7 @@ def test_the_same_seed_breaks_the_same_things_in_the_same_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "found"), [("N07", ["N07", "N07b"]), ("n07b", ["N07b"]), ("N35", ["N35"]), ("N99", [])]
+    ("name", "found"), [("N07", ["N07", "N07b", "N07c"]), ("n07b", ["N07b"]), ("N35", ["N35"]), ("N99", [])]
 )
 def test_a_scenario_is_found_by_its_number(name: str, found: list[str]) -> None:
     assert [scenario.name for scenario in find(name)] == found

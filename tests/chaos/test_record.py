@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.reading import read_client, read_nemesis
-from tests.chaos.record import (
-    Answer,
-    ClientLog,
-    Fault,
-    NemesisLog,
-    Phase,
-    boot_ns,
-    disturbed_by,
-)
+from tests.chaos.record import Answer, ClientLog, Fault, NemesisLog, Phase, boot_ns, disturbed_by
 from tests.chaos.windows import Windows
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from evertick.db.connect import Purpose
+from evertick.domain.access import Actor
 from evertick.domain.errors import PostgresUnavailable
 from evertick.engine.runs import trigger
 from evertick.runtime.connections import ReconnectingConnection
@@ -48,7 +49,7 @@ class Writers:
     async def _ask(self, link: ReconnectingConnection, key: str) -> bool:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                await trigger(await link.get(), dag=self.dag, params={}, actor="writer", key=key)
+                await trigger(await link.get(), dag=self.dag, params={}, actor=Actor("writer"), key=key)
         except (psycopg.Error, PostgresUnavailable, OSError, TimeoutError) as error:
             self.answers[Answer.UNKNOWN] += 1
             self.cluster.clients.answered(key, Answer.UNKNOWN, error=f"{type(error).__name__}: {error}")

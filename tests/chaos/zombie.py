@@ -18,12 +18,14 @@ import psycopg
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose
-from evertick.db.queries import logs, schedules, shards
+from evertick.db.queries import logs
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import EvertickError, NotLeader, PostgresUnavailable
 from evertick.engine.finish_and_claim import finish_and_claim
-from evertick.engine.maintenance import admit, promote, rebalance_shard, reconcile, time_out_waits
-from evertick.engine.runners import extend, observe_heartbeats, reap_runner
+from evertick.engine.fire_schedules import _fire_schedules
+from evertick.engine.maintenance import admit_queued_runs, promote_due_tasks, reconcile_runs, time_out_queued_tasks
+from evertick.engine.runners import extend, reap_runner
+from evertick.engine.shards import observe_heartbeats, poll_work, rebalance_shard, renew_shard
 from evertick.engine.verbs import NOT_LEADER
 from evertick.runtime.connections import ReconnectingConnection
 from tests.chaos.cluster import Cluster
@@ -45,20 +47,20 @@ Claim = tuple[TaskKey, int, int]
 
 # What leaders write, each in the smallest form: what is refused must be so whatever there is to do. Nobody has session 1.
 _LEADERS_VERBS: dict[str, Callable[[AsyncConnection, int, int], Awaitable[object]]] = {
-    "renew": lambda conn, shard, epoch: shards.renew_shard(conn, shard=shard, epoch=epoch, seconds=5.0),
-    "look": lambda conn, shard, epoch: shards.poll_work(conn, shard=shard, epoch=epoch, lost_after=3600.0),
-    "fire": lambda conn, shard, epoch: schedules.fire(conn, shard=shard, epoch=epoch, plans=[]),
-    "promote": lambda conn, shard, epoch: promote(conn, shard=shard, epoch=epoch, batch=1),
+    "renew": lambda conn, shard, epoch: renew_shard(conn, shard=shard, epoch=epoch, seconds=5.0),
+    "look": lambda conn, shard, epoch: poll_work(conn, shard=shard, epoch=epoch, lost_after=3600.0),
+    "fire": lambda conn, shard, epoch: _fire_schedules(conn, shard=shard, epoch=epoch, plans=[]),
+    "promote": lambda conn, shard, epoch: promote_due_tasks(conn, shard=shard, epoch=epoch, limit=1),
     "listen": lambda conn, shard, epoch: observe_heartbeats(
         conn, shard=shard, epoch=epoch, elapsed=0.0, lost_after=3600.0
     ),
     "reap": lambda conn, shard, epoch: reap_runner(
         conn, shard=shard, epoch=epoch, session=1, lost_after=3600.0, infra_retries=3
     ),
-    "time_out": lambda conn, shard, epoch: time_out_waits(conn, shard=shard, epoch=epoch, batch=1),
-    "admit": lambda conn, shard, epoch: admit(conn, shard=shard, epoch=epoch),
-    "move_out": lambda conn, shard, epoch: rebalance_shard(conn, shard=shard, epoch=epoch, batch=1),
-    "reconcile": lambda conn, shard, epoch: reconcile(conn, shard=shard, epoch=epoch, after=(0, 0), batch=1),
+    "time_out": lambda conn, shard, epoch: time_out_queued_tasks(conn, shard=shard, epoch=epoch, limit=1),
+    "admit": lambda conn, shard, epoch: admit_queued_runs(conn, shard=shard, epoch=epoch),
+    "move_out": lambda conn, shard, epoch: rebalance_shard(conn, shard=shard, epoch=epoch, limit=1),
+    "reconcile": lambda conn, shard, epoch: reconcile_runs(conn, shard=shard, epoch=epoch, limit=1),
 }
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from psycopg import AsyncConnection
 
 from evertick.engine import accounts
+from evertick.observability.health_endpoint import leave_note
+from evertick.runtime.listen_socket import API_NOTES
 from tests.cli.conftest import Cli, run_program
 from tests.engine.world import make_dag, put
 
@@ -17,7 +20,7 @@ def type_in(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     monkeypatch.setattr("getpass.getpass", lambda *_, **__: lines[0])
 
 
-async def test_users_are_added_changed_listed_and_shut_out(
+async def test_users_are_added_changed_listed_and_disabled(
     cli: Cli, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "No users yet" in (await cli("users", "list")).out
@@ -36,10 +39,28 @@ async def test_users_are_added_changed_listed_and_shut_out(
     assert "is the last admin" in await cli.refused("users", "set", "ann", "--disable", status=1)
     assert "User 'CI' already exists" in await cli.refused("users", "add", "CI", "--no-password", status=1)
     assert "There is no user 'bob'" in await cli.refused("users", "password", "bob")
-    assert "Say what to change" in await cli.refused("users", "set", "ci")
+    assert "Nothing to change" in await cli.refused("users", "set", "ci")
     assert (await cli("users", "password", "ci")).out.startswith("Set the password of ci.")
     assert (await accounts.find_user(conn, "ci")).password_hash is not None
-    assert (await cli("users", "link", "ci")).out.startswith("/auth/link/evl_")
+    found = (await cli("users", "link", "ci")).out
+    assert found.startswith("/auth/link/evl_") and "At the API's address: http://127.0.0.1:8080/auth/link/" in found
+    # An API of this home has another port than the configured one.
+    leave_note(Path(".evertick"), "up", "http://0.0.0.0:8181", API_NOTES)
+    assert "At the API's address: http://127.0.0.1:8181/auth/link/evl_" in (await cli("users", "link", "ci")).out
+    monkeypatch.setenv("EVERTICK_PUBLIC_URL", "https://jobs.example.com/")
+    assert "https://jobs.example.com/auth/link/evl_" in (await cli("users", "link", "ci")).out
+
+
+async def test_a_password_is_one_line_of_a_pipe(
+    cli: Cli, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    for command, text in (("add", "correct horse\n"), ("password", "battery staple")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        ran = await cli("users", command, "ann")
+        assert (ran.status, ran.err) == (0, ""), ran
+    assert not [each for each in recwarn if "getpass" in str(each.category).lower()]
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert "standard input is empty" in await cli.refused("users", "password", "ann")
 
 
 async def test_a_token_is_shown_once_listed_and_revoked(cli: Cli, conn: AsyncConnection) -> None:
@@ -49,12 +70,12 @@ async def test_a_token_is_shown_once_listed_and_revoked(cli: Cli, conn: AsyncCon
     found = await accounts.authenticate(conn, made["token"])
     assert found is not None and found.principal.name == "ci"
     (listed,) = (await cli.json("tokens", "list", "ci"))["tokens"]
-    assert (listed["credential_id"], listed["name"], listed["role"]) == (made["id"], "deploys", "viewer")
+    assert (listed["token_id"], listed["name"], listed["role"]) == (made["token_id"], "deploys", "viewer")
     assert made["token"] not in (await cli("tokens", "list")).out
     assert "up to 3650 days" in await cli.refused("tokens", "create", "ci", "x", "--days", "9999")
-    assert (await cli("tokens", "revoke", made["id"], "--yes")).out == f"Revoked token {made['id']}.\n"
+    assert (await cli("tokens", "revoke", made["token_id"], "--yes")).out == f"Revoked token {made['token_id']}.\n"
     assert await accounts.authenticate(conn, made["token"]) is None
-    assert "There is no token" in await cli.refused("tokens", "revoke", made["id"], "--yes")
+    assert "There is no token" in await cli.refused("tokens", "revoke", made["token_id"], "--yes")
 
 
 async def test_the_audit_log_has_what_the_command_line_did(cli: Cli, conn: AsyncConnection) -> None:

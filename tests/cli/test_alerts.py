@@ -17,7 +17,7 @@ async def test_alerts_are_listed_and_shown_by_health(cli: Cli, conn: AsyncConnec
     epoch = await lead(conn)
     await conn.execute("update schedule_state set next_due = next_due - interval '2 hours'")
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
-    await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
+    await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, limit=10)
     (found,) = (await cli.json("alerts", "list", "etl"))["alerts"]
     assert (found["kind"], found["schedule"], found["run_id"], found["ended_at"]) == ("not_started", "main", 1, None)
     assert "did not start in time" in (await cli("alerts", "list", "--all")).out

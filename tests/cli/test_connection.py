@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from evertick.db import failover
 from evertick.db.migrate import migrations
 from evertick.domain.failover import Server
-from evertick.supervisor.postgres_home import HomeDirectory, HomeDirectoryLock
+from evertick.supervisor.postgres_home import PostgresDirectory, PostgresDirectoryLock
 from tests.cli.conftest import Cli
 
 
@@ -28,9 +28,9 @@ async def test_the_home_is_the_one_of_the_settings(
 
 
 async def test_a_home_that_is_just_being_started_asks_for_patience(cli_without_database: Cli, nowhere: Path) -> None:
-    home = HomeDirectory(nowhere / ".evertick")
+    home = PostgresDirectory(nowhere / ".evertick")
     home.prepare()
-    lock = HomeDirectoryLock(home)
+    lock = PostgresDirectoryLock(home)
     await lock.acquire()
     try:
         said = await cli_without_database.refused("runs", "list", status=4)

@@ -9,6 +9,7 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings, read_settings
 from evertick.db.queries import runs
+from evertick.domain.access import Actor
 from evertick.domain.encryption import new_key
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.secrets import put_value
@@ -39,12 +40,27 @@ def write(folder: Path, word: str, text: str = FILE) -> Path:
     return folder
 
 
+async def test_a_schedule_that_begins_in_the_past_is_told_to_use_a_backfill(
+    cli: Cli, conn: AsyncConnection, tmp_path: Path
+) -> None:
+    begins = FILE.replace('"0 6 * * *"', '"0 6 * * *", misfire="all", start_at="2020-01-01", catchup_window="30d"')
+    folder = write(tmp_path / "code", "one", begins)
+    hint = "evertick backfills create shop --from 2020-01-01T00:00:00+00:00"
+    assert hint in " ".join((await cli("dags", "validate", folder)).out.split())
+    (warning,) = (await cli.json("deploy", folder))["warnings"]
+    assert "starts at 2020-01-01T00:00:00+00:00, in the past, and creates no runs for that time" in warning
+    assert warning.endswith(hint)
+    assert (await cli.json("deploy", folder))["warnings"] == [], "it is published already"
+    write(folder, "one", FILE.replace('"0 6 * * *"', '"0 6 * * *", start_at="2020-01-01"'))
+    assert "Note" not in (await cli("dags", "validate", folder)).out
+
+
 async def test_a_folder_is_deployed_compared_and_rolled_back(cli: Cli, conn: AsyncConnection, tmp_path: Path) -> None:
     folder = write(tmp_path / "code", "one")
     (made,) = (await cli.json("deploy", folder))["dags"]
     assert (made["dag"], made["is_new"]) == ("shop", True)
     first = await start(conn, "shop")
-    assert "as it was" in (await cli("deploy", folder)).out
+    assert "unchanged" in (await cli("deploy", folder)).out
     write(folder, "two", FILE.replace("0 6", "0 7"))
     assert "new version" in (await cli("deploy", folder)).out
     second = await start(conn, "shop")
@@ -76,7 +92,13 @@ async def test_what_cannot_be_rolled_back_is_refused(cli: Cli, conn: AsyncConnec
 async def test_nothing_is_published_if_one_file_is_broken(cli: Cli, conn: AsyncConnection, tmp_path: Path) -> None:
     folder = write(tmp_path / "code", "one")
     (folder / "broken.py").write_text("from evertick import dag\nraise ValueError('no')\n")
-    assert "Nothing was published: broken.py" in await cli.refused("deploy", folder)
+    (folder / "worse.py").write_text("from evertick import dag\nraise ValueError('two\\nlines')\n")
+    first, *others = (await cli.refused("deploy", folder)).splitlines()
+    assert first == "Error: Nothing was published:"
+    assert [each.split(":")[0] for each in others] == ["  broken.py", "  worse.py"], "one line per file"
+    (folder / "worse.py").unlink()
+    (folder / "broken.py").write_text("from evertick import DAG\n")
+    assert "use the decorator @dag" in await cli.refused("deploy", folder)
     (folder / "broken.py").write_text(FILE)
     assert "defined in" in await cli.refused("deploy", folder)
     assert await value(conn, "select count(*) from dag") == 0
@@ -100,8 +122,11 @@ async def test_a_deployment_owns_its_dags(cli: Cli, conn: AsyncConnection, datab
     await publisher._link.close()
     assert await value(conn, "select count(*) from dag where deleted_at is null") == 1
     write(folder, "one", FILE.replace("def shop", "def store"))
-    assert "still there: shop" in (await cli("deploy", folder, "--name", "a")).out
-    assert "Deleted 1 DAG of before: shop" in (await cli("deploy", folder, "--name", "a", "--remove-missing")).out
+    assert "No longer in the folder: shop" in (await cli("deploy", folder, "--name", "a")).out
+    assert (
+        "Deleted 1 DAG of earlier deployments: shop"
+        in (await cli("deploy", folder, "--name", "a", "--remove-missing")).out
+    )
     assert "There is no DAG 'shop'" in await cli.refused("dags", "versions", "shop")
 
 
@@ -114,7 +139,7 @@ async def test_what_tasks_and_sinks_need_and_nobody_has_set_is_a_warning(
     folder = write(tmp_path / "code", "one", text)
     monkeypatch.setenv("EVERTICK_SECRET_KEYS", new_key())
     ring = load_keyring(read_settings())
-    await put_value(conn, ring, kind=ValueKind.VARIABLE, name="region", value="eu", actor="ann")
+    await put_value(conn, ring, kind=ValueKind.VARIABLE, name="region", value="eu", actor=Actor("ann"))
     assert (await cli.json("deploy", folder))["warnings"] == [
         "sink slack:secret/slack_url of shop needs secret 'slack_url', which is not set: evertick secrets set slack_url",
         "task work of shop needs secret 'token', which is not set: evertick secrets set token",

@@ -19,7 +19,7 @@ from evertick.db.queries.server import ServerFacts, StoredLogs, server
 from evertick.doctor import database as doctor_database
 from evertick.doctor.database import ConnectionRoute, Finding, check_clock, check_logs, check_server
 from evertick.doctor.machine import check_descriptors, check_space
-from evertick.domain.access import Role
+from evertick.domain.access import Actor, Role
 from evertick.domain.encryption import new_key
 from evertick.engine import accounts
 from evertick.engine.remote_attempts import claim_for_dispatch
@@ -40,7 +40,7 @@ async def well(cli: Cli, conn: AsyncConnection, nowhere: Path) -> None:
     (nowhere / ".evertick").mkdir(mode=0o700)
     await lead(conn)
     await Runner.join(conn)
-    await accounts.add_user(conn, name="admin", role=Role.ADMIN, actor="test")
+    await accounts.add_user(conn, name="admin", role=Role.ADMIN, actor=Actor("test"))
     await conn.execute("update account set password_hash = 'x'")
 
 
@@ -75,7 +75,7 @@ async def test_nobody_who_leads_or_runs_and_nobody_with_a_password(
     assert await codes() == {"no_leader", "no_runner", "no_password", "dags_folder"}
 
 
-async def test_an_unserved_queue_a_broken_file_and_what_was_set_aside(
+async def test_an_unserved_queue_a_broken_file_and_a_quarantined_row(
     well: None, conn: AsyncConnection, codes: Codes
 ) -> None:
     await put(conn, make_dag("ml", {"train": []}, task_queue="gpu"))

@@ -10,7 +10,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.observability.health import Health, LoopHealth, Phase, track
+from evertick.observability.health import LoopHealth, ServiceHealth, ServicePhase, track
 from evertick.observability.health_endpoint import HealthEndpoint
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, lead
@@ -18,8 +18,8 @@ from tests.system.hosting import Said
 
 
 def opened(home: Path, service: str = "runner") -> HealthEndpoint:
-    health = Health(service, owner="host-1")
-    health.phase = Phase.RUNNING
+    health = ServiceHealth(service, owner="host-1")
+    health.phase = ServicePhase.RUNNING
     port = HealthEndpoint(service, health.routes(), settings=Settings(home=home, health_port=0), log=Said().log)
     port.start()
     port.leave_note()

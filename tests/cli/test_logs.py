@@ -10,11 +10,16 @@ from pathlib import Path
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.client.connect import open_client
 from evertick.config import Settings
 from evertick.db.connect import Purpose
 from evertick.db.queries import logs
 from evertick.db.queries.logs import NewChunk
 from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.errors import UserError
+from evertick.operations import task_logs
+from evertick.operations.paging import encode_cursor
+from evertick.operations.task_logs import read_run_log
 from evertick.runtime.connections import ReconnectingConnection
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, key_of, lead, make_dag, put, start
@@ -32,8 +37,8 @@ async def runner(conn: AsyncConnection) -> Runner:
     return await Runner.join(conn)
 
 
-async def _write(runner: Runner, claim: ExchangeRow, *lines: str, seq: int = 0) -> None:
-    content = "".join(f"{MICROS} {line}\n" for line in lines)
+async def _write(runner: Runner, claim: ExchangeRow, *lines: str, seq: int = 0, at: int = 0) -> None:
+    content = "".join(f"{MICROS + at} {line}\n" for line in lines)
     chunk = NewChunk(key=key_of(claim), epoch=claim.epoch, seq=seq, until=seq + 1, content=content)
     await logs.append(runner.conn, session=runner.session, chunks=[chunk])
 
@@ -71,7 +76,7 @@ async def test_programs_get_every_line_as_it_was(cli: Cli, runner: Runner) -> No
 async def test_a_pipe_gets_plain_text(cli: Cli, runner: Runner) -> None:
     (claim,) = await runner.claim()
     await _write(runner, claim, "OUT \x1b[31mred\x1b[0m \x1b]0;owned\x07done")
-    assert (await cli("tasks", "logs", 1, "extract")).out.endswith("OUT      red done\n")
+    assert (await cli("tasks", "logs", 1, "extract")).out.endswith("stdout   red done\n")
 
 
 async def test_a_terminal_keeps_colours_and_nothing_else(cli: Cli, runner: Runner, colours: Callable[[], None]) -> None:
@@ -94,6 +99,23 @@ async def test_attempts_follow_each_other_and_one_can_be_picked(cli: Cli, runner
     assert (await cli("tasks", "logs", 1, "extract", "--attempt", 1)).out.split()[-1] == "one"
     assert (await cli("tasks", "logs", 1, "extract", "--attempt", 2)).out.split()[-1] == "two"
     assert "has 2 attempts" in await cli.refused("tasks", "logs", 1, "extract", "--attempt", 3)
+
+
+async def test_the_reason_of_a_failure_is_in_the_log(cli: Cli, runner: Runner, conn: AsyncConnection) -> None:
+    (claim,) = await runner.claim()
+    await runner.step([(claim, "failed", {"reason": "exited with code 1"})])
+    for arguments in ((), ("-f",), ("--attempt", 1)):
+        out = (await cli("tasks", "logs", 1, "extract", *arguments)).out
+        assert out.endswith("MARK     failed: exited with code 1\n") and "nothing" not in out
+    await conn.execute("update task set finished_at = finished_at - interval '1 minute' where run_id = 1")
+    assert (await cli("runs", "logs", 1)).out.endswith("extract MARK     failed: exited with code 1\n")
+    assert (await cli("runs", "logs", 1, "-f")).out.count("exited with code 1") == 1
+
+
+async def test_an_ended_task_that_wrote_nothing_is_not_said_to_write_yet(cli: Cli, runner: Runner) -> None:
+    (claim,) = await runner.claim()
+    await runner.finish(claim)
+    assert "extract of run 1 is success and has written nothing." in (await cli("tasks", "logs", 1, "extract")).out
 
 
 async def test_lines_that_came_late_say_so(cli: Cli, runner: Runner) -> None:
@@ -182,3 +204,66 @@ async def test_lines_that_are_in_a_storage_are_shown_or_it_is_said_what_is_missi
         for arguments in ((), ("-f",)):
             lines = (await cli("tasks", "logs", 1, "extract", *arguments)).out.splitlines()
             assert len(lines) == 500 and "1.9.49" in lines[-1]
+
+
+# Of a whole run --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_log_of_a_run_merges_its_tasks_by_time(
+    cli: Cli, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(conn, make_dag("wide", {name: [] for name in "abc"}))
+    run = await start(conn, "wide")
+    runner = await Runner.join(conn)
+    assert "Run 1 has written nothing yet." in (await cli("runs", "logs", run)).out
+    claims = {"abc"[claim.idx]: claim for claim in await runner.claim(3)}
+    for second in range(7):
+        name = "abcbaba"[second]
+        await _write(runner, claims[name], f"OUT {name}{second}", "OUT more", seq=second, at=second * 1_000_000)
+    lines = (await cli("runs", "logs", run)).out.splitlines()
+    assert [line.split()[1:] for line in lines[::2]] == [[n, "stdout", f"{n}{i}"] for i, n in enumerate("abcbaba")]
+    assert {line.split()[-1] for line in lines[1::2]} == {"more"}
+    document = (await cli.json("runs", "logs", run))["lines"]
+    assert [line["task"] for line in document] == [name for name in "abcbaba" for _ in range(2)]
+    # The same in small pages, with fewer logs open than there are, and through the chunks of each.
+    monkeypatch.setattr(task_logs, "MOST_OPEN", 2)
+    monkeypatch.setattr(task_logs, "_LINES_PER_RUN_PAGE", 3)
+    monkeypatch.setattr(task_logs, "_CHUNKS_PER_RUN_PAGE", 4)
+    for claim in claims.values():
+        await runner.finish(claim)
+    few = (await cli.json("runs", "logs", run))["lines"]
+    assert sorted(few, key=str) == sorted(document, key=str), "each line once"
+    assert [line for line in few if line["task"] == "b"] == [line for line in document if line["task"] == "b"]
+    assert "leave out --follow" in await cli.refused("runs", "logs", run, "-f", "--json")
+    assert "There is no run 99" in await cli.refused("runs", "logs", 99)
+
+
+async def test_following_a_run_shows_new_lines_of_all_tasks_until_it_ends(
+    cli: Cli, runner: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (claim,) = await runner.claim()
+    await _write(runner, claim, "OUT first")
+    following = asyncio.create_task(cli("runs", "logs", 1, "-f"))
+    seen = ""
+
+    def has_first() -> bool:
+        nonlocal seen
+        seen += capsys.readouterr().out
+        return "first" in seen
+
+    await eventually(has_first)
+    await _write(runner, claim, "OUT second", seq=1)
+    await runner.finish(claim)
+    ran = await following
+    assert (ran.status, ran.out.split()[-1]) == (0, "second")
+    assert "first" not in ran.out, "each line once"
+
+
+async def test_a_foreign_cursor_of_a_run_log_is_refused(cli: Cli, runner: Runner) -> None:
+    def ask(cursor: str) -> None:
+        with open_client() as client:
+            client.call(read_run_log, run_id=1, cursor=cursor)
+
+    for cursor in ("x", encode_cursor(1, 2, 3, 4, "x"), encode_cursor(0, 0, 0, 0, ",".join(["1.1.1.1.1"] * 51))):
+        with pytest.raises(UserError, match="cursor is invalid"):
+            await asyncio.to_thread(ask, cursor)

@@ -29,7 +29,7 @@ async def test_a_pool_is_made_changed_shown_and_deleted(cli: Cli, conn: AsyncCon
         await runner.finish(claim)
     assert "DAG 'etl' needs pool 'db'" in await cli.refused("pools", "delete", "db", "--yes", status=1)
     await put(conn, make_dag("etl", {"t": []}))
-    assert "add --yes" in await cli.refused("pools", "delete", "db")
+    assert "use --yes" in await cli.refused("pools", "delete", "db")
     assert (await cli("pools", "delete", "db", "--yes")).out == "Deleted pool db.\n"
     assert "There is no pool 'db'" in await cli.refused("pools", "delete", "db", "--yes")
     assert "There is no pool 'db' now" in await cli.refused("pools", "show", "db")

@@ -8,7 +8,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.engine.fire_schedules import fire_schedules
-from evertick.engine.maintenance import reconcile
+from evertick.engine.maintenance import reconcile_runs
 from tests.cli.conftest import Cli
 from tests.engine.poison import refuse
 from tests.engine.world import lead, make_dag, put, start, value
@@ -24,7 +24,7 @@ async def aside(conn: AsyncConnection) -> int:
     run = await start(conn, "etl")
     await conn.execute("update run_status set open_tasks = 5")
     await refuse(conn, "run_status", f"new.run_id = {run}")
-    assert (await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=10)).refused == 1
+    assert (await reconcile_runs(conn, shard=0, epoch=epoch, limit=10)).refused == 1
     await put(conn, make_dag("broken", ONE, every=timedelta(hours=1)))
     await conn.execute('update schedule set spec = \'{"kind": "lunar"}\'')
     await conn.execute("update schedule_state set next_due = clock()")
@@ -32,22 +32,22 @@ async def aside(conn: AsyncConnection) -> int:
     return run
 
 
-async def test_nothing_is_set_aside_most_of_the_time(cli: Cli, conn: AsyncConnection) -> None:
+async def test_an_empty_quarantine_is_reported(cli: Cli, conn: AsyncConnection) -> None:
     assert (await cli("quarantine")).out == "Nothing is in quarantine.\n"
     assert await cli.json("quarantine") == {"quarantine": []}
 
 
 @pytest.mark.requirement("V10")
-async def test_what_was_set_aside_says_why_and_when_it_is_tried_again(cli: Cli, aside: int) -> None:
+async def test_a_quarantined_row_shows_its_reason_and_next_try(cli: Cli, aside: int) -> None:
     header, run, schedule = (await cli("quarantine")).out.splitlines()
-    assert header.split() == ["WHAT", "WHERE", "SINCE", "FAILURES", "TRIED", "AGAIN", "WHY"]
+    assert header.split() == ["OBJECT", "WHERE", "SINCE", "FAILURES", "TRIED", "AGAIN", "REASON"]
     assert run.startswith(f"run {aside}") and "etl" in run and "reconcile: this row is poison" in run
-    assert "broken, schedule main" in schedule and "when it is published anew" in schedule and "lunar" in schedule
+    assert "broken, schedule main" in schedule and "when it is published again" in schedule and "lunar" in schedule
     first, second = (await cli.json("quarantine"))["quarantine"]
     assert (first["kind"], first["subject_id"], first["failures"], second["retry_at"]) == ("run", aside, 1, None)
 
 
-async def test_a_run_that_was_set_aside_says_so(cli: Cli, conn: AsyncConnection, aside: int) -> None:
+async def test_a_quarantined_run_is_reported_as_such(cli: Cli, conn: AsyncConnection, aside: int) -> None:
     shown = (await cli("runs", "show", aside)).out
     assert "Quarantined, tried again" in shown and "this row is poison" in shown
     assert (await cli.json("runs", "show", aside))["quarantine"]["verb"] == "reconcile"

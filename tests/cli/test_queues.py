@@ -7,6 +7,7 @@ from psycopg import AsyncConnection
 
 from evertick.db.queries import runners
 from evertick.db.queries.runners import NewRunner
+from evertick.domain.access import Actor
 from evertick.engine.runners import drain
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start
@@ -30,7 +31,7 @@ async def test_queues_are_listed_with_what_waits_and_who_serves_them(cli: Cli, c
     place = {"host": "h", "boot_id": "b", "pid_namespace": "p", "pid": 1, "pid_started": 0.0}
     special = NewRunner(session=7, runner_id="s", queues=["default", "spare"], match=["ml::*"], slots=4, **place)  # type: ignore[arg-type]
     await runners.register(conn, special)
-    await drain(conn, sessions=[7], actor="test")
+    await drain(conn, sessions=[7], actor=Actor("test"))
     out = (await cli("queues", "list")).out.splitlines()
     assert out[0].split() == ["QUEUE", "QUEUED", "OLDEST", "RUNNING", "SLOTS", "RUNNERS"]
     rows = {line.split()[0]: line.split()[1:] for line in out[1:5]}
@@ -56,4 +57,4 @@ async def test_runners_are_listed_with_their_patterns(cli: Cli, conn: AsyncConne
 
 
 async def test_a_bad_pattern_is_refused_before_a_runner_starts(cli: Cli) -> None:
-    assert "pattern 'ml::?': only letters" in await cli.refused("runner", "--match", "ml::?")
+    assert "pattern 'ml::?': only letters" in await cli.refused("runner", "--task-patterns", "ml::?")

@@ -8,6 +8,7 @@ import json
 import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import structlog
 from psycopg import AsyncConnection
 from typer.main import get_command
 
-from evertick.api.app import make_app
 from evertick.api.server import serve
 from evertick.cli.main import COMMANDS, HERE_ONLY, load_app
 from evertick.cli.options import task_instance
@@ -25,7 +25,8 @@ from evertick.client.local import user_name
 from evertick.config import Settings, login_file
 from evertick.db.queries import logs
 from evertick.db.queries.logs import NewChunk
-from evertick.domain.access import Role
+from evertick.db.queries.tasks import TaskRow
+from evertick.domain.access import Actor, Role
 from evertick.domain.attempt import session_text
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.dags.mapping import MappedList, Mapping
@@ -35,6 +36,7 @@ from evertick.domain.schedules.dependencies import Asset, after
 from evertick.engine import accounts
 from evertick.engine.gates import set_pool
 from evertick.runtime.listen_socket import address_of, bound
+from tests.api.applications import shared_app
 from tests.cli.conftest import Cli, Ran
 from tests.cli.test_waiting import asked
 from tests.engine.test_after import waiting
@@ -61,7 +63,7 @@ async def address(database: str) -> AsyncIterator[str]:
     at: socket.socket = bound("127.0.0.1", 0)
     stop = asyncio.Event()
     settings = Settings(api_rate_limit=0, secret_keys=(KEY,))
-    serving = asyncio.create_task(serve(make_app, settings, database, structlog.get_logger(), at, stop))
+    serving = asyncio.create_task(serve(shared_app, settings, database, structlog.get_logger(), at, stop))
     yield address_of(at)
     stop.set()
     await serving
@@ -69,9 +71,9 @@ async def address(database: str) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def token(conn: AsyncConnection) -> str:
-    await accounts.add_user(conn, name="ann", role=Role.EDITOR, actor="test")
+    await accounts.add_user(conn, name="ann", role=Role.EDITOR, actor=Actor("test"))
     row = await accounts.find_user(conn, "ann")
-    return (await accounts.issue(conn, row, kind="token", name="t", actor="test", seconds=600)).secret
+    return (await accounts.issue(conn, row, kind="token", name="t", actor=Actor("test"), seconds=600)).secret
 
 
 class Both:
@@ -141,16 +143,18 @@ async def failed(conn: AsyncConnection) -> int:
 
 
 async def test_what_is_shown_is_the_same(both: Both, conn: AsyncConnection, failed: int) -> None:
-    await set_pool(conn, name="db", slots=3, actor="test")
+    await set_pool(conn, name="db", slots=3, actor=Actor("test"))
     await start(conn, "etl")
-    await both.local("backfill", "create", "etl", "--from", "2025-03-01", "--to", "2025-03-02")
+    await both.local("backfills", "create", "etl", "--from", "2025-03-01", "--to", "2025-03-02")
     for arguments in (
         ("dags", "list"),
         ("dags", "show", "etl"),
-        ("backfill", "list", "etl"),
+        ("backfills", "list", "etl"),
         ("runs", "list"),
         ("runs", "list", "etl", "--state", "failed"),
         ("runs", "list", "--limit", 1),
+        ("runs", "list", "--since", "1h", "--until", "2999-01-01", "--kind", "manual", "--contains", "etl"),
+        ("runs", "logs", failed),
         ("runs", "show", failed),
         ("tasks", "list", failed),
         ("tasks", "show", failed, "transform"),
@@ -170,7 +174,7 @@ async def test_what_is_shown_is_the_same(both: Both, conn: AsyncConnection, fail
     assert followed.status == 0 and followed.out.count("\n") == 2
 
 
-async def test_a_run_is_started_watched_cleared_marked_and_canceled_from_afar(
+async def test_a_run_is_started_watched_cleared_marked_and_canceled_through_a_server(
     both: Both, conn: AsyncConnection, failed: int
 ) -> None:
     started = await both.remote("dags", "trigger", "etl", "--param", "rows=5", "--key", "nightly", "--json")
@@ -197,26 +201,28 @@ async def test_a_run_is_started_watched_cleared_marked_and_canceled_from_afar(
     assert refused.status == 1 and "already ended" in refused.err
 
 
-async def test_dags_pools_and_runners_are_changed_from_afar(both: Both, conn: AsyncConnection, failed: int) -> None:
+async def test_dags_pools_and_runners_are_changed_through_a_server(
+    both: Both, conn: AsyncConnection, failed: int
+) -> None:
     assert "etl is paused." in (await both.remote("dags", "pause", "etl")).out
     dry = ("dags", "unpause", "etl", "--catch-up", "all", "--dry-run")
     await conn.execute("update schedule_state set next_due = next_due - interval '3 hours'")
     assert "3 missed fires would run now" in (await both.remote(*dry)).out
     assert (await both.remote(*dry)).out == (await both.local(*dry)).out
     await conn.execute("update schedule_state set next_due = next_due + interval '3 hours'")
-    assert "etl goes on." in (await both.remote("dags", "unpause", "etl")).out
+    assert "etl resumed." in (await both.remote("dags", "unpause", "etl")).out
     assert "is paused (version 2)" in (await both.remote("schedules", "pause", "etl", "main")).out
     assert (await both.same("schedules", "unpause", "etl", "main", "--dry-run"))["missed"] == []
     stale = await both.remote("schedules", "unpause", "etl", "main", "--expect-version", 1)
     assert stale.status == 1 and "version" in stale.err
-    assert "goes on (version 3)" in (await both.remote("schedules", "unpause", "etl", "main")).out
+    assert "resumed (version 3)" in (await both.remote("schedules", "unpause", "etl", "main")).out
     assert "Deleted schedule main" in (await both.remote("schedules", "delete", "etl", "main", "--yes")).out
     assert "Created db with 4 slots" in (await both.remote("pools", "set", "db", 4)).out
     assert "Deleted pool db" in (await both.remote("pools", "delete", "db", "--yes")).out
     assert "Deleted etl." in (await both.remote("dags", "delete", "etl", "--yes")).out
     runner = await Runner.join(conn)
     drained = await both.remote("runners", "drain", session_text(runner.session), "--wait", "--timeout", "20")
-    assert drained.status == 0 and "Nothing runs there any more." in drained.out
+    assert drained.status == 0 and "All of their attempts have ended." in drained.out
     assert "takes work again" in (await both.remote("runners", "undrain", session_text(runner.session))).out
     assert "None of them was drained" in (await both.remote("runners", "undrain", "--all")).out
     other = await Runner.join(conn)
@@ -227,10 +233,12 @@ async def test_dags_pools_and_runners_are_changed_from_afar(both: Both, conn: As
     assert (await both.remote("runners", "undrain", "--all")).out.count("takes work again") == 3
 
 
-async def test_schedules_are_put_reset_and_looked_at_from_afar(both: Both, conn: AsyncConnection, failed: int) -> None:
+async def test_schedules_are_set_reset_and_shown_through_a_server(
+    both: Both, conn: AsyncConnection, failed: int
+) -> None:
     put_it = (
         "schedules",
-        "put",
+        "set",
         "etl",
         "nightly",
         "--cron",
@@ -246,11 +254,11 @@ async def test_schedules_are_put_reset_and_looked_at_from_afar(both: Both, conn:
     nightly = next(each for each in shown["schedules"] if each["name"] == "nightly")
     assert nightly["params"] == {"rows": 7} and nightly["misfire"] == "skip"
     # What is not said stays, the time zone and the parameters included.
-    assert (await both.remote("schedules", "put", "etl", "nightly", "--cron", "0 3 * * *")).status == 0
+    assert (await both.remote("schedules", "set", "etl", "nightly", "--cron", "0 3 * * *")).status == 0
     shown = await both.same("schedules", "list", "etl")
     nightly = next(each for each in shown["schedules"] if each["name"] == "nightly")
     assert nightly["spec"]["timezone"] == "Europe/Berlin" and nightly["params"] == {"rows": 7}
-    stale = await both.remote("schedules", "put", "etl", "nightly", "--cron", "0 4 * * *", "--expect-version", 1)
+    stale = await both.remote("schedules", "set", "etl", "nightly", "--cron", "0 4 * * *", "--expect-version", 1)
     assert stale.status == 1 and "version" in stale.err
     await both.local("schedules", "pause", "etl", "nightly")
     for arguments in (
@@ -272,7 +280,7 @@ async def test_schedules_are_put_reset_and_looked_at_from_afar(both: Both, conn:
 async def test_backfills_and_versions_are_seen_and_changed_from_afar(
     both: Both, conn: AsyncConnection, failed: int
 ) -> None:
-    stretch = ("backfill", "create", "etl", "--from", "2025-03-01", "--to", "2025-03-02")
+    stretch = ("backfills", "create", "etl", "--from", "2025-03-01", "--to", "2025-03-02")
     assert (await both.same(*stretch, "--dry-run"))["count"] == 48
     by_rule = (*stretch, "--every", "6h", "--dry-run")
     assert (await both.same(*by_rule))["count"] == 8
@@ -280,12 +288,12 @@ async def test_backfills_and_versions_are_seen_and_changed_from_afar(
     number = made.json["backfill"]
     assert made.status == 0 and made.json["is_new"]
     assert "has this key already" in (await both.remote(*stretch, "--key", "k")).out
-    assert (await both.same("backfill", "show", number))["total"] == 48
-    canceled = await both.remote("backfill", "cancel", number)
+    assert (await both.same("backfills", "show", number))["total"] == 48
+    canceled = await both.remote("backfills", "cancel", number)
     assert "Canceled 0 runs" in canceled.out
-    followed = await both.remote("backfill", "show", number, "--follow")
+    followed = await both.remote("backfills", "show", number, "--follow")
     assert followed.status == 0 and "canceled" in followed.out
-    assert (await both.remote("backfill", "cancel", number)).status == 1
+    assert (await both.remote("backfills", "cancel", number)).status == 1
     await put(conn, make_dag("etl", {**CHAIN, "check": ["load"]}, every="@every 1h"))
     assert len((await both.same("dags", "versions", "etl"))["versions"]) == 2
     difference = await both.same("dags", "diff", "etl")
@@ -295,10 +303,10 @@ async def test_backfills_and_versions_are_seen_and_changed_from_afar(
     assert (await both.remote("dags", "rollback", "etl", 1, "--yes")).status == 1
 
 
-async def test_gates_values_events_and_approvals_are_seen_and_changed_from_afar(
+async def test_gates_values_events_and_approvals_are_listed_and_changed_through_a_server(
     both: Both, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await set_pool(conn, name="db", slots=1, actor="test")
+    await set_pool(conn, name="db", slots=1, actor=Actor("test"))
     gates = (GateSpec(kind=GateKind.POOL, name="db"), GateSpec(kind=GateKind.MUTEX, name="table", weight=EXCLUSIVE))
     await put(conn, make_dag("gated", {"a": []}, task_gates=gates))
     for _ in range(2):
@@ -314,7 +322,8 @@ async def test_gates_values_events_and_approvals_are_seen_and_changed_from_afar(
     assert "1 waiting task can start now." in (await both.remote("pools", "set", "db", 3)).out
     sent = await both.remote("events", "send", "arrived", "--payload", '{"path": "a"}', "--key", "k", "--json")
     assert sent.status == 0 and sent.json["event"]["is_new"] and sent.json["event"]["sent_by"] == "user:ann"
-    assert "was sent before" in (await both.remote("events", "send", "arrived", "--key", "k")).out
+    again = await both.remote("events", "send", "arrived", "--payload", '{"path": "a"}', "--key", "k")
+    assert "was sent before" in again.out
     assert (await both.same("events", "list"))["events"][0]["payload"] == {"path": "a"}
     for key in ("", "ü", "a\nb", "k" * 201):
         refused = await both.remote("events", "send", "arrived", "--key", key)
@@ -329,12 +338,12 @@ async def test_gates_values_events_and_approvals_are_seen_and_changed_from_afar(
     assert (await both.remote("assets", "list")).out == (await both.local("assets", "list")).out
     told = await both.remote("assets", "update", "orders", "--extra", '{"rows": 7}', "--json")
     assert told.status == 0 and told.json["update"]["update_id"] == 1, told
-    assert "Reported an update of rates." in (await both.local("assets", "update", "rates")).out
+    assert "Recorded an update of rates." in (await both.local("assets", "update", "rates")).out
     assert await value(conn, "select array_agg(updated_by order by update_id) from asset_update") == [
         "user:ann",
         f"cli:{user_name()}",
     ]
-    for wrong, words in (("nothing", "No DAG updates asset 'nothing'"), ("orders", "must be an object")):
+    for wrong, words in (("nothing", "No DAG updates asset 'nothing'"), ("orders", "not an object")):
         for way in (both.local, both.remote):
             ran = await way("assets", "update", wrong, "--extra", "{}" if wrong == "nothing" else "[]")
             assert ran.status == 2 and words in ran.err, ran
@@ -347,7 +356,7 @@ async def test_gates_values_events_and_approvals_are_seen_and_changed_from_afar(
     assert "is required" in (await both.remote("approvals", "approve", await asked(conn), "ask")).err
 
 
-async def test_stored_values_are_kept_from_afar_and_what_is_secret_stays_there(
+async def test_stored_values_are_managed_through_a_server_and_secrets_stay_there(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def given(text: str) -> None:
@@ -371,17 +380,16 @@ async def test_stored_values_are_kept_from_afar_and_what_is_secret_stays_there(
 @pytest.fixture
 async def boss(both: Both, conn: AsyncConnection) -> Both:
     """The same, for an admin."""
-    await accounts.add_user(conn, name="root", role=Role.ADMIN, actor="test")
+    await accounts.add_user(conn, name="root", role=Role.ADMIN, actor=Actor("test"))
     row = await accounts.find_user(conn, "root")
-    both.token = (await accounts.issue(conn, row, kind="token", name="t", actor="test", seconds=600)).secret
+    both.token = (await accounts.issue(conn, row, kind="token", name="t", actor=Actor("test"), seconds=600)).secret
     return both
 
 
-async def test_users_and_tokens_are_kept_and_the_audit_log_is_read_from_afar(
+async def test_users_and_tokens_are_managed_and_the_audit_log_is_read_through_a_server(
     boss: Both, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch, failed: int
 ) -> None:
-    answers = ["correct horse", "battery staple"]
-    monkeypatch.setattr("typer.prompt", lambda *_, **__: answers.pop(0))
+    monkeypatch.setattr("sys.stdin", io.StringIO("correct horse\nbattery staple\n"))
     added = await boss.remote("users", "add", "bob", "--role", "operator", "--tag", "finance")
     assert added.status == 0 and "Added user bob (operator)." in added.out, added
     assert (await boss.remote("users", "add", "bob", "--no-password")).status == 1, "there is one"
@@ -396,7 +404,7 @@ async def test_users_and_tokens_are_kept_and_the_audit_log_is_read_from_afar(
     row = await accounts.find_user(conn, "bob")
     assert (row.role, row.tags, row.is_disabled) == ("viewer", None, False)
     before = row.password_hash
-    assert "Set the password of bob." in (await boss.remote("users", "password", "bob")).out and answers == []
+    assert "Set the password of bob." in (await boss.remote("users", "password", "bob")).out
     assert (await accounts.find_user(conn, "bob")).password_hash != before
     made = await boss.remote("tokens", "create", "bob", "ci", "--role", "viewer", "--days", 3, "--json")
     known = await accounts.authenticate(conn, made.json["token"])
@@ -404,7 +412,10 @@ async def test_users_and_tokens_are_kept_and_the_audit_log_is_read_from_afar(
     for arguments in (("tokens", "list"), ("tokens", "list", "bob"), ("tokens", "list", "--limit", 1)):
         assert (await boss.same(*arguments))["tokens"], arguments
     assert beginnings(await boss.remote("tokens", "list")) == beginnings(await boss.local("tokens", "list"))
-    assert f"Revoked token {made.json['id']}." in (await boss.remote("tokens", "revoke", made.json["id"], "--yes")).out
+    assert (
+        f"Revoked token {made.json['token_id']}."
+        in (await boss.remote("tokens", "revoke", made.json["token_id"], "--yes")).out
+    )
     assert await accounts.authenticate(conn, made.json["token"]) is None
     link = await boss.remote("users", "link", "bob")
     path = link.out.split()[0]
@@ -425,7 +436,7 @@ async def test_users_and_tokens_are_kept_and_the_audit_log_is_read_from_afar(
     assert rare["detail"]["user"] == "bob", "what is rare is found over many short pages"
 
 
-async def test_alerts_notifications_and_what_was_set_aside_are_seen_from_afar(
+async def test_alerts_notifications_and_the_quarantine_are_listed_through_a_server(
     both: Both, conn: AsyncConnection, failed: int
 ) -> None:
     await conn.execute(
@@ -468,11 +479,11 @@ async def test_a_dag_is_watched_from_afar(both: Both, failed: int) -> None:
 # Every command with the least that it takes to be called; of what is named there is nothing. A new one needs a line here.
 SERVED = """
 dags list|dags show x|dags pause x|dags unpause x|dags delete x --yes|dags trigger x|dags versions x|dags diff x|dags rollback x
-runs list|runs show 9|runs watch 9|runs cancel 9|runs clear 9
+runs list|runs show 9|runs logs 9|runs watch 9|runs cancel 9|runs clear 9
 tasks list 9|tasks show 9 x|tasks why 9 x|tasks logs 9 x|tasks clear 9 x|tasks mark 9 x success
-schedules list|schedules next x|schedules explain x|schedules simulate x|schedules put x y --cron @daily|schedules pause x y
+schedules list|schedules next x|schedules explain x|schedules simulate x|schedules set x y --cron @daily|schedules pause x y
 schedules unpause x y|schedules delete x y|schedules reset x y|schedules history x y|schedules skips
-backfill create x --from 2025-03-01|backfill list|backfill show 9|backfill pause 9|backfill resume 9|backfill cancel 9
+backfills create x --from 2025-03-01|backfills list|backfills show 9|backfills pause 9|backfills unpause 9|backfills cancel 9
 blocked|shards list|pools list|pools show x|pools set x 3|pools delete x --yes|keys list|keys show x|queues list
 events send x|events list|assets list|assets update x|approvals list|approvals approve 9 x|approvals reject 9 x
 runners list|runners drain 0000000000000000|runners undrain 0000000000000000
@@ -483,10 +494,10 @@ users list|users add bob --no-password|users set bob --role viewer|users passwor
 tokens list|tokens create ann x|tokens revoke 999 --yes
 """
 NEAR_ONLY = """
-deploy folder|db migrate|db status|db prune|db roles|shards set 2|secrets rotate
+deploy folder|db migrate|db status|db prune|db roles|shards set 2|secrets rotate|notifications test email:a@example.com
 """
 # They look at files here, and need no database.
-OF_FILES = {"dags validate", "route list", "route explain"}
+OF_FILES = {"dags validate", "dags test", "tasks test", "routing list", "routing explain"}
 
 
 async def test_every_command_works_through_a_server_or_says_that_it_does_not(
@@ -516,7 +527,7 @@ def leaves() -> Iterator[str]:
         yield from [f"{name} {each}" for each in inner] if inner else [name]
 
 
-async def test_mapped_and_deferred_tasks_are_the_same_from_afar(both: Both, conn: AsyncConnection) -> None:
+async def test_mapped_and_deferred_tasks_are_the_same_through_a_server(both: Both, conn: AsyncConnection) -> None:
     over = Mapping(lists=(MappedList(argument="x", length=3),))
     await put(conn, make_dag("map", {"work": []}, per_task={"work": {"mapping": over}}))
     run = await start(conn, "map")
@@ -576,9 +587,9 @@ async def test_what_is_wrong_is_said_as_beside_the_database(both: Both, failed: 
         (("secrets", "get", "token", "--reveal"), 2, "does not show the secret parts"),
         (("keys", "show", "nothing"), 2, "There is no key 'nothing'"),
         (("pools", "show", "nothing"), 2, "There is no pool 'nothing'"),
-        (("backfill", "show", 999), 2, "There is no backfill 999"),
-        (("schedules", "put", "etl", "new"), 2, "say when"),
-        (("schedules", "put", "etl", "main", "--cron", "x"), 2, "x"),
+        (("backfills", "show", 999), 2, "There is no backfill 999"),
+        (("schedules", "set", "etl", "new"), 2, "give its times"),
+        (("schedules", "set", "etl", "main", "--cron", "x"), 2, "x"),
         (("schedules", "history", "etl", "nothing"), 2, "never had a schedule"),
         (("dags", "diff", "etl", 9), 2, "has no version 9"),
         (("dags", "rollback", "etl"), 2, "has no version before"),
@@ -659,10 +670,17 @@ async def test_a_log_that_breaks_off_is_followed_from_where_it_was(cli: Cli, mon
         + 'id: 1.9.18\nevent: end\ndata: {"state": "success"}\n\n',
     ]
 
+    names = [field.name for field in fields(TaskRow)]
+    row = dict.fromkeys(names) | dict.fromkeys(names[:9], 1) | {"task": "t", "state": "success", "queue": "default"}
+    task = json.dumps({"task": row, "attempts": [], "result": None, "outputs": {}})
+
     async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked_for.append((await reader.readuntil(b"\r\n\r\n")).decode().split()[1])
-        head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-        writer.write((head + streams[len(asked_for) - 1]).encode())
+        path = (await reader.readuntil(b"\r\n\r\n")).decode().split()[1]
+        kind, body = "application/json", task
+        if "/logs" in path:
+            asked_for.append(path)
+            kind, body = "text/event-stream", streams[len(asked_for) - 1]
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nConnection: close\r\n\r\n{body}".encode())
         await writer.drain()
         writer.close()
 
@@ -688,11 +706,10 @@ async def test_signing_in_keeps_a_token_that_only_the_person_can_read(
     cli: Cli, nowhere: Path, monkeypatch: pytest.MonkeyPatch, address: str, token: str, conn: AsyncConnection
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(nowhere / "config"))
-    await accounts.add_user(conn, name="bob", role=Role.EDITOR, password="correct horse", actor="test")
+    await accounts.add_user(conn, name="bob", role=Role.EDITOR, password="correct horse", actor=Actor("test"))
     not_yet = await cli("--server", address, "runs", "list")
     assert not_yet.status == 1 and f"evertick login {address}" in not_yet.err
-    answers = ["correct horse"]
-    monkeypatch.setattr("typer.prompt", lambda *_, **__: answers.pop(0))
+    monkeypatch.setattr("sys.stdin", io.StringIO("correct horse\n"))
     signed = await cli("login", address, "--user", "bob")
     assert signed.status == 0 and "as bob (editor)" in signed.out
     path = login_file()
@@ -706,7 +723,7 @@ async def test_signing_in_keeps_a_token_that_only_the_person_can_read(
     assert (await cli("logout", address)).status == 0
     assert await accounts.authenticate(conn, kept) is None and json.loads(path.read_text()) == {}
     assert "not signed in" in await cli.refused("logout", address)
-    answers = [token, "wrong"]
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{token}\nwrong\n"))
     assert (await cli("login", address, "--token")).status == 0
     assert (await cli("logout", address)).status == 0
     assert await accounts.authenticate(conn, token) is not None

@@ -39,7 +39,7 @@ async def test_runners_are_listed_with_who_they_are_and_how_busy(cli: Cli, conn:
     busy, _ = await join(conn, 0xABCD, "gpu-1", "the big one"), await join(conn, 0xEF, "gpu-2")
     await busy.claim()
     titles, first, second = (await cli("runners", "list")).out.splitlines()
-    assert titles.split()[:8] == ["RUNNER", "NAME", "STATE", "BUSY", "QUEUES", "EXECUTOR", "MATCH", "HOST"]
+    assert titles.split()[:8] == ["RUNNER", "NAME", "STATE", "BUSY", "QUEUES", "EXECUTOR", "PATTERNS", "HOST"]
     assert titles.split()[8:] == ["PID", "STARTED", "HEARTBEAT", "VERSION", "SESSION"]
     assert first.split()[:11] == ["gpu-1", "the", "big", "one", "busy", "2/4", "default", "local", "-", "h", "1"]
     assert first.split()[-1] == "000000000000abcd"
@@ -114,7 +114,7 @@ async def test_a_drain_can_be_waited_for(cli: Cli, conn: AsyncConnection) -> Non
         await eventually(lambda: value(conn, "select request = 'drain' from runner where session = 2"))
         assert not waiting.done()
         await runner.finish(claim)
-    assert (waiting.result().status, "Nothing runs there any more" in waiting.result().out) == (0, True)
+    assert (waiting.result().status, "All of their attempts have ended" in waiting.result().out) == (0, True)
 
 
 @pytest.mark.parametrize(

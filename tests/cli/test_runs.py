@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
 from psycopg import AsyncConnection
@@ -31,7 +32,7 @@ async def test_an_empty_list_tells_how_to_start_a_run(cli: Cli, conn: AsyncConne
     assert "No runs and no DAGs yet" in (await cli("runs", "list")).out
     await put(conn, make_dag("etl", CHAIN))
     assert "Start one with: evertick dags trigger etl" in (await cli("runs", "list")).out
-    assert "No run is failed now" in (await cli("runs", "list", "--state", "failed")).out
+    assert "No run matches" in (await cli("runs", "list", "--state", "failed")).out
     assert await cli.json("runs", "list") == {"runs": []}
 
 
@@ -46,6 +47,36 @@ async def test_runs_are_listed_newest_first_and_filtered(cli: Cli, conn: AsyncCo
     assert len((await cli.json("runs", "list", "--limit", "1"))["runs"]) == 1
     assert [run["run_id"] for run in (await cli.json("runs", "list", "etl"))["runs"]] == [failed]
     assert [run["run_id"] for run in (await cli.json("runs", "list", "--state", "failed"))["runs"]] == [failed]
+
+
+async def test_runs_are_filtered_by_tag_kind_date_and_text_and_show_the_date_they_are_for(
+    cli: Cli, conn: AsyncConnection, failed: int
+) -> None:
+    await put(conn, make_dag("sales", {"a": []}, tags=("daily", "money")))
+    keyed = await start(conn, "sales", key="north-7")
+    old = await start(conn, "sales")
+    await conn.execute("update run set kind = 'backfill', fire_at = '2025-03-30 05:00Z' where run_id = %s", [old])
+
+    async def found(*arguments: object) -> list[int]:
+        return [run["run_id"] for run in (await cli.json("runs", "list", *arguments))["runs"]]
+
+    assert await found("--tag", "money") == [old, keyed]
+    assert await found("--tag", "none") == []
+    assert await found("etl", "--tag", "money") == []
+    assert await found("--kind", "backfill") == [old]
+    assert await found("sales", "--kind", "manual") == [keyed]
+    assert await found("--since", "2h") == [keyed, failed]
+    assert await found("sales", "--since", "2h") == [keyed]
+    assert await found("--since", "2025-03-30T05:00Z", "--until", "2025-03-31") == [old]
+    assert await found("--until", "2025-03-30T05:00Z") == []
+    assert await found("--until", "2025-03-30T23:00-12:00", "--contains", "ALE") == [old]
+    assert await found("--contains", "ale") == [old, keyed]
+    assert await found("--contains", "rth-") == [keyed]
+    assert await found("--contains", "%") == []
+    (line,) = [line for line in (await cli("runs", "list")).out.splitlines() if line.split()[0] == str(old)]
+    assert f"{datetime(2025, 3, 30, 5, tzinfo=UTC).astimezone():%Y-%m-%d %H:%M}" in line
+    assert "No run of sales matches" in (await cli("runs", "list", "sales", "--state", "failed")).out
+    assert "2025-03-30, 2025-03-30T02:30, or an age" in await cli.refused("runs", "list", "--since", "yesterday")
 
 
 async def test_a_run_for_programs_has_stable_names_and_utc_times(cli: Cli, failed: int) -> None:
@@ -75,11 +106,11 @@ async def test_a_run_is_shown_with_its_tasks_and_what_was_done_to_it(cli: Cli, f
     assert "etl, version 1" in out
     transform = next(line for line in out.splitlines() if line.startswith("transform"))
     assert transform.split()[1:3] == ["failed", "1/1"]
-    assert "mark" in out.split("History")[1]
+    assert "mark" in out.split("Activity")[1]
     found = await cli.json("runs", "show", failed)
     assert found["run"]["run_id"] == failed
     assert [task["task"] for task in found["tasks"]] == list(CHAIN)
-    assert [entry["verb"] for entry in found["journal"]] == ["mark"]
+    assert [entry["verb"] for entry in found["audit"]] == ["mark"]
 
 
 async def test_watching_an_ended_run_tells_how_it_ended(cli: Cli, failed: int) -> None:
@@ -161,7 +192,7 @@ async def test_a_clear_shows_what_it_would_do_and_asks(cli: Cli, conn: AsyncConn
     assert preview.status == 0
     assert [line.split()[0] for line in preview.out.splitlines()[1:3]] == ["transform", "load"]
     assert "2 tasks would run again; nothing was changed" in preview.out
-    assert "add --yes" in await cli.refused("runs", "clear", failed, "--failed")
+    assert "use --yes" in await cli.refused("runs", "clear", failed, "--failed")
     assert await run_state(conn, failed) == "failed"
 
 
@@ -211,7 +242,7 @@ async def test_a_clear_on_the_newest_version_says_which_and_refuses_other_tasks(
 ) -> None:
     await put(conn, make_dag("etl", CHAIN, max_active_tasks=5))
     preview = await cli("runs", "clear", failed, "--failed", "--latest", "--dry-run")
-    assert "The run goes on with version 2; it began with version 1." in preview.out
+    assert "The run continues with version 2; it began with version 1." in preview.out
     assert (await cli.json("runs", "show", failed))["run"]["version"] == 1
     await cli("runs", "clear", failed, "--failed", "--latest", "--yes")
     assert (await cli.json("runs", "show", failed))["run"]["version"] == 2
@@ -220,3 +251,19 @@ async def test_a_clear_on_the_newest_version_says_which_and_refuses_other_tasks(
     await put(conn, make_dag("etl", {**CHAIN, "tell": ["load"]}))
     told = await cli.refused("runs", "clear", failed, "--latest", "--yes", status=1)
     assert "Version 3 of etl has other tasks than run 1 began with (tell is new): start a new run of it, with" in told
+
+
+async def test_several_runs_are_canceled_and_cleared_after_a_preview(
+    cli: Cli, conn: AsyncConnection, failed: int
+) -> None:
+    others = [await start(conn, "etl") for _ in range(3)]
+    assert "Name runs by their numbers, or choose them" in await cli.refused("runs", "cancel")
+    preview = await cli("runs", "cancel", "--dag", "etl", "--dry-run")
+    assert "3 runs; nothing was changed." in preview.out and f" {failed} " not in preview.out
+    assert "use --yes" in await cli.refused("runs", "cancel", *others)
+    assert await cli("runs", "cancel", others[0]) and await run_state(conn, others[0]) == "canceled"
+    assert "Canceled 2 runs" in (await cli("runs", "cancel", "--dag", "etl", "--since", "1h", "--yes")).out
+    assert {await run_state(conn, each) for each in others} == {"canceled"}
+    assert "No run matches" in (await cli("runs", "cancel", "--dag", "etl", "--yes")).out
+    done = await cli("runs", "clear", "--dag", "etl", "--failed", "--yes")
+    assert "Cleared 2 tasks of 1 run." in done.out, done

@@ -1,4 +1,4 @@
-"""`evertick schedules`: what there is, when it fires, and changes by hand."""
+"""`evertick schedules`: what there is, when it fires, and changes by users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ async def test_without_schedules_the_list_teaches_how_to_give_one(cli: Cli, conn
     assert "@dag(schedule=" in (await cli("schedules", "list")).out
     await put(conn, make_dag("idle", {"a": []}))
     assert "idle has no schedule" in (await cli("schedules", "list", "idle")).out
-    assert "by hand" in (await cli("schedules", "next", "idle")).out
+    assert "Start it with" in (await cli("schedules", "next", "idle")).out
     assert await cli.json("schedules", "list") == {"schedules": []}
 
 
@@ -42,7 +42,7 @@ async def test_the_next_fires_of_a_dag_are_told(cli: Cli, conn: AsyncConnection)
     assert out.count("+00:00  in ") == 3
     (found,) = (await cli.json("schedules", "next", "etl", "-n", 3))["schedules"]
     assert len(found["next_fires"]) == 3
-    assert "paused: it fires nothing" in await _paused(cli)
+    assert "paused: it does not fire" in await _paused(cli)
 
 
 async def _paused(cli: Cli) -> str:
@@ -91,15 +91,15 @@ async def test_bad_input_is_refused_clearly(cli_without_database: Cli, arguments
 async def test_a_schedule_is_put_by_hand_and_shown_as_such(cli: Cli, conn: AsyncConnection) -> None:
     await put(conn, make_dag("etl", {"a": []}, every="@every 1h"))
     made = await cli(
-        "schedules", "put", "etl", "nightly", "--cron", "30 2 * * *", "--tz", "Europe/Berlin", "--jitter", "5m"
+        "schedules", "set", "etl", "nightly", "--cron", "30 2 * * *", "--tz", "Europe/Berlin", "--jitter", "5m"
     )
     assert made.status == 0, made.err
     assert "cron 30 2 * * * (Europe/Berlin), up to 5 minutes later (version 1)" in made.out
-    changed = await cli.json("schedules", "put", "etl", "nightly", "--overlap", "skip", "--misfire", "all")
+    changed = await cli.json("schedules", "set", "etl", "nightly", "--overlap", "skip", "--misfire", "all")
     assert (changed["version"], changed["is_new"]) == (2, False)
     assert changed["schedule"] == "cron 30 2 * * * (Europe/Berlin), up to 5 minutes later"
     out = (await cli("schedules", "list")).out
-    assert "by hand (cli:" in out and "publishing leaves it alone" in out
+    assert "edited (cli:" in out and "Edited schedules ignore the DAG file" in out
     listed = {each["name"]: each for each in (await cli.json("schedules", "list"))["schedules"]}
     assert (listed["nightly"]["origin"], listed["main"]["origin"]) == ("user", "code")
     assert (listed["nightly"]["overlap"], listed["nightly"]["misfire"]) == ("skip", "all")
@@ -111,13 +111,13 @@ async def test_a_schedule_is_put_by_hand_and_shown_as_such(cli: Cli, conn: Async
 async def test_a_schedule_is_paused_unpaused_deleted_and_given_back(cli: Cli, conn: AsyncConnection) -> None:
     await put(conn, make_dag("etl", {"a": []}, schedules=hourly_from_half_an_hour_on()))
     assert "is paused (version 2)" in (await cli("schedules", "pause", "etl", "main")).out
-    assert (await cli.json("schedules", "list"))["schedules"][0]["is_paused_itself"] is True
+    assert (await cli.json("schedules", "list"))["schedules"][0]["is_paused_directly"] is True
     await conn.execute("update schedule_state set next_due = next_due - interval '5 hours'")
     out = (await cli("schedules", "unpause", "etl", "main", "--catch-up", "all", "--dry-run")).out
     assert "5 missed fires would run now:" in out
     assert await conn_count(conn, "run") == 0
     out = (await cli("schedules", "unpause", "etl", "main", "--catch-up", "latest")).out
-    assert "goes on (version 3)" in out and "4 missed fires skipped" in out and "1 missed fire ran now" in out
+    assert "resumed (version 3)" in out and "4 missed fires skipped" in out and "1 missed fire ran now" in out
     assert await conn_count(conn, "run") == 1
     out = (await cli("schedules", "skips", "etl")).out
     assert "only the latest ran" in out
@@ -147,7 +147,7 @@ async def test_a_dag_catches_up_when_it_is_unpaused_and_asked_to(cli: Cli, conn:
 
 async def test_a_list_of_instants_that_are_over_never_fires(cli: Cli, conn: AsyncConnection) -> None:
     await put(conn, make_dag("etl", {"a": []}))
-    out = (await cli("schedules", "put", "etl", "old", "--at", "2020-01-01T00:00Z", "--at", "2021-01-01T00:00Z")).out
+    out = (await cli("schedules", "set", "etl", "old", "--at", "2020-01-01T00:00Z", "--at", "2021-01-01T00:00Z")).out
     assert "It never fires: all of its instants are over." in out
     assert "over before the schedule was known" in (await cli("schedules", "skips")).out
 
@@ -155,20 +155,20 @@ async def test_a_list_of_instants_that_are_over_never_fires(cli: Cli, conn: Asyn
 @pytest.mark.parametrize(
     ("arguments", "words", "status"),
     [
-        (["put", "etl", "new"], "say when, with --cron EXPR or --at TIME", 2),
-        (["put", "etl", "new", "--cron", "@daily", "--at", "2030-01-01"], "one of the two", 2),
-        (["put", "etl", "new", "--cron", "0 0 31 2 *"], "never fires", 2),
+        (["set", "etl", "new"], "give its times with --cron EXPR or --at TIME", 2),
+        (["set", "etl", "new", "--cron", "@daily", "--at", "2030-01-01"], "one of the two", 2),
+        (["set", "etl", "new", "--cron", "0 0 31 2 *"], "never fires", 2),
         (
-            ["put", "etl", "new", "--cron", "@daily", "--start", "2031-01-01", "--end", "2030-01-01"],
+            ["set", "etl", "new", "--cron", "@daily", "--start", "2031-01-01", "--end", "2030-01-01"],
             "before it starts",
             2,
         ),
-        (["put", "etl", "new", "--cron", "@daily", "--tz", "Europe/Berln"], "did you mean 'Europe/Berlin'?", 2),
-        (["put", "etl", "new", "--cron", "@daily", "--jitter", "often"], "--jitter 'often'", 2),
-        (["put", "etl", "a b", "--cron", "@daily"], "schedule names are not allowed", 2),
-        (["put", "etl", "new", "--cron", "@daily", "--param", "x=1"], "x", 2),
-        (["put", "etl", "main", "--cron", "@daily", "--expect-version", "7"], "is at version 1, not at 7", 1),
-        (["put", "etl", "main", "--cron", "@daily", "--expect-version", "0"], "is at version 1, not at 0", 1),
+        (["set", "etl", "new", "--cron", "@daily", "--tz", "Europe/Berln"], "did you mean 'Europe/Berlin'?", 2),
+        (["set", "etl", "new", "--cron", "@daily", "--jitter", "often"], "--jitter 'often'", 2),
+        (["set", "etl", "a b", "--cron", "@daily"], "schedule names are not allowed", 2),
+        (["set", "etl", "new", "--cron", "@daily", "--param", "x=1"], "x", 2),
+        (["set", "etl", "main", "--cron", "@daily", "--expect-version", "7"], "is at version 1, not at 7", 1),
+        (["set", "etl", "main", "--cron", "@daily", "--expect-version", "0"], "is at version 1, not at 0", 1),
         (["pause", "etl", "man"], "Did you mean 'main'?", 2),
         (["pause", "elt", "main"], "Did you mean 'etl'?", 2),
         (["unpause", "etl", "main", "--window", "3d"], "add --catch-up latest", 2),

@@ -17,6 +17,7 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from evertick.db.queries import dags, runners, shards
+from evertick.domain.access import Actor
 from evertick.engine.runners import drain, mark_runner_dead
 from tests.waiting import eventually
 
@@ -87,7 +88,7 @@ async def test_a_runner_serves_what_it_was_told_and_says_goodbye(
     assert await runners.live(conn) == []
 
 
-async def test_a_buried_runner_goes_on_under_a_new_session(
+async def test_a_runner_declared_dead_continues_under_a_new_session(
     conn: AsyncConnection, database: str, tmp_path: Path
 ) -> None:
     async with service(database, tmp_path, "runner") as process:
@@ -103,7 +104,7 @@ async def test_a_dismissed_runner_ends_with_a_status_that_asks_for_no_restart(
 ) -> None:
     async with service(database, tmp_path, "runner") as process:
         session = (await event(process, "runner_started"))["session"]
-        await drain(conn, sessions=[int(session, 16)], actor="test", then_leave=True)
+        await drain(conn, sessions=[int(session, 16)], actor=Actor("test"), then_leave=True)
         await event(process, "runner_exited")
         assert await process.wait() == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from psycopg import AsyncConnection
 
 from evertick.db.queries import shards
+from evertick.engine.shards import acquire_shard
 from tests.cli.conftest import Cli
 from tests.engine.world import lead, make_dag, put, value
 
@@ -45,12 +46,12 @@ async def test_a_number_that_makes_no_sense_is_refused(cli: Cli, conn: AsyncConn
 async def test_health_and_doctor_name_the_shard_that_nobody_leads(cli: Cli, conn: AsyncConnection) -> None:
     await cli("shards", "set", "3")
     await lead(conn)
-    await shards.acquire_shard(conn, shard=2, owner="other", seconds=1000)
+    await acquire_shard(conn, shard=2, owner="other", seconds=1000)
     health = await cli("health", "--json")
     assert "shard 1: no scheduler leads, so nothing fires there" in health.out
     doctor = await cli("doctor")
     assert "No scheduler leads shard 1." in doctor.out
-    await shards.acquire_shard(conn, shard=1, owner="third", seconds=1000)
+    await acquire_shard(conn, shard=1, owner="third", seconds=1000)
     leader = await shards.leader(conn, shard=0)
     assert leader is not None and leader.missing is None
     assert leader.leaders == ["other", "test", "third"]

@@ -43,7 +43,7 @@ async def test_a_secret_is_set_listed_revealed_and_deleted(
     assert row["key_id"] != old_key
     assert "Removed 1 old key." in (await cli("secrets", "rotate", "--same-key", "--forget")).out
     assert (await cli("secrets", "get", "db", "--reveal")).out == "s3cret-value2\n"
-    assert "add --yes" in await cli.refused("secrets", "delete", "db")
+    assert "use --yes" in await cli.refused("secrets", "delete", "db")
     assert (await cli("secrets", "delete", "db", "--yes")).out == "Deleted secret db.\n"
     assert "There is no secret 'db'" in await cli.refused("secrets", "get", "db")
 
@@ -55,6 +55,9 @@ async def test_variables_and_connections_show_what_is_not_secret(
     type_in(monkeypatch, b"line one\nline two\n")
     await cli("variables", "set", "text")
     assert (await cli("variables", "get", "text")).out == "line one\nline two\n\n"
+    assert "Created variable region." in (await cli("variables", "set", "region", "eu-west")).out
+    assert (await cli("variables", "get", "region")).out == "eu-west\n"
+    assert "Pipe it: evertick secrets set token <" in await cli.refused("secrets", "set", "token", "s3cret")
     type_in(monkeypatch, b"postgresql://anna:pass-word@host:5432/shop?key=abcd\n")
     await cli("connections", "set", "wh")
     assert (await cli("connections", "get", "wh")).out == "postgresql://anna:***@host:5432/shop?key=***\n"

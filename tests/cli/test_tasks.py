@@ -18,7 +18,7 @@ async def failed(conn: AsyncConnection) -> int:
     run = await start(conn, "etl")
     runner = await Runner.join(conn)
     (extract,) = await runner.claim()
-    await runner.finish(extract, result={"rows": 3}, log="")
+    await runner.finish(extract, result={"$evertick": "outputs", "value": 3, "named": {"rows": 7}}, log="")
     (transform,) = await runner.claim()
     await runner.finish(transform, "failed", reason="ValueError: \x1b[2Jno rows", exit_code=1)
     return run
@@ -35,6 +35,13 @@ async def test_tasks_are_listed_in_their_order(cli: Cli, failed: int) -> None:
     found = await cli.json("tasks", "list", failed)
     assert (found["run_id"], found["dag"]) == (failed, "etl")
     assert found["tasks"][1]["reason"] == "ValueError: \x1b[2Jno rows"
+
+
+async def test_a_result_is_shown_as_its_value_and_its_named_results(cli: Cli, failed: int) -> None:
+    shown = [line.split() for line in (await cli("tasks", "show", failed, "extract")).out.splitlines()]
+    assert ["Result", "3"] in shown and ["Output", "rows", "7"] in shown
+    (task,) = (await cli.json("tasks", "show", failed, "extract"))["tasks"]
+    assert (task["result"], task["outputs"]) == (3, {"rows": 7})
 
 
 async def test_a_cut_list_says_so(cli: Cli, failed: int) -> None:
@@ -105,9 +112,23 @@ async def test_an_instance_of_a_mapped_task_is_named_by_its_number(cli: Cli, con
     shown = await cli.json("tasks", "show", run, "work[1]")
     assert [(each["map_index"], each["state"]) for each in shown["tasks"]] == [(1, "failed")]
     assert "Did you mean 'work[1]'?" in await cli.refused("tasks", "show", run, "work[11]")
-    assert "ended" in (await cli("tasks", "why", run, "work[1]")).out
+    assert "already finished" in (await cli("tasks", "why", run, "work[1]")).out
     assert "Cleared 1 task" in (await cli("tasks", "clear", run, "work[1]", "--yes")).out
     assert [(claim.idx, claim.map_index) for claim in await runner.claim()] == [(0, 1)]
+
+
+async def test_a_mapped_task_is_summed_up_with_the_first_failed_instances(cli: Cli, conn: AsyncConnection) -> None:
+    over = Mapping(lists=(MappedList(argument="x", length=40),))
+    await put(conn, make_dag("map", {"work": []}, per_task={"work": {"mapping": over}}))
+    run = await start(conn, "map")
+    runner = await Runner.join(conn)
+    claims = await runner.claim(40)
+    await runner.step([(claim, "failed" if claim.map_index % 3 else "success", {}) for claim in claims])
+    out = (await cli("tasks", "show", run, "work")).out
+    assert "26 failed, 14 success" in out and len(out.splitlines()) < 25
+    assert "work[1] " in out and "and 16 more" in out and f"evertick tasks show {run} 'work[1]'" in out
+    assert (await cli("tasks", "show", run, "work", "--all")).out.count("Attempts") == 40
+    assert len((await cli.json("tasks", "show", run, "work"))["tasks"]) == 40
 
 
 async def test_an_instance_with_a_large_number_is_found(cli: Cli, conn: AsyncConnection) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evertick.cli.text import coloured, one_line, plain
+from evertick.cli.output import coloured, one_line, plain
 
 
 @pytest.mark.parametrize(

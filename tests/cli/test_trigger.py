@@ -8,7 +8,10 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import runs
+from evertick.domain.access import Actor
 from evertick.domain.dags.params import ParamSpec, ParamType
+from evertick.domain.dags.spec import NamedSchedule
+from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine.runs import cancel
 from tests.cli.conftest import Cli, Ran
 from tests.engine.world import Runner, make_dag, put, value
@@ -59,8 +62,8 @@ async def test_parameters_come_as_pairs_and_as_json(cli: Cli, conn: AsyncConnect
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--param", "rows"], "Write --param name=value"),
-        (["--param", "=3"], "Write --param name=value"),
+        (["--param", "rows"], "write --param name=value"),
+        (["--param", "=3"], "write --param name=value"),
         (["--param", "rows=many"], "param 'rows' is 'many', but must be an integer"),
         (["--param", "rows=0"], "at least 1"),
         (["--param", "rosw=3"], "did you mean 'rows'?"),
@@ -70,6 +73,7 @@ async def test_parameters_come_as_pairs_and_as_json(cli: Cli, conn: AsyncConnect
         (["--timeout", "5s"], "add --wait"),
         (["--wait", "--timeout", "soon"], "--timeout 'soon'"),
         (["--key", " "], "--key is empty"),
+        (["--for", "yesterday"], "--for 'yesterday' is not a date and time"),
     ],
 )
 async def test_bad_input_starts_nothing_and_says_what_is_wrong(
@@ -80,11 +84,27 @@ async def test_bad_input_starts_nothing_and_says_what_is_wrong(
     assert await runs.list_newest(conn) == []
 
 
+async def test_a_run_is_for_the_date_that_is_given_in_the_zone_of_the_schedule(cli: Cli, conn: AsyncConnection) -> None:
+    every = parse_schedule("0 6 * * *", timezone="Europe/Berlin")
+    await put(conn, make_dag("etl", CHAIN, schedules=(NamedSchedule(name="daily", spec=every),)))
+    await Runner.join(conn)
+    ran = await cli("dags", "trigger", "etl", "--for", "2026-11-01", "--key", "k")
+    assert ran.out.splitlines()[0] == "Started run 1 of etl for 2026-10-31T23:00:00+00:00."
+    again = await cli("dags", "trigger", "etl", "--for", "2026-11-01T00:00", "--key", "k")
+    assert "Run 1 of etl has this key already" in again.out
+    told = await cli.refused("dags", "trigger", "etl", "--for", "2026-11-01", status=1)
+    assert "already has run 1 for 2026-10-31 23:00:00+00:00: clear that run to run it again, or choose another" in told
+    assert "is for another date" in await cli.refused(
+        "dags", "trigger", "etl", "--for", "2026-11-02", "--key", "k", status=1
+    )
+    assert await value(conn, "select count(*) from run") == 1
+
+
 @pytest.mark.requirement("N17", "M3", "F3")
 async def test_a_trigger_whose_answer_is_lost_is_made_again_and_is_one_run(cli: Cli, conn: AsyncConnection) -> None:
     await put(conn, make_dag("etl", CHAIN))
     await Runner.join(conn)
-    with armed("runs.trigger:drop_reply:1"):
+    with armed("trigger_run:drop_reply:1"):
         ran = await cli("dags", "trigger", "etl")
     assert (ran.status, ran.err) == (0, "The answer of the database was lost. Trying again.\n")
     assert ran.out.splitlines()[0] == "Started run 1 of etl."
@@ -97,7 +117,7 @@ async def test_a_trigger_that_is_never_answered_says_how_to_repeat_it_safely(
 ) -> None:
     await put(conn, make_dag("etl", CHAIN))
     monkeypatch.setattr("evertick.client.connect.RETRY_SECONDS", ())
-    with armed("runs.trigger:drop_reply:1"):
+    with armed("trigger_run:drop_reply:1"):
         ran = await cli("dags", "trigger", "etl")
     assert ran.status == 4
     assert "it is not known whether this was done" in ran.err
@@ -110,11 +130,11 @@ async def test_a_trigger_that_is_never_answered_says_how_to_repeat_it_safely(
 async def test_a_change_without_a_key_whose_answer_is_lost_is_not_made_again(cli: Cli, conn: AsyncConnection) -> None:
     await put(conn, make_dag("etl", CHAIN))
     await cli("dags", "trigger", "etl")
-    with armed("runs.cancel:drop_reply:1"):
+    with armed("cancel_run:drop_reply:1"):
         said = await cli.refused("runs", "cancel", "1", status=4)
     assert "was lost" in said and "Check before you repeat it" in said
     assert await value(conn, "select count(*) from audit_log where action = 'cancel'") == 1
-    with armed("runs.cancel:error:1"):
+    with armed("cancel_run:error:1"):
         assert "Check before you repeat it" in await cli.refused("runs", "cancel", "1", status=4)
 
 
@@ -152,7 +172,7 @@ async def test_a_failed_run_is_status_one_with_the_reason_and_the_way_to_its_log
 async def test_a_canceled_run_is_status_three(cli: Cli, conn: AsyncConnection) -> None:
     await put(conn, make_dag("etl", CHAIN))
     waiting = asyncio.create_task(cli("dags", "trigger", "etl", "--wait"))
-    await cancel(conn, run_id=await _started(conn), actor="test")
+    await cancel(conn, run_id=await _started(conn), actor=Actor("test"))
     assert (await waiting).status == 3
 
 
@@ -174,3 +194,13 @@ async def test_waiting_programs_get_one_document_at_the_end(cli: Cli, conn: Asyn
         ("load", "upstream_failed"),
     ]
     assert (await cli("dags", "trigger", "etl", "--wait", "--timeout", "0.3", "--json")).status == 124
+
+
+async def test_waiting_for_a_run_with_many_failed_tasks_says_how_many_more(cli: Cli, conn: AsyncConnection) -> None:
+    names = [f"t{number:02}" for number in range(19)]
+    await put(conn, make_dag("etl", {name: [] for name in names}))
+    ran = await _waited(cli, conn, dict.fromkeys(names, "failed"))
+    assert "  and 14 more: evertick tasks list 1 --state failed" in ran.out
+    assert "See why with: evertick tasks logs 1 t00" in ran.out
+    listed = (await cli("tasks", "list", 1, "--state", "failed")).out
+    assert len(listed.splitlines()) == 20

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from evertick.cli.commands.up import banner, put_examples
+from evertick.cli.commands.up import banner, program, put_examples
 from evertick.config import Settings, environment_for, read_settings
-from evertick.supervisor.postgres_home import HomeDirectory, HomeDirectoryLock
+from evertick.supervisor.postgres_home import PostgresDirectory, PostgresDirectoryLock
 from tests.cli.conftest import Cli, run_program
 
 
@@ -41,9 +41,9 @@ def test_the_banner_says_how_to_reach_another_home_and_hides_the_password(nowher
 
 
 async def test_a_second_one_says_who_holds_the_home(nowhere: Path) -> None:
-    home = HomeDirectory(nowhere / ".evertick")
+    home = PostgresDirectory(nowhere / ".evertick")
     home.prepare()
-    lock = HomeDirectoryLock(home)
+    lock = PostgresDirectoryLock(home)
     await lock.acquire()
     try:
         ran = await run_program("up")
@@ -57,7 +57,30 @@ async def test_a_second_one_says_who_holds_the_home(nowhere: Path) -> None:
 async def test_what_cannot_be_a_folder_is_refused(cli_without_database: Cli, nowhere: Path) -> None:
     (nowhere / "file").write_text("")
     assert "is not a folder" in await cli_without_database.refused("up", "--dags", "file")
-    assert "Not a directory" in await cli_without_database.refused("up", "--dags", "file/below", status=1)
+    assert "There is no folder file/below" in await cli_without_database.refused("up", "--dags", "file/below")
+
+
+async def test_only_the_default_folder_is_created_and_without_examples_on_request(
+    cli_without_database: Cli, nowhere: Path
+) -> None:
+    refused = await cli_without_database.refused("up", "--dags", "/tpyo/x")
+    assert "There is no folder /tpyo/x. Create it with `mkdir -p /tpyo/x`, or correct --dags" in refused
+    assert not (nowhere / ".evertick").exists() and not Path("/tpyo").exists()
+    assert put_examples(Path("dags"), are_wanted=False) == []
+    assert list(Path("dags").iterdir()) == []
+
+
+def test_the_banner_shows_a_command_that_another_terminal_has() -> None:
+    assert program("/usr/bin/evertick", "evertick") == "evertick"
+    cached = "/root/.cache/uv/archive-v0/Xy_1/bin/evertick"
+    assert program(cached, cached) == cached, "uvx adds its cache to the PATH of this process only"
+    assert program(None, "/opt/evertick/bin/evertick") == "/opt/evertick/bin/evertick"
+    assert program(None, "/opt/x/evertick/__main__.py") == f"{sys.executable} -m evertick"
+
+
+def test_python_runs_the_package() -> None:
+    ran = subprocess.run([sys.executable, "-m", "evertick", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("evertick ")
 
 
 def test_children_get_the_settings_of_the_command_line() -> None:

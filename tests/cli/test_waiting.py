@@ -22,7 +22,8 @@ async def asked(conn: AsyncConnection) -> int:
 async def test_an_event_is_sent_once_per_key_and_listed(cli: Cli, conn: AsyncConnection) -> None:
     assert "No event was sent" in (await cli("events", "list")).out
     assert (await cli("events", "send", "file", "--payload", '{"a": 1}', "--key", "k")).out == "Sent event file.\n"
-    assert "was sent before" in (await cli("events", "send", "file", "--key", "k")).out
+    assert "was sent before" in (await cli("events", "send", "file", "--payload", '{"a": 1}', "--key", "k")).out
+    assert "another payload" in (await cli("events", "send", "file", "--key", "k")).err
     assert (await cli.json("events", "send", "other"))["event"]["is_new"] is True
     listed = (await cli.json("events", "list", "--name", "file"))["events"]
     assert [(each["name"], each["payload"], each["key"]) for each in listed] == [("file", {"a": 1}, "k")]

@@ -32,7 +32,7 @@ async def test_why_tells_the_chain_down_to_who_holds_the_key(cli: Cli, conn: Asy
 
 
 async def test_nothing_is_held_back(cli: Cli, conn: AsyncConnection) -> None:
-    assert (await cli("blocked")).out == "Nothing is held back.\n"
+    assert (await cli("blocked")).out == "No blocked tasks.\n"
 
 
 async def test_orders_rates_and_pasts_are_told_and_listed(cli: Cli, conn: AsyncConnection) -> None:

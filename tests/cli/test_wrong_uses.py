@@ -50,7 +50,7 @@ TYPED: dict[str, tuple[str, ...]] = {
     "approvals approve ASK ask": ("'n' is required", "an integer"),
     "approvals approve ASK ask --field n=x": ("'n' is 'x'", "an integer"),
     "approvals approve ASK ask --field m=1": ("unknown param 'm'", "n"),
-    "approvals approve ASK ask --field n": ("'n'", "--field amount=5"),
+    "approvals approve ASK ask --field n": ("'n'", "--field name=value"),
     "approvals approve ASK aks": ("'aks'", "evertick approvals list"),
     "approvals approve RUN a": ("'a'", "has no approval", "evertick approvals list"),
     "approvals approve 999 ask": ("999",),
@@ -89,9 +89,9 @@ TYPED: dict[str, tuple[str, ...]] = {
     "variables set region": ("empty", "standard input"),
     "connections set db": ("empty", "standard input"),
     # sinks and pools
-    "notify test example.com": ("example.com",),
-    "notify test email:nobody": ("nobody",),
-    "notify test webhook:secret/": ("is not a valid name for a secret",),
+    "notifications test example.com": ("example.com",),
+    "notifications test email:nobody": ("nobody",),
+    "notifications test webhook:secret/": ("is not a valid name for a secret",),
     "notifications show 99": ("99",),
     "notifications retry": ("--all",),
     "pools set warehouse -1": ("SLOTS", "0", "--help"),
@@ -103,7 +103,7 @@ TYPED: dict[str, tuple[str, ...]] = {
     "dags trigger etl --parm x=1": ("--parm",),
     "tasks why RUN zz": ("'zz'",),
     "tasks mark RUN a finished": ("finished",),
-    "schedules put etl nightly --cron": ("--cron",),
+    "schedules set etl nightly --cron": ("--cron",),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evertick.client.http import encoded, route_of
 from evertick.operations.routes import Route
-from evertick.operations.runs import Clear, clear_run, list_runs, show_run
+from evertick.operations.runs import ClearRequest, clear_run, list_runs, show_run
 
 
 def call(operation: object, **params: object) -> tuple[object, ...]:
@@ -18,7 +18,7 @@ def test_parameters_go_to_the_path_and_the_query() -> None:
 
 
 def test_a_body_is_json_and_names_are_quoted() -> None:
-    method, path, query, headers, content = call(clear_run, run_id=7, body=Clear(tasks=["a"], is_preview=True))
+    method, path, query, headers, content = call(clear_run, run_id=7, body=ClearRequest(tasks=["a"], is_preview=True))
     assert (method, path, query, headers) == ("POST", "/runs/7/clear", {}, {})
     assert content == (
         b'{"tasks":["a"],"only_failed":false,"with_downstream":false,"run_on_latest_version":false,"is_preview":true}'

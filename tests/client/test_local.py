@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 
 from evertick.client.connect import open_client
 from evertick.client.local import user_name
-from evertick.operations.runs import Cancel, cancel_run, show_run
+from evertick.operations.runs import CancelRequest, cancel_run, show_run
 from tests.engine.world import make_dag, put, start, value
 
 HEAVY = {"fastapi", "starlette", "pydantic", "httpx2", "uvicorn"}
@@ -36,7 +36,7 @@ async def test_a_change_carries_the_user_and_the_host(settings: None, conn: Asyn
 
     def cancel() -> str:
         with open_client() as client:
-            client.call(cancel_run, run_id=run, body=Cancel(reason="enough"))
+            client.call(cancel_run, run_id=run, body=CancelRequest(reason="enough"))
             return client.call(show_run, run_id=run).state
 
     assert await asyncio.to_thread(cancel) == "canceled"

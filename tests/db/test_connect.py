@@ -10,9 +10,10 @@ from psycopg import AsyncConnection, conninfo
 from psycopg.sql import SQL, Identifier
 
 from evertick.db import failover as clusters
-from evertick.db.connect import Purpose, connect, refuse_old_server, retry_on_deadlock
+from evertick.db.connect import Purpose, connect, refuse_old_server
 from evertick.db.connection import TimedConnection, where
 from evertick.db.function_sets import own_set
+from evertick.db.statements import retry_on_deadlock
 from evertick.domain.errors import PostgresUnavailable
 from tests.databases import Cluster
 from tests.external_postgres import PASSWORD

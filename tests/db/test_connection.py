@@ -17,7 +17,8 @@ from evertick.db.connection import TimedConnection, disable_timeout, has_own_ses
 from evertick.db.function_sets import own_set
 from evertick.db.notify import Channel, listen
 from evertick.db.queries.server import vacuum
-from evertick.db.queries.shards import set_shards
+from evertick.domain.access import Actor
+from evertick.engine.shards import set_shard_count
 from evertick.runtime.connections import ReconnectingConnection
 from tests.waiting import eventually
 
@@ -162,7 +163,7 @@ async def test_behind_a_pooler_tables_are_vacuumed_outside_of_a_transaction(pool
 async def test_behind_a_pooler_a_fault_after_a_statement_comes_after_its_commit(
     database: str, conn: psycopg.AsyncConnection
 ) -> None:
-    failpoints.arm("shards.set_shards:drop_reply")
+    failpoints.arm("set_shard_count:drop_reply")
     try:
         line = await line_to(database)
     finally:
@@ -170,5 +171,5 @@ async def test_behind_a_pooler_a_fault_after_a_statement_comes_after_its_commit(
     line.is_pooled = True
     in_transactions(line, own_set().search_path)
     with pytest.raises(psycopg.OperationalError, match="the connection is lost"):
-        await set_shards(line, shards=3, actor="test", if_never_chosen=False)
+        await set_shard_count(line, shards=3, actor=Actor("test"), if_never_chosen=False)
     assert await (await conn.execute("select count(*) from shard where state = 'open'")).fetchone() == (3,)

@@ -134,9 +134,7 @@ async def test_a_loss_is_told_once_and_again_only_if_it_is_larger(conn: AsyncCon
     assert await failover.marked(conn, server) == mark.lsn, "what the database holds stays as it is"
 
 
-async def test_a_loss_on_a_timeline_that_the_database_has_never_heard_of_is_told(
-    conn: AsyncConnection, server: Server
-) -> None:
+async def test_a_loss_on_an_unknown_timeline_is_reported(conn: AsyncConnection, server: Server) -> None:
     unknown = replace(server, timeline=server.timeline + 5)
     await failover.report_loss(conn, unknown, lost_until=1000, actor="test")
     assert await value(conn, "select detail->>'until' from audit_log where action = 'writes_lost'") == "0/3E8"

@@ -38,20 +38,20 @@ async def put(conn: AsyncConnection, name: str) -> None:
 
 def test_a_failpoint_is_written_as_people_can_read_it(tmp_path: Path) -> None:
     marker = tmp_path / "a marker: 1"
-    assert parse(f"tasks.step:after:2@{marker}") == Failpoint(
-        statement="tasks.step", fault=Fault.AFTER, number=2, marker=marker
+    assert parse(f"finish_and_claim:after:2@{marker}") == Failpoint(
+        statement="finish_and_claim", fault=Fault.AFTER, number=2, marker=marker
     )
-    assert parse("tasks.step:error") == Failpoint(statement="tasks.step", fault=Fault.ERROR)
+    assert parse("finish_and_claim:error") == Failpoint(statement="finish_and_claim", fault=Fault.ERROR)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "is invalid"),
-        ("tasks.step", "is invalid"),
-        ("tasks.step:sometimes", "with one of before, after, error, drop_reply"),
-        ("tasks.step:after:x", "is invalid"),
-        ("tasks.stop:after", "Did you mean tasks.step"),
+        ("finish_and_claim", "is invalid"),
+        ("finish_and_claim:sometimes", "with one of before, after, error, drop_reply"),
+        ("finish_and_claim:after:x", "is invalid"),
+        ("finish_and_clain:after", "Did you mean finish_and_claim"),
         ("x.y:after", "does not exist"),
     ],
 )

@@ -49,7 +49,7 @@ def test_open_connections_to_the_old_server_are_given_up_once_the_new_one_was_se
     assert guard.trusts(Server(system_id=7, timeline=2)), "by what it is, not by which object"
 
 
-def test_a_server_that_does_not_tell_who_it_is_is_neither_refused_nor_remembered() -> None:
+def test_a_server_without_an_identity_is_neither_rejected_nor_stored() -> None:
     guard = ServerGuard()
     guard.accept(None, "a")
     assert guard.seen is None and guard.trusts(None)

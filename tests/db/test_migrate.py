@@ -106,7 +106,7 @@ async def test_a_starter_waits_for_a_migration_that_takes_longer_than_its_lock_t
         await starter.execute("set lock_timeout = '20ms'")
         seen: set[object] = set()
         async with busy.transaction():
-            await busy.execute(sql("migration", "lock"), {"key": LOCK_KEY})
+            await busy.execute(sql("migrate", "lock"), {"key": LOCK_KEY})
             waiting = group.create_task(migrate(starter, three, None))
             await eventually(lambda: has_asked(observer, starter.info.backend_pid, times=3, seen=seen))
             assert not waiting.done()

@@ -10,9 +10,9 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import runners, shards
-from evertick.db.queries.retention import PruneGrant
-from evertick.db.statements import sql
+from evertick.db.queries import runners
+from evertick.db.statements import sql, text_of
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.retention import Pace
 from evertick.domain.schedules.preview import Reprocess
@@ -21,10 +21,17 @@ from evertick.engine import backfills as engine_backfills
 from evertick.engine.backfills import BackfillRequest
 from evertick.engine.dags import pause, unpause
 from evertick.engine.fire_schedules import fire_schedules
-from evertick.engine.maintenance import promote, reconcile, time_out_run, time_out_waits
-from evertick.engine.retention import Kind, PendingCleanup, prune_kind, prune_runs, sweep
-from evertick.engine.runners import extend, mark_runner_dead, reap_orphan, reap_runner
+from evertick.engine.maintenance import (
+    fail_orphaned_run,
+    promote_due_tasks,
+    reconcile_runs,
+    time_out_queued_tasks,
+    time_out_run,
+)
+from evertick.engine.retention import Kind, PendingCleanup, PruneGrant, prune_kind, prune_runs, sweep
+from evertick.engine.runners import extend, mark_runner_dead, reap_runner
 from evertick.engine.runs import cancel
+from evertick.engine.shards import poll_work, try_acquire_shard
 from evertick.engine.tasks import clear, mark, select_tasks
 from tests.databases import Cluster, run
 from tests.db.filling import BUSY, FRESH, Filling, fill
@@ -73,6 +80,10 @@ async def busy(busy_database: str) -> AsyncIterator[AsyncConnection]:
 
 TASK: dict[str, object] = {"run_id": 50, "idx": 0, "map_index": -1}
 CHUNK = json.dumps([{"r": 50, "i": 0, "m": -1, "e": 1, "seq": 10, "until": 20, "content": "x"}])
+OPEN: dict[str, object] = {"idxs": [0], "indexes": [-1], "epochs": [1]}
+SOUGHT: dict[str, object] = {
+    "before": 10**9, "window": 500, "limit": 50, "state": None, "kind": "manual", "since": later(0), "until": None, "like": "%a%"
+}  # fmt: skip
 
 # statement: with what, and the index that it must use
 PLANNED: dict[tuple[str, str], tuple[dict[str, object], str]] = {
@@ -86,19 +97,26 @@ PLANNED: dict[tuple[str, str], tuple[dict[str, object], str]] = {
     ("logs", "append"): ({"session": 1, "chunks": CHUNK}, "lease_pkey"),
     ("retention", "walk_runs"): ({"after": 100, "batch": 50}, "run_pkey"),
     ("retention", "walk_journal"): ({"after": 0, "batch": 50}, "audit_log_pkey"),
-    ("runners", "look_in_line"): ({"queues": ["default"], "begin": [0] * 10, "window": 10}, "ready_task_pkey"),
+    ("runners", "queued_tasks"): ({"queues": ["default"], "begin": [0] * 10, "window": 10}, "ready_task_pkey"),
     ("server", "is_behind"): ({"line": 1000}, "schedule_due"),
 }
 READ: dict[tuple[str, str], tuple[dict[str, object], str]] = {
     ("runs", "find"): ({"run_id": 50}, "run_pkey"),
     ("runs", "list"): ({"state": None, "limit": 50}, "run_pkey"),
-    ("retention", "run_at_or_above"): ({"id": 50}, "run_pkey"),
+    ("retention", "run_at_or_above"): ({"run_id": 50}, "run_pkey"),
     ("retention", "newest_run_id"): ({}, "run_pkey"),
     ("runs", "list_of_dag"): ({"dag_id": 2, "state": None, "limit": 50}, "run_of_dag"),
     ("tasks", "list_of_run"): ({"run_id": 50, "limit": 100}, "task_pkey"),
     ("tasks", "attempts"): (TASK, "task_pkey"),
     ("tasks", "result"): (TASK, "result_pkey"),
     ("logs", "read"): ({**TASK, "epoch": 0, "seq": 0, "limit": 10}, "log_chunk_pkey"),
+    ("logs", "attempts_in_order"): (
+        {"run_id": 50, "started_at": later(0), "idx": -1, "map_index": -2, "epoch": -1, **OPEN, "limit": 51},
+        "task_pkey",
+    ),
+    ("logs", "of_attempts"): ({"run_id": 50, **OPEN, "seqs": [0], "chunks": 64}, "log_chunk_pkey"),
+    ("runs", "page"): ({**SOUGHT, "dag_ids": None}, "run_pkey"),
+    ("runs", "page_of_dag"): ({**SOUGHT, "dag_ids": [2]}, "run_of_dag"),
     ("logs", "shipped_until"): ({**TASK, "epoch": 1}, "log_chunk_pkey"),
 }
 
@@ -166,7 +184,7 @@ async def fires(conn: AsyncConnection) -> None:
 
 async def promotes(conn: AsyncConnection) -> None:
     await set_clock(conn, later(1e9))
-    assert (await promote(conn, shard=0, epoch=LEADER, batch=5)).promoted == 5
+    assert (await promote_due_tasks(conn, shard=0, epoch=LEADER, limit=5)).promoted == 5
 
 
 async def triggers(conn: AsyncConnection) -> None:
@@ -175,22 +193,22 @@ async def triggers(conn: AsyncConnection) -> None:
 
 
 async def looks(conn: AsyncConnection) -> None:
-    seen = await shards.poll_work(conn, shard=0, epoch=LEADER, lost_after=90, seconds=5, elapsed=1)
-    assert seen.troubles == []
+    seen = await poll_work(conn, shard=0, epoch=LEADER, lost_after=90, seconds=5, elapsed=1)
+    assert seen.errors == []
 
 
 async def takes_over(conn: AsyncConnection) -> None:
     """Another scheduler takes the shard whose lease is over, looks around, fires and repairs."""
     await set_clock(conn, later(3650))
     await conn.execute("update shard set lease_until = clock() - interval '1 second'")
-    standing = await shards.try_acquire_shard(conn, shard=0, owner="next", seconds=5, watches=True)
-    assert standing.epoch == LEADER + 1 and standing.is_watched
-    seen = await shards.poll_work(
-        conn, shard=0, epoch=LEADER + 1, lost_after=90, seconds=5, elapsed=1, watch=(True, True)
+    standing = await try_acquire_shard(conn, shard=0, owner="next", seconds=5, watches=True)
+    assert standing.epoch == LEADER + 1 and standing.has_session_lock
+    seen = await poll_work(
+        conn, shard=0, epoch=LEADER + 1, lost_after=90, seconds=5, elapsed=1, watches=True, is_watched=True
     )
-    assert seen.troubles == [] and seen.next_fire is not None
+    assert seen.errors == [] and seen.next_fire is not None
     assert (await fire_schedules(conn, shard=0, epoch=LEADER + 1, batch=10)).settled == 10
-    await reconcile(conn, shard=0, epoch=LEADER + 1, after=(0, 0), batch=20, counts_line=False)
+    await reconcile_runs(conn, shard=0, epoch=LEADER + 1, limit=20, counts_line=False)
 
 
 async def reaps(conn: AsyncConnection) -> None:
@@ -199,7 +217,7 @@ async def reaps(conn: AsyncConnection) -> None:
     await runners.leave(conn, runner.session)
     done = await reap_runner(conn, shard=0, epoch=LEADER, session=runner.session, lost_after=90, infra_retries=3)
     assert done.reaped == 5
-    await reap_orphan(conn, shard=0, epoch=LEADER, run_id=50, orphan_after=300)
+    await fail_orphaned_run(conn, shard=0, epoch=LEADER, run_id=50, after=300)
 
 
 async def times_out(conn: AsyncConnection) -> None:
@@ -209,18 +227,18 @@ async def times_out(conn: AsyncConnection) -> None:
     await conn.execute("update ready_task set expires_at = clock() where queue = 'default' and run_id <> %s", [run])
     await set_clock(conn, later(5))
     assert await time_out_run(conn, shard=0, epoch=LEADER, run_id=run) == 0
-    assert (await time_out_waits(conn, shard=0, epoch=LEADER, batch=10)).failed == 10
+    assert (await time_out_queued_tasks(conn, shard=0, epoch=LEADER, limit=10)).failed == 10
 
 
 async def reconciles(conn: AsyncConnection) -> None:
-    await reconcile(conn, shard=0, epoch=LEADER, after=(0, 0), batch=20, counts_line=False)
+    await reconcile_runs(conn, shard=0, epoch=LEADER, limit=20, counts_line=False)
 
 
 async def people_ask(conn: AsyncConnection) -> None:
     ended, opened = 50, await start(conn, "past")
-    await clear(conn, run_id=ended, chosen=await select_tasks(conn, run_id=ended), actor="me")
-    await mark(conn, TaskKey(opened, 0, -1), state="success", actor="me")
-    await cancel(conn, run_id=opened, actor="me")
+    await clear(conn, run_id=ended, chosen=await select_tasks(conn, run_id=ended), actor=Actor("me"))
+    await mark(conn, TaskKey(opened, 0, -1), state="success", actor=Actor("me"))
+    await cancel(conn, run_id=opened, actor=Actor("me"))
 
 
 async def backfills(conn: AsyncConnection) -> None:
@@ -229,22 +247,22 @@ async def backfills(conn: AsyncConnection) -> None:
     wish = BackfillRequest(
         dag="past", first=later(0), last=later(3600), spec=every, reprocess=Reprocess.ALL, parallel=5
     )
-    made, _ = await engine_backfills.create(conn, wish, request="r", actor="me")
+    made, _ = await engine_backfills.create(conn, wish, request="r", actor=Actor("me"))
     done = await engine_backfills.advance(conn, shard=0, epoch=LEADER, backfill_id=made.id)
     assert (done.made, done.is_over) == (5, False)
     assert (await engine_backfills.advance(conn, shard=0, epoch=LEADER, backfill_id=made.id)).made == 0
     await looks(conn)
-    assert (await engine_backfills.cancel(conn, backfill_id=made.id, leaves_runs=False, actor="me")).runs == 5
+    assert (await engine_backfills.cancel(conn, backfill_id=made.id, leaves_runs=False, actor=Actor("me"))).runs == 5
 
 
 async def pauses(conn: AsyncConnection) -> None:
-    await pause(conn, dag="past", actor="me")
-    await unpause(conn, dag="past", actor="me")
+    await pause(conn, dag="past", actor=Actor("me"))
+    await unpause(conn, dag="past", actor=Actor("me"))
 
 
 async def prunes(conn: AsyncConnection) -> None:
     await set_clock(conn, later(1e7))
-    given, pace = PruneGrant(shard=0, epoch=LEADER, before=later(1e6), actor="test"), Pace(batch=10)
+    given, pace = PruneGrant(shard=0, epoch=LEADER, before=later(1e6), actor=Actor("test")), Pace(batch=10)
     done = await prune_runs(conn, given, after=0, pace=pace, now=later(1e7))
     assert (done.pruned, done.is_end) == (10, False)
     assert (await sweep(conn, given, PendingCleanup.RUN, after=0, pace=pace)).rows == pace.rows
@@ -292,7 +310,7 @@ async def sequential_scans(conn: AsyncConnection) -> dict[str, int]:
 
 # What a verb reads does not grow with what is over ----------------------------------------------------------
 
-STEP = sql("tasks", "step")
+STEP = text_of("finish_and_claim")
 
 
 async def blocks_of_a_step(url: str, aging_seconds: float | None) -> int:
@@ -315,7 +333,7 @@ async def blocks_of_a_step(url: str, aging_seconds: float | None) -> int:
                 "queues": ["default"],
                 "free": 5,
                 "low": None,
-                "aging_seconds": aging_seconds,
+                "aging": aging_seconds,
             }
             plan = await explain(conn, STEP, params, ", analyze, buffers")
             return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
@@ -335,14 +353,23 @@ async def blocks_of_pruning(url: str) -> int:
     async with await connect(url, purpose=Purpose.SCHEDULER) as conn:
         async with conn.transaction(force_rollback=True):
             await set_clock(conn, later(1e7))
-            named = {"shard": 0, "epoch": LEADER, "before": later(1e6), "actor": "test", "entry": None, "rows": 100}
+            named = {
+                "shard": 0,
+                "epoch": LEADER,
+                "before": later(1e6),
+                "actor": Actor("test"),
+                "entry": None,
+                "limit": 100,
+            }
             blocks = 0
             for first in (20, 30, 40):
                 ids = list(range(first, first + 5))
                 plans = [
                     await explain(conn, sql("retention", "walk_runs"), {"after": first - 1, "batch": 5}, ANALYZED),
-                    await explain(conn, sql("retention", "prune_runs"), {**named, "ids": ids}, ANALYZED),
-                    await explain(conn, sql("retention", "sweep"), {**named, "kind": "run", "ids": ids}, ANALYZED),
+                    await explain(conn, text_of("prune_runs"), {**named, "run_ids": ids}, ANALYZED),
+                    await explain(
+                        conn, text_of("delete_pending_cleanup"), {**named, "kind": "run", "ids": ids}, ANALYZED
+                    ),
                 ]
                 blocks = sum(int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"]) for plan in plans)
                 assert plans[0]["Actual Rows"] == 5

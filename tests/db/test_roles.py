@@ -14,8 +14,8 @@ from evertick.db import roles
 from evertick.db.function_sets import own_set
 from evertick.db.migrate import MIGRATIONS_DIRECTORY, migrate, migrations, status
 from evertick.db.roles import API, MAY, PUBLISHER, RUNNER, SCHEDULER, statements_of
-from evertick.db.statements import sql
-from tests.test_sql import ALL, numbered
+from evertick.db.statements import text_of
+from tests.test_sql import ALL, DECLARED, numbered
 
 # What a runner that somebody else has got hold of must not be able to do.
 NOT_THE_RUNNERS = {
@@ -24,9 +24,9 @@ NOT_THE_RUNNERS = {
     "make itself an account": "insert into account (name, role) values ('mallory', 'admin')",
     "list stored values": "select * from stored_value",
     "lock stored values": "select reencrypt_value('secret', 'x', 'a', 'b', 'c')",
-    "store a value": "select put_value('secret', 'x', 'y', 'k', null, 'mallory', false)",
+    "store a value": "select put_value('secret', 'x', 'y', 'k', null, ('mallory', null, null), false)",
     "change a DAG": "update dag set is_paused = true",
-    "publish a DAG": "select publish_dag('{}', '{}', '{}', 'mallory')",
+    "publish a DAG": "select publish_dag('{}', '{}', '{}', ('mallory', null, null))",
     "change code": "update bundle set archive = ''",
     "put code": "insert into bundle (hash, file, archive, created_at) values ('x', 'x', '', now())",
     "move a task past its verb": "update task set state = 'success'",
@@ -57,11 +57,11 @@ async def shared(conn: AsyncConnection) -> AsyncConnection:
 
 async def explained(conn: AsyncConnection, name: str) -> str | None:
     """What PostgreSQL says when it would begin that statement, as far as rights go."""
-    noun, statement = name.split(".")
+    text = text_of(name)
     try:
         async with conn.transaction(force_rollback=True):
-            await conn.execute(f"prepare asked as {numbered(sql(noun, statement))}", prepare=False)
-            count = len(set(re.findall(r"%\((\w+)\)s", sql(noun, statement))))
+            await conn.execute(f"prepare asked as {numbered(text)}", prepare=False)
+            count = len(set(re.findall(r"%\((\w+)\)s", text)))
             nulls = f"({', '.join(['null'] * count)})" if count else ""
             await conn.execute(f"explain execute asked{nulls}", prepare=False)
     except psycopg.errors.InsufficientPrivilege as error:
@@ -84,14 +84,14 @@ async def test_a_role_may_not_begin_what_only_others_do(shared: AsyncConnection)
         RUNNER: (
             "accounts.list_accounts",
             "secrets.find",
-            "secrets.list",
-            "runs.trigger",
-            "tasks.clear",
-            "shards.look",
+            "secrets.list_all",
+            "trigger_run",
+            "clear_tasks",
+            "poll_work",
         ),
-        SCHEDULER: ("accounts.authenticate", "tasks.step", "dags.publish", "secrets.put", "runs.delete"),
-        PUBLISHER: ("accounts.authenticate", "tasks.step", "shards.stand_by", "runs.trigger", "tasks.clear"),
-        API: ("tasks.step", "shards.stand_by", "retention.prune_runs", "migration.record"),
+        SCHEDULER: ("accounts.authenticate", "finish_and_claim", "publish_dag", "put_value", "delete_run"),
+        PUBLISHER: ("accounts.authenticate", "finish_and_claim", "try_acquire_shard", "trigger_run", "clear_tasks"),
+        API: ("finish_and_claim", "try_acquire_shard", "prune_runs", "migrate.record"),
     }.items():
         await shared.execute(f"set role {role}")
         assert [name for name in theirs if await explained(shared, name) is None] == [], role
@@ -109,11 +109,11 @@ async def test_a_runner_may_do_nothing_but_run(shared: AsyncConnection) -> None:
 
 
 def test_every_statement_is_somebodys_or_the_owners() -> None:
-    known = {f"{noun}.{name}" for noun, name in ALL}
+    known = {f"{noun}.{name}" for noun, name in ALL} | DECLARED.keys()
     anybodys = {name for role in MAY for name in statements_of(role)}
     owners = ("lock", "lock_session", "unlock_session", "set_lock_timeout", "in_the_way", "record")
     assert known - anybodys == {
-        *(f"migration.{name}" for name in owners),
+        *(f"migrate.{name}" for name in owners),
         *(f"function_sets.{name}" for name in ("record", "superseded", "forget")),
     }
 
@@ -153,7 +153,7 @@ async def test_a_migration_renews_the_rights_where_the_roles_are_used(shared: As
     await shared.execute(f"revoke execute on all functions in schema {own_set().schema}, evertick from {RUNNER}")
     assert await migrate(shared, folder) == [f"{number:04}_later"]
     await shared.execute(f"set role {RUNNER}")
-    assert await explained(shared, "tasks.step") is None
+    assert await explained(shared, "finish_and_claim") is None
 
 
 @pytest.mark.requirement("N33")

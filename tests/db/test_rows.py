@@ -9,7 +9,7 @@ from typing import LiteralString
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.statements import all_rows, one_row
+from evertick.db.statements import all_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Named:
 @pytest.mark.parametrize("record", [Pair, Named])
 @pytest.mark.parametrize("columns", ["1 as left, 'b' as right", "'b' as right, 1 as left"])
 async def test_a_column_is_the_field_of_its_name(conn: AsyncConnection, record: type[Pair], columns: str) -> None:
-    assert await one_row(conn, f"select {columns}", {}, record) == record(left=1, right="b")  # type: ignore[arg-type]
+    assert await all_rows(conn, f"select {columns}", {}, record) == [record(left=1, right="b")]  # type: ignore[arg-type]
     assert await all_rows(conn, f"select {columns} where false", {}, record) == []  # type: ignore[arg-type]
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from psycopg import AsyncConnection
 
 from evertick.db.statements import nouns, sql, statements
+from evertick.domain.access import Actor
 
 EXAMPLE = """\
 -- What the file is about.
@@ -33,13 +35,15 @@ def test_statements_are_found_by_name_without_their_comments(tmp_path: Path) -> 
 
 
 def test_the_program_has_its_statements_with_it() -> None:
-    assert "migration" in nouns()
-    assert "pg_try_advisory_xact_lock" in sql("migration", "lock")
+    assert "migrate" in nouns()
+    assert "pg_try_advisory_xact_lock" in sql("migrate", "lock")
 
 
 def test_an_unknown_statement_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(LookupError, match=r"migration\.sql has no statement 'nothing'; it has: applied, has_record"):
-        sql("migration", "nothing")
+    with pytest.raises(
+        LookupError, match=r"migrate\.sql has no statement 'nothing'; it has: applied_migrations, has_record"
+    ):
+        sql("migrate", "nothing")
 
 
 def test_an_unknown_noun_is_answered_with_the_known_ones(tmp_path: Path) -> None:
@@ -58,3 +62,17 @@ def test_an_unknown_noun_is_answered_with_the_known_ones(tmp_path: Path) -> None
 def test_a_file_that_breaks_the_form_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(LookupError, match=message):
         statements("things", write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "actor",
+    [
+        Actor("cli:ann", "host", "42"),
+        Actor("publisher"),
+        Actor('user:"(a, b)\\', "::1", "'x'"),
+        Actor("user:Zoë\n", None, "%s"),
+    ],
+)
+async def test_an_actor_arrives_as_it_is(rollback_conn: AsyncConnection, actor: Actor) -> None:
+    cursor = await rollback_conn.execute("select (%s::actor).*", [actor])
+    assert await cursor.fetchone() == (actor.name, actor.origin, actor.request_id)

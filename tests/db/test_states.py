@@ -10,11 +10,12 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries import tasks
+from evertick.domain.access import Actor
 from evertick.domain.errors import Conflict
 from evertick.domain.states import TERMINAL_TASK_STATES, RunState, TaskState, TriggerRule
 from evertick.engine.dags import pause, unpause
-from evertick.engine.maintenance import promote, reconcile
+from evertick.engine.finish_and_claim import claim_selected
+from evertick.engine.maintenance import promote_due_tasks, reconcile_runs
 from evertick.engine.remote_attempts import DispatchResult, NotStarted, claim_for_dispatch, end_queued
 from evertick.engine.runners import mark_runner_dead
 from evertick.engine.runs import cancel
@@ -94,7 +95,7 @@ def before_ends(kind: str) -> Verb:
 def marks(state: TaskState) -> Verb:
     async def verb(subject: Subject) -> None:
         try:
-            await mark(subject.conn, key_of(subject.claim), state=state, actor="me")
+            await mark(subject.conn, key_of(subject.claim), state=state, actor=Actor("me"))
         except Conflict:
             assert await subject.state() == state
 
@@ -106,7 +107,7 @@ async def claims_by_place(subject: Subject) -> None:
     rows = await cursor.fetchall()
     session = subject.runner.session
     places, seqs = [rank for rank, _ in rows], [seq for _, seq in rows]
-    await tasks.claim_rows(subject.conn, session=session, queues=["default"], places=places, seqs=seqs)
+    await claim_selected(subject.conn, session=session, queues=["default"], places=places, seqs=seqs)
 
 
 async def claims_for_dispatch(subject: Subject) -> None:
@@ -124,12 +125,12 @@ def ends_queued(kind: DispatchResult) -> Verb:
 
 async def clears(subject: Subject) -> None:
     chosen = await select_tasks(subject.conn, run_id=subject.run_id, names=["subject"])
-    await clear(subject.conn, run_id=subject.run_id, chosen=chosen, actor="me")
+    await clear(subject.conn, run_id=subject.run_id, chosen=chosen, actor=Actor("me"))
 
 
 async def unpauses(subject: Subject) -> None:
     await subject.conn.execute("update dag set is_paused = true")
-    await unpause(subject.conn, dag="chain", actor="me")
+    await unpause(subject.conn, dag="chain", actor=Actor("me"))
 
 
 async def promotes(subject: Subject) -> None:
@@ -137,7 +138,7 @@ async def promotes(subject: Subject) -> None:
     await subject.conn.execute(
         "update task k set not_before = w.due_at from task_timer w where k.idx = w.idx and state = 'pending'"
     )
-    await promote(subject.conn, shard=0, epoch=subject.leader, batch=10)
+    await promote_due_tasks(subject.conn, shard=0, epoch=subject.leader, limit=10)
 
 
 VERBS: dict[str, tuple[Verb, Chains]] = {
@@ -160,15 +161,18 @@ VERBS: dict[str, tuple[Verb, Chains]] = {
     "upstream fails": (before_ends("failed"), {T.WAITING: [T.UPSTREAM_FAILED]}),
     "upstream skips": (before_ends("skipped"), {T.WAITING: [T.SKIPPED]}),
     "promote": (promotes, {T.PENDING: [T.AVAILABLE]}),
-    "cancel": (lambda s: cancel(s.conn, run_id=s.run_id, actor="me"), {state: [T.CANCELED] for state in UNSTARTED}),
+    "cancel": (
+        lambda s: cancel(s.conn, run_id=s.run_id, actor=Actor("me")),
+        {state: [T.CANCELED] for state in UNSTARTED},
+    ),
     "clear": (clears, {state: [T.WAITING, T.AVAILABLE] for state in ENDED}),
     "mark success": (marks(T.SUCCESS), {s: [T.SUCCESS] for s in (*UNSTARTED, *ENDED) if s != T.SUCCESS}),
     "mark failed": (marks(T.FAILED), {s: [T.FAILED] for s in (*UNSTARTED, *ENDED) if s != T.FAILED}),
     "mark skipped": (marks(T.SKIPPED), {s: [T.SKIPPED] for s in (*UNSTARTED, *ENDED) if s != T.SKIPPED}),
-    "pause": (lambda s: pause(s.conn, dag="chain", actor="me"), {T.AVAILABLE: [T.PENDING]}),
+    "pause": (lambda s: pause(s.conn, dag="chain", actor=Actor("me")), {T.AVAILABLE: [T.PENDING]}),
     "unpause": (unpauses, {T.PENDING: [T.AVAILABLE]}),
     "reconcile": (
-        lambda s: reconcile(s.conn, shard=0, epoch=s.leader, after=(0, 0), batch=10),
+        lambda s: reconcile_runs(s.conn, shard=0, epoch=s.leader, limit=10),
         {T.WAITING: [T.AVAILABLE], T.PENDING: [T.AVAILABLE]},
     ),
 }

@@ -370,10 +370,7 @@ def test_who_uses_the_storage_knows_it_and_may_go_there() -> None:
         ({"runners": {"a": {"podTemplate": {"spec": {"a": 1}}}}}, "runners.a.podTemplate needs executor: kubernetes"),
         ({"runners": {"a": {"podTemplate": {"kind": "Pod"}}}}, "podTemplate"),
         (
-            {
-                **SETS["pods"],
-                "kubernetes": {"apiUrl": "https://a.example", "agentKeys": {"secret": "evertick-agents"}},
-            },
+            {**SETS["pods"], "kubernetes": {"apiUrl": "https://a.example", "agentKeys": {"secret": "evertick-agents"}}},
             "kubernetes.apiUrl with networkPolicy.podsMayGoAnywhere: false needs networkPolicy.extraEgress",
         ),
     ],

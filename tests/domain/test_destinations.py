@@ -37,9 +37,9 @@ def test_a_sink_is_a_text_and_back(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "is not a sink"),
-        ("pager:me", "is not a sink"),
-        ("call:nightly.callback.x", "is not a sink"),
+        ("", "is not a destination"),
+        ("pager:me", "is not a destination"),
+        ("call:nightly.callback.x", "is not a destination"),
         ("webhook:", "is not a webhook URL"),
         ("webhook:ftp://example.com", "is not a webhook URL"),
         ("webhook:https://example.com/\r\nX: y", "is not a webhook URL"),
@@ -51,7 +51,7 @@ def test_a_sink_is_a_text_and_back(text: str) -> None:
         ("email:", "1 to 20 recipients"),
         ("email:ops", "is not an email address"),
         ("email:ops@example.com\nBcc:x@y.z", "is not an email address"),
-        ("webhook:https://example.com/" + "x" * 1000, "is not a sink"),
+        ("webhook:https://example.com/" + "x" * 1000, "is not a destination"),
     ],
 )
 def test_what_is_no_sink_is_refused_with_the_reason(text: str, why: str) -> None:

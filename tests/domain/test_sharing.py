@@ -16,8 +16,8 @@ def shares(owners: list[str | None], live: list[str], *, heirs: dict[int, str] |
         ShardStatus(
             shard=shard,
             state="open",
-            owner=owner,
-            heir=(heirs or {}).get(shard),
+            leader=owner,
+            successor=(heirs or {}).get(shard),
             is_free=owner is None,
             free_in=None,
             live=live,
@@ -44,13 +44,13 @@ def test_what_was_left_and_nobody_took_is_taken() -> None:
 
 def test_whose_session_is_over_does_not_count_as_there() -> None:
     dead = [
-        ShardStatus(shard=0, state="open", owner="z", heir=None, is_free=True, free_in=4.0, live=["a", "z"]),
-        ShardStatus(shard=1, state="open", owner="z", heir=None, is_free=True, free_in=4.0, live=["a", "z"]),
+        ShardStatus(shard=0, state="open", leader="z", successor=None, is_free=True, free_in=4.0, live=["a", "z"]),
+        ShardStatus(shard=1, state="open", leader="z", successor=None, is_free=True, free_in=4.0, live=["a", "z"]),
     ]
     assert sorted(decide("a", dead).take) == [0, 1]
 
 
-def test_a_shard_that_is_handed_over_is_for_its_heir_alone() -> None:
+def test_a_transferred_shard_is_reserved_for_its_successor() -> None:
     given = shares(["a", "a", None, "b"], ["a", "b", "c"], heirs={2: "c"})
     assert decide("c", given).take == [2]
     assert decide("a", given) == ShardDecision()

@@ -70,7 +70,7 @@ create or replace function violations() returns setof text language sql as $$
         select 1 from map_item m where m.run_id = k.run_id and m.idx = k.idx and m.map_index = k.map_index)
     union all
     -- what a group with retries has counted is what its tasks say, and one that is over has been heard or was begun again
-    select format('group %s of run %s counts otherwise than its tasks', g.grp, r.run_id)
+    select format('group %s of run %s counts otherwise than its tasks', g.group_id, r.run_id)
     from run_status r cross join lateral drifted_groups(r.run_id) g where r.state in ('queued', 'running')
     union all
     -- a waiting row counts exactly the upstream that has ended, and is decided whenever it can be
@@ -121,7 +121,19 @@ create or replace function violations() returns setof text language sql as $$
     union all
     select format('backfill %s: %s open, %s allowed, %s counted', b.backfill_id, o.n, b.parallel, b.open_runs) from backfill b
     cross join lateral (select count(*) as n from backfill_run r where r.backfill_id = b.backfill_id and r.is_open) o
-    where o.n > b.parallel or o.n > b.open_runs
+    cross join lateral (select count(distinct r.run_id) as n from backfill_run r join audit_log a on a.run_id = r.run_id
+                        where r.backfill_id = b.backfill_id and a.action in ('clear', 'mark')) again
+    where o.n > b.parallel + again.n or o.n > b.open_runs
+    union all
+    select format('backfill %s counts %s succeeded, %s failed, %s canceled; its runs: %s', b.backfill_id, b.succeeded, b.failed,
+                  b.canceled, o)
+    from backfill b cross join lateral (
+        select count(*) filter (where s.state = 'success') as succeeded, count(*) filter (where s.state = 'failed') as failed,
+               count(*) filter (where s.state = 'canceled') as canceled, count(*) as n
+        from backfill_run r join run_status s using (run_id) where r.backfill_id = b.backfill_id and not r.is_open) o
+    -- a run that was pruned stays counted
+    where o.succeeded > b.succeeded or o.failed > b.failed or o.canceled > b.canceled
+       or o.n > o.succeeded + o.failed + o.canceled
     union all
     select format('backfill %s is %s: %s made, %s open, %s counted, %s left alone of %s', b.backfill_id, b.state, b.created,
                   b.open_runs, b.succeeded + b.failed + b.canceled, b.skipped, b.total)
@@ -176,18 +188,18 @@ GATE_VIOLATIONS = """
     where k.state is distinct from 'pending' or k.not_before is not null
     union all
     select format('in a line that is not there: %s', (w.run_id, w.idx)) from gate_waiter w
-    where not exists (select 1 from gate_queue l where l.line_id = w.line_id)
+    where not exists (select 1 from gate_queue l where l.queue_id = w.queue_id)
     union all
     select format('pending for nothing: %s', (k.run_id, k.idx))
     from task k join run_status r on r.run_id = k.run_id join dag d on d.dag_id = r.dag_id
     where k.state = 'pending' and k.not_before is null and not d.is_paused and not exists (
         select 1 from gate_waiter w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
     union all
-    select format('line %s could be let in: %s of %s %s is free', l.line_id, g.capacity - g.used, g.kind, g.name)
+    select format('line %s could be let in: %s of %s %s is free', l.queue_id, g.capacity - g.used, g.kind, g.name)
     from gate_queue l join gate g on g.gate_id = l.blocked_on
     where free_slots(g.gate_id) >= l.need and not g.needs_admission and reserved_for(g.gate_id) is null
       and coalesce(g.next_opening > clock(), true)
-      and exists (select 1 from gate_waiter w where w.line_id = l.line_id)
+      and exists (select 1 from gate_waiter w where w.queue_id = l.queue_id)
 """
 
 _GUARD = """

@@ -9,6 +9,7 @@ from psycopg import AsyncConnection
 from evertick.db.queries import schedules
 from evertick.db.queries.schedules import DagSchedule
 from evertick.db.queries.shards import read_clock
+from evertick.engine.fire_schedules import _fire_schedules
 from tests.engine.world import later, lead, make_dag, put, set_clock
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -49,7 +50,7 @@ async def fire_plan(conn: AsyncConnection, epoch: int, *plans: JsonObject) -> in
     """How many won, by a clock by which all of them are due."""
     now = await read_clock(conn)
     await set_clock(conn, max([now, *(datetime.fromisoformat(str(each["expected"])) for each in plans)]))
-    won = (await schedules.fire(conn, shard=0, epoch=epoch, plans=list(plans))).won
+    won = (await _fire_schedules(conn, shard=0, epoch=epoch, plans=list(plans))).won
     await set_clock(conn, now)
     return len(won)
 

@@ -8,11 +8,12 @@ from psycopg import AsyncConnection
 
 from evertick.db.queries import runners, runs
 from evertick.db.queries.runners import QueuedRow
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
 from evertick.engine.dags import pause, unpause
-from evertick.engine.maintenance import promote
+from evertick.engine.maintenance import promote_due_tasks
 from evertick.engine.remote_attempts import DispatchResult, NotStarted, claim_for_dispatch, end_queued
 from evertick.engine.runners import mark_runner_dead
 from evertick.engine.runs import cancel
@@ -33,7 +34,7 @@ async def play(conn: AsyncConnection, scene: Scene) -> None:
         await mark_runner_dead(conn, session=runner.session, reason="the scene is over", infra_retries=0)
     for run in await runs.list_newest(conn, limit=1000):
         if run.state in ("queued", "running"):
-            await cancel(conn, run_id=run.run_id, actor="script")
+            await cancel(conn, run_id=run.run_id, actor=Actor("script"))
 
 
 async def everything_goes_well(conn: AsyncConnection) -> None:
@@ -68,7 +69,7 @@ async def a_retry_waits_for_its_time(conn: AsyncConnection) -> None:
     (a,) = await runner.claim()
     await runner.finish(a, "failed", retry_in=5)
     await set_clock(conn, later(6))
-    await promote(conn, shard=0, epoch=leader, batch=10)
+    await promote_due_tasks(conn, shard=0, epoch=leader, limit=10)
     await runner.drain()
 
 
@@ -87,22 +88,22 @@ async def a_pause_holds_what_is_available_and_what_follows(conn: AsyncConnection
     runner = await Runner.join(conn)
     run = await start(conn, "held")
     (a,) = await runner.claim(1)
-    await pause(conn, dag="held", actor="script")
+    await pause(conn, dag="held", actor=Actor("script"))
     await runner.finish(a)
     await start(conn, "held")
-    await unpause(conn, dag="held", actor="script")
-    await pause(conn, dag="held", actor="script")
-    await cancel(conn, run_id=run, actor="script")
+    await unpause(conn, dag="held", actor=Actor("script"))
+    await pause(conn, dag="held", actor=Actor("script"))
+    await cancel(conn, run_id=run, actor=Actor("script"))
     for state in MARKS:
         held = await _held_run(conn)
-        await mark(conn, TaskKey(held, 2, -1), state=state, actor="script")
+        await mark(conn, TaskKey(held, 2, -1), state=state, actor=Actor("script"))
 
 
 async def _held_run(conn: AsyncConnection) -> int:
     """A running run of a paused DAG: its tasks are pending."""
-    await unpause(conn, dag="held", actor="script")
+    await unpause(conn, dag="held", actor=Actor("script"))
     run = await start(conn, "held")
-    await pause(conn, dag="held", actor="script")
+    await pause(conn, dag="held", actor=Actor("script"))
     return run
 
 
@@ -111,12 +112,12 @@ async def runs_are_canceled_in_every_state(conn: AsyncConnection) -> None:
     runner = await Runner.join(conn)
     running, queued = await start(conn, "ended"), await start(conn, "ended")
     (a,) = await runner.claim()
-    await cancel(conn, run_id=queued, actor="script")
-    await cancel(conn, run_id=running, actor="script")
+    await cancel(conn, run_id=queued, actor=Actor("script"))
+    await cancel(conn, run_id=running, actor=Actor("script"))
     await runner.finish(a, "killed", reason="canceled")
     untouched = await start(conn, "ended")
-    await cancel(conn, run_id=untouched, actor="script")
-    await clear(conn, run_id=untouched, chosen=await select_tasks(conn, run_id=untouched), actor="script")
+    await cancel(conn, run_id=untouched, actor=Actor("script"))
+    await clear(conn, run_id=untouched, chosen=await select_tasks(conn, run_id=untouched), actor=Actor("script"))
     await runner.drain()
 
 
@@ -126,7 +127,7 @@ async def ended_tasks_are_cleared(conn: AsyncConnection) -> None:
     for outcome in ("success", "failed", "skipped"):
         run = await start(conn, "again")
         await runner.drain({"a": outcome})
-        await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="script")
+        await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("script"))
         await runner.drain()
 
 
@@ -136,7 +137,7 @@ async def a_running_task_and_its_upstream_are_cleared(conn: AsyncConnection) -> 
     run = await start(conn, "both")
     (a,) = await runner.claim()
     ((b,), _) = await runner.step([(a, "success", {})], free=1)
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["a", "b"]), actor="script")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["a", "b"]), actor=Actor("script"))
     await runner.finish(b, "killed")
     await runner.drain()
 
@@ -145,8 +146,8 @@ async def unstarted_tasks_are_marked(conn: AsyncConnection) -> None:
     await put(conn, make_dag("by_hand", CHAIN))
     for state in MARKS:
         run = await start(conn, "by_hand")
-        await mark(conn, TaskKey(run, 1, -1), state=state, actor="script")
-        await mark(conn, TaskKey(run, 0, -1), state=state, actor="script")
+        await mark(conn, TaskKey(run, 1, -1), state=state, actor=Actor("script"))
+        await mark(conn, TaskKey(run, 0, -1), state=state, actor=Actor("script"))
 
 
 async def running_tasks_are_marked(conn: AsyncConnection) -> None:
@@ -155,7 +156,7 @@ async def running_tasks_are_marked(conn: AsyncConnection) -> None:
     for state in MARKS:
         run = await start(conn, "stopped")
         (a,) = await runner.claim()
-        await mark(conn, TaskKey(run, 0, -1), state=state, actor="script")
+        await mark(conn, TaskKey(run, 0, -1), state=state, actor=Actor("script"))
         await runner.finish(a, "killed")
 
 
@@ -167,14 +168,14 @@ async def ended_tasks_are_marked_as_something_else(conn: AsyncConnection) -> Non
             run = await start(conn, "verdict")
             await runner.drain({"b": first})
             if first != second:
-                await mark(conn, TaskKey(run, 1, -1), state=second, actor="script")
+                await mark(conn, TaskKey(run, 1, -1), state=second, actor=Actor("script"))
     for state in MARKS:
         blocked = await start(conn, "verdict")
         await runner.drain({"a": "failed"})
-        await mark(conn, TaskKey(blocked, 1, -1), state=state, actor="script")
+        await mark(conn, TaskKey(blocked, 1, -1), state=state, actor=Actor("script"))
         canceled = await start(conn, "verdict")
-        await cancel(conn, run_id=canceled, actor="script")
-        await mark(conn, TaskKey(canceled, 1, -1), state=state, actor="script")
+        await cancel(conn, run_id=canceled, actor=Actor("script"))
+        await mark(conn, TaskKey(canceled, 1, -1), state=state, actor=Actor("script"))
 
 
 async def what_is_handed_over_ends_in_every_way(conn: AsyncConnection) -> None:
@@ -182,10 +183,10 @@ async def what_is_handed_over_ends_in_every_way(conn: AsyncConnection) -> None:
     runner = await Runner.join(conn, executor="far")
     for state in MARKS:
         run, row = await _handed_over(conn, runner)
-        await mark(conn, TaskKey(run, 0, -1), state=state, actor="script")
+        await mark(conn, TaskKey(run, 0, -1), state=state, actor=Actor("script"))
         await _end_queued(conn, row, DispatchResult.STOPPED)
     run, row = await _handed_over(conn, runner)
-    await cancel(conn, run_id=run, actor="script")
+    await cancel(conn, run_id=run, actor=Actor("script"))
     await _end_queued(conn, row, DispatchResult.STOPPED)
     run, row = await _handed_over(conn, runner)
     await _end_queued(conn, row, DispatchResult.GIVEN_BACK)

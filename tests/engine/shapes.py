@@ -25,6 +25,7 @@ from psycopg import AsyncConnection
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import runs, tasks
 from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.access import Actor
 from evertick.domain.dags.graph import check_groups, skipped_by
 from evertick.domain.dags.mapping import HASTY_RULES, MapHow, MappedList, Mapping
 from evertick.domain.dags.run_model import READY, RunModel, TaskId
@@ -143,7 +144,7 @@ class Pair:
         assert task.wait is not None
         is_approved = self.dice.random() < 0.6
         self.trace.append((asked, "approved" if is_approved else "rejected"))
-        said = Decision(is_approved=is_approved, actor="test")
+        said = Decision(is_approved=is_approved, actor=Actor("test"))
         await decide_approval(self.conn, run_id=self.run, task=task.name, decision=said)
         given = "select value from result where run_id = %s and idx = %s"
         rejected = "failed" if task.wait.on_reject is TimeoutAction.FAIL else "skipped"
@@ -158,7 +159,7 @@ class Pair:
         whole = {idx for idx, count in wanted.items() if count == sum(row.idx == idx for row in rows)}
         single = {TaskId(row.idx, row.map_index) for row in chosen if row.idx not in whole}
         self.trace.append(("clear", whole, single))
-        await clear(self.conn, run_id=self.run, chosen=chosen, actor="test")
+        await clear(self.conn, run_id=self.run, chosen=chosen, actor=Actor("test"))
         self.model.clear(whole, single)
         await self._compare(await self.runner.claim(100))
 

@@ -24,10 +24,10 @@ from psycopg import AsyncConnection
 from psycopg.errors import RaiseException
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import runners, shards, waits
-from evertick.db.queries.retention import PruneGrant
+from evertick.db.queries import runners, waits
 from evertick.db.queries.runners import QueuedRow
 from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.dags.mapping import MapHow, MappedList, Mapping
@@ -46,11 +46,19 @@ from evertick.engine.dags import delete, pause, unpause
 from evertick.engine.finish_and_claim import ClaimCursor, PatternClaims, exchange_matching, finish_and_claim
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.gates import admit_gated_tasks, reconcile_gates, release_admissions, set_pool
-from evertick.engine.maintenance import promote, rebalance_shard, reconcile, set_shards
-from evertick.engine.remote_attempts import DispatchResult, NotStarted, claim_for_dispatch, end_queued
-from evertick.engine.retention import Kind, PendingCleanup, prune_kind, prune_runs, sweep
+from evertick.engine.maintenance import promote_due_tasks, reconcile_runs
+from evertick.engine.remote_attempts import (
+    DispatchResult,
+    NotStarted,
+    adopt_dispatches,
+    claim_for_dispatch,
+    delete_dispatches,
+    end_queued,
+)
+from evertick.engine.retention import Kind, PendingCleanup, PruneGrant, prune_kind, prune_runs, sweep
 from evertick.engine.runners import extend, mark_runner_dead
 from evertick.engine.runs import cancel
+from evertick.engine.shards import acquire_shard, poll_work, rebalance_shard, set_shards
 from evertick.engine.tasks import clear, mark, select_tasks
 from evertick.engine.waits import Decision, decide_approval, send_event, wake
 from tests.databases import Cluster, own_cluster
@@ -95,14 +103,14 @@ class World:
         await invariants.install(self.conn)
         await set_clock(self.conn, self.now)
         if len(self.epochs) > 1:
-            await set_shards(self.conn, shards=len(self.epochs), actor="sim")
+            await set_shards(self.conn, shards=len(self.epochs), actor=Actor("sim"))
         for shard in self.epochs:
             await self._take_over(shard)
         for _ in range(3):
             self.runners.append(await Runner.join(self.conn))
         self.far = await Runner.join(self.conn, executor="far", slots=6)
         for name in POOLS:
-            await set_pool(self.conn, name=name, slots=2, actor="sim")
+            await set_pool(self.conn, name=name, slots=2, actor=Actor("sim"))
         for name in DAGS:
             await self.publish(name)
 
@@ -162,12 +170,12 @@ class World:
     async def tell(self) -> None:
         """An event, or somebody's decision."""
         if self.dice.random() < 0.5:
-            await send_event(self.conn, name="word", payload=None, actor="sim")
+            await send_event(self.conn, name="word", payload=None, actor=Actor("sim"))
         if asked := await waits.list_approvals(self.conn, limit=1):
             run, task, decision = (
                 asked[0].run_id,
                 asked[0].task,
-                Decision(is_approved=self.dice.random() < 0.5, actor="sim"),
+                Decision(is_approved=self.dice.random() < 0.5, actor=Actor("sim")),
             )
             await self._try(lambda: decide_approval(self.conn, run_id=run, task=task, decision=decision))
 
@@ -207,15 +215,15 @@ class World:
 
     async def resize_pool(self) -> None:
         slots = self.dice.choice([0, 1, 2, 2, 3, 5])
-        await set_pool(self.conn, name=self.dice.choice(POOLS), slots=slots, actor="sim")
+        await set_pool(self.conn, name=self.dice.choice(POOLS), slots=slots, actor=Actor("sim"))
 
     async def tend_gates(self) -> None:
         """What the leader does for gates. It never finds anything wrong, nor anybody whom it had time to let in before."""
         grace, batch = self.dice.choice([0, 5]), self.dice.choice([1, 100])
         epoch = self.epochs[0][-1]
-        await release_admissions(self.conn, shard=0, epoch=epoch, grace=grace, batch=100)
-        await admit_gated_tasks(self.conn, shard=0, epoch=epoch, batch=batch)
-        done = await reconcile_gates(self.conn, shard=0, epoch=epoch, after=0, batch=100)
+        await release_admissions(self.conn, shard=0, epoch=epoch, grace=grace, limit=100)
+        await admit_gated_tasks(self.conn, shard=0, epoch=epoch, limit=batch)
+        done = await reconcile_gates(self.conn, shard=0, epoch=epoch, after=0, limit=100)
         if done.drifted or (done.admitted and batch > 1):
             raise Violation(f"seed {self.seed}, step {len(self.trace)}: gates had drifted: {done}")
 
@@ -237,17 +245,17 @@ class World:
         old = self.dice.choice(self.epochs[shard][:-1])
         for verb in (
             lambda: fire_schedules(self.conn, shard=shard, epoch=old, batch=100),
-            lambda: promote(self.conn, shard=shard, epoch=old, batch=100),
+            lambda: promote_due_tasks(self.conn, shard=shard, epoch=old, limit=100),
             lambda: backfills.advance(self.conn, shard=shard, epoch=old, backfill_id=1),
-            lambda: rebalance_shard(self.conn, shard=shard, epoch=old, batch=100),
+            lambda: rebalance_shard(self.conn, shard=shard, epoch=old, limit=100),
             lambda: prune_runs(
                 self.conn,
-                PruneGrant(shard=shard, epoch=old, before=self.now, actor="sim"),
+                PruneGrant(shard=shard, epoch=old, before=self.now, actor=Actor("sim")),
                 after=0,
                 pace=Pace(),
                 now=self.now,
             ),
-            lambda: reconcile(self.conn, shard=shard, epoch=old, after=(0, 0), batch=100),
+            lambda: reconcile_runs(self.conn, shard=shard, epoch=old, limit=100),
         ):
             try:
                 await verb()
@@ -270,16 +278,16 @@ class World:
         )
         some = dice.randint(1, 10)
         verbs: list[Callable[[], Awaitable[object]]] = [
-            lambda: backfills.create(self.conn, wish, request=f"r{dice.randint(1, 20)}", actor="sim"),
-            lambda: backfills.pause(self.conn, backfill_id=some, actor="sim"),
-            lambda: backfills.resume(self.conn, backfill_id=some, actor="sim"),
-            lambda: backfills.cancel(self.conn, backfill_id=some, leaves_runs=dice.random() < 0.5, actor="sim"),
+            lambda: backfills.create(self.conn, wish, request=f"r{dice.randint(1, 20)}", actor=Actor("sim")),
+            lambda: backfills.pause(self.conn, backfill_id=some, actor=Actor("sim")),
+            lambda: backfills.unpause(self.conn, backfill_id=some, actor=Actor("sim")),
+            lambda: backfills.cancel(self.conn, backfill_id=some, leaves_runs=dice.random() < 0.5, actor=Actor("sim")),
         ]
         await self._try(dice.choices(verbs, [5, 2, 4, 1])[0])
 
     async def move_on(self) -> None:
         shard, epoch = self._leader()
-        seen = await shards.poll_work(self.conn, shard=shard, epoch=epoch, lost_after=90.0)
+        seen = await poll_work(self.conn, shard=shard, epoch=epoch, lost_after=90.0)
         for backfill_id in seen.backfills or []:
             await backfills.advance(self.conn, shard=shard, epoch=epoch, backfill_id=backfill_id)
 
@@ -288,12 +296,12 @@ class World:
 
     async def set_shards(self) -> None:
         if len(self.epochs) > 1:
-            await set_shards(self.conn, shards=self.dice.choice([1, 2]), actor="sim")
+            await set_shards(self.conn, shards=self.dice.choice([1, 2]), actor=Actor("sim"))
 
     async def move_out(self) -> None:
         """A leader moves some of what is not its own. One whose shard closed leads it again when that comes back."""
         shard, epoch = self._leader()
-        done = await rebalance_shard(self.conn, shard=shard, epoch=epoch, batch=self.dice.choice([1, 3, 100]))
+        done = await rebalance_shard(self.conn, shard=shard, epoch=epoch, limit=self.dice.choice([1, 3, 100]))
         if done.is_closed:
             self.closed.add(shard)
         cursor = await self.conn.execute("select shard from shard where state <> 'closed'")
@@ -305,7 +313,7 @@ class World:
     async def promote(self) -> None:
         bound = self.dice.choice([None, None, 1, 3])
         shard, epoch = self._leader()
-        await promote(self.conn, shard=shard, epoch=epoch, batch=self.dice.choice([1, 100]), max_active_retries=bound)
+        await promote_due_tasks(self.conn, shard=shard, epoch=epoch, limit=self.dice.choice([1, 100]), bound=bound)
 
     async def prune(self) -> None:
         """What is over goes, however young; its remains sometimes later."""
@@ -313,7 +321,7 @@ class World:
             self.now - timedelta(seconds=self.dice.choice([0, 5, 30])),
             Pace(batch=self.dice.choice([1, 100])),
         )
-        mandate = PruneGrant(shard=0, epoch=self.epochs[0][-1], before=before, actor="sim")
+        mandate = PruneGrant(shard=0, epoch=self.epochs[0][-1], before=before, actor=Actor("sim"))
         done = await prune_runs(self.conn, mandate, after=0, pace=pace, now=self.now)
         swept = await sweep(self.conn, mandate, PendingCleanup.RUN, after=0, pace=pace)
         await prune_kind(self.conn, mandate, Kind.VERSIONS, pace=pace)
@@ -324,7 +332,7 @@ class World:
 
     async def reconcile(self) -> None:
         shard, epoch = self._leader()
-        done = await reconcile(self.conn, shard=shard, epoch=epoch, after=(0, 0), batch=1000)
+        done = await reconcile_runs(self.conn, shard=shard, epoch=epoch, limit=1000)
         if done.repaired:
             raise Violation(f"seed {self.seed}, step {len(self.trace)}: reconcile found {done.repaired}")
 
@@ -349,11 +357,11 @@ class World:
             )
         self.held += [(runner, claim) for claim in done.claims]
 
-    async def claim_far(self) -> None:
+    async def claim_remote(self) -> None:
         free = self.dice.choice([1, 2, 5])
         self.queued += await claim_for_dispatch(self.conn, session=self.far.session, queues=["default"], free=free)
 
-    async def begin_far(self) -> None:
+    async def begin_remote(self) -> None:
         """An agent begins, unless somebody asked it to stop; from then on it is a runner with one slot."""
         if not self.queued:
             return
@@ -362,7 +370,7 @@ class World:
             self.queued.remove(row)
             self.held.append((Runner(self.conn, row.session), as_claim(row)))
 
-    async def end_far(self) -> None:
+    async def end_remote(self) -> None:
         """Nothing of it is left over there, and it never began."""
         if not self.queued:
             return
@@ -372,23 +380,23 @@ class World:
         self.queued.remove(row)
         self.queued_past.append(row)
 
-    async def end_far_stale(self) -> None:
+    async def end_remote_stale(self) -> None:
         if not self.queued_past:
             return
         row, before = self.dice.choice(self.queued_past[-50:]), await self._snapshot()
         if await self._end_queued(row) or await self._snapshot() != before:
             raise Violation(f"seed {self.seed}, step {len(self.trace)}: V3 a stale end of {row[:5]} changed something")
 
-    async def tidy_far(self) -> None:
+    async def tidy_remote(self) -> None:
         """All is over there that is over; and now and then the runner is another one, which looks after what the first did."""
         rows = await runners.list_of(self.conn, owner=self.far.session)
-        gone = await runners.forget(self.conn, [row.session for row in rows])
+        gone = await delete_dispatches(self.conn, [row.session for row in rows])
         if gone != sum(row.state is None for row in rows):
             raise Violation(f"seed {self.seed}, step {len(self.trace)}: {gone} of {rows} were taken off the list")
         if self.dice.random() < 0.3:
             await mark_runner_dead(self.conn, session=self.far.session, reason="agent_lost: test", infra_retries=3)
             self.far = await Runner.join(self.conn, executor="far", slots=6)
-            await runners.adopt(self.conn, session=self.far.session, silent_seconds=30, most=100)
+            await adopt_dispatches(self.conn, session=self.far.session, silent_seconds=30, most=100)
 
     async def _end_queued(self, row: QueuedRow) -> bool:
         kind, key = self.dice.choice(list(DispatchResult)), TaskKey(row.run_id, row.idx, row.map_index)
@@ -433,13 +441,13 @@ class World:
         self.runners.append(await Runner.join(self.conn))
 
     async def cancel(self) -> None:
-        await self._on_some_run(lambda run: cancel(self.conn, run_id=run, actor="sim"))
+        await self._on_some_run(lambda run: cancel(self.conn, run_id=run, actor=Actor("sim")))
 
     async def clear(self) -> None:
         async def some(run: int) -> None:
             rows = await select_tasks(self.conn, run_id=run, with_downstream=False)
             chosen = self.dice.sample(rows, self.dice.randint(1, len(rows)))
-            await clear(self.conn, run_id=run, chosen=chosen, actor="sim")
+            await clear(self.conn, run_id=run, chosen=chosen, actor=Actor("sim"))
 
         await self._on_some_run(some)
 
@@ -448,16 +456,16 @@ class World:
             rows = await select_tasks(self.conn, run_id=run)
             row = self.dice.choice(rows)
             key = TaskKey(run, row.idx, row.map_index)
-            await mark(self.conn, key, state=self.dice.choice(["success", "failed", "skipped"]), actor="sim")
+            await mark(self.conn, key, state=self.dice.choice(["success", "failed", "skipped"]), actor=Actor("sim"))
 
         await self._on_some_run(some)
 
     async def pause(self) -> None:
         verb = self.dice.choice([pause, unpause])
-        await self._try(lambda: verb(self.conn, dag=self.dice.choice(DAGS), actor="sim"))
+        await self._try(lambda: verb(self.conn, dag=self.dice.choice(DAGS), actor=Actor("sim")))
 
     async def remove(self) -> None:
-        await self._try(lambda: delete(self.conn, dag=self.dice.choice(DAGS), actor="sim"))
+        await self._try(lambda: delete(self.conn, dag=self.dice.choice(DAGS), actor=Actor("sim")))
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -469,7 +477,7 @@ class World:
     async def _take_over(self, shard: int) -> None:
         await self.conn.execute("update shard set lease_until = null where shard = %s", [shard])
         owner = f"leader-{len(self.epochs[shard])}"
-        epoch = await shards.acquire_shard(self.conn, shard=shard, owner=owner, seconds=1e6)
+        epoch = await acquire_shard(self.conn, shard=shard, owner=owner, seconds=1e6)
         assert epoch is not None
         self.epochs[shard].append(epoch)
 
@@ -540,8 +548,7 @@ class World:
 
     def _outcome(self) -> str:
         return self.dice.choices(
-            ["success", "failed", "skipped", "timed_out", "killed", "given_back", "deferred"],
-            [60, 15, 8, 5, 5, 7, 6],
+            ["success", "failed", "skipped", "timed_out", "killed", "given_back", "deferred"], [60, 15, 8, 5, 5, 7, 6]
         )[0]
 
     def _fields(self) -> dict[str, object]:
@@ -568,11 +575,11 @@ ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
     "claim": (World.claim, 20),
     "claim_matching": (World.claim_matching, 10),
     "finish": (World.finish, 40),
-    "claim_far": (World.claim_far, 6),
-    "begin_far": (World.begin_far, 8),
-    "end_far": (World.end_far, 4),
-    "end_far_stale": (World.end_far_stale, 1),
-    "tidy_far": (World.tidy_far, 4),
+    "claim_remote": (World.claim_remote, 6),
+    "begin_remote": (World.begin_remote, 8),
+    "end_remote": (World.end_remote, 4),
+    "end_remote_stale": (World.end_remote_stale, 1),
+    "tidy_remote": (World.tidy_remote, 4),
     "finish_again": (World.finish_again, 3),
     "finish_stale": (World.finish_stale, 4),
     "extend": (World.extend, 4),

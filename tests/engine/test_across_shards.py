@@ -11,13 +11,14 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick import Asset, after
-from evertick.db.queries import shards
+from evertick.domain.access import Actor
 from evertick.domain.dags.gates import GateSpec
 from evertick.domain.dags.spec import ChildSpec, DagSpec, NamedSchedule, TaskKind
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.gates import set_pool
-from evertick.engine.maintenance import deliver_dependencies, rebalance_shard, set_shards
+from evertick.engine.maintenance import deliver_dependencies
+from evertick.engine.shards import acquire_shard, rebalance_shard, set_shards
 from evertick.engine.waits import wake
 from tests.engine import invariants
 from tests.engine.test_gates import mutex, pool
@@ -36,10 +37,8 @@ class Leaders:
     async def of_two(cls, conn: AsyncConnection) -> Leaders:
         await invariants.install(conn)
         await set_clock(conn, T0)
-        await set_shards(conn, shards=2, actor="test")
-        taken = [
-            await shards.acquire_shard(conn, shard=shard, owner=f"leader-{shard}", seconds=1e6) for shard in range(2)
-        ]
+        await set_shards(conn, shards=2, actor=Actor("test"))
+        taken = [await acquire_shard(conn, shard=shard, owner=f"leader-{shard}", seconds=1e6) for shard in range(2)]
         return cls(conn, [epoch for epoch in taken if epoch is not None])
 
     async def place(self, **shard_of: int) -> None:
@@ -61,7 +60,7 @@ class Leaders:
     async def bring_home(self) -> None:
         """By the leaders themselves, to where their names put them."""
         while sum(
-            [(await rebalance_shard(self.conn, shard=s, epoch=e, batch=5)).moved for s, e in enumerate(self.epochs)]
+            [(await rebalance_shard(self.conn, shard=s, epoch=e, limit=5)).moved for s, e in enumerate(self.epochs)]
         ):
             pass
         assert await value(self.conn, "select sum(misplaced_count(shard, 1000)) from shard") == 0
@@ -73,7 +72,7 @@ class Leaders:
 
     async def hear(self) -> int:
         """What arrives is read by one for all."""
-        return (await deliver_dependencies(self.conn, shard=0, epoch=self.epochs[0], batch=100)).became_due
+        return (await deliver_dependencies(self.conn, shard=0, epoch=self.epochs[0], limit=100)).became_due
 
     async def wake(self, shard: int) -> int:
         done = await wake(self.conn, shard=shard, epoch=self.epochs[shard], batch=100)
@@ -112,7 +111,7 @@ async def waiting_dag(leaders: Leaders) -> Runner:
 
 @pytest.mark.requirement("V1")
 @pytest.mark.parametrize(("a", "b", "w"), [(0, 1, 1), (1, 0, 0), (1, 1, 0), (0, 0, 1)])
-async def test_what_ends_in_one_shard_is_heard_of_in_another(leaders: Leaders, a: int, b: int, w: int) -> None:
+async def test_a_run_that_ends_in_one_shard_is_delivered_to_another(leaders: Leaders, a: int, b: int, w: int) -> None:
     runner = await waiting_dag(leaders)
     await leaders.place(a=a, b=b, w=w)
     for count in (1, 2):
@@ -128,7 +127,7 @@ async def test_what_ends_in_one_shard_is_heard_of_in_another(leaders: Leaders, a
 
 
 @pytest.mark.requirement("V1")
-async def test_what_was_heard_of_moves_along_with_who_heard_it(leaders: Leaders) -> None:
+async def test_the_dependency_state_moves_with_its_dag(leaders: Leaders) -> None:
     """Once between the two that it waits for, and once between being due and being fired."""
     conn, runner = leaders.conn, await waiting_dag(leaders)
     await leaders.place(a=0, b=1, w=1)
@@ -152,12 +151,12 @@ async def test_what_was_heard_of_moves_along_with_who_heard_it(leaders: Leaders)
     assert await runs_of(conn, "w") == 2
 
 
-async def test_what_arrives_while_everything_moves_is_heard_once(leaders: Leaders) -> None:
+async def test_an_event_during_a_rebalance_is_delivered_once(leaders: Leaders) -> None:
     conn, runner = leaders.conn, await waiting_dag(leaders)
     for count, number in enumerate((1, 2, 1, 2), 1):
         await set_clock(conn, later(count))
         await run_to_its_end(runner, "a")
-        await set_shards(conn, shards=number, actor="test")
+        await set_shards(conn, shards=number, actor=Actor("test"))
         await run_to_its_end(runner, "b")
         await leaders.bring_home()
         await leaders.hear()
@@ -221,7 +220,7 @@ async def test_a_run_that_another_shards_run_waits_for(leaders: Leaders, moves: 
 async def test_a_key_and_a_pool_hold_across_shards_that_change(leaders: Leaders, gate: GateSpec) -> None:
     """Whoever holds it gives it to the next one in the same step, wherever both of them are by then."""
     conn = leaders.conn
-    await set_pool(conn, name="narrow", slots=1, actor="test")
+    await set_pool(conn, name="narrow", slots=1, actor=Actor("test"))
     runner = await Runner.join(conn)
     names = [f"d{number}" for number in range(6)]
     for number, name in enumerate(names):

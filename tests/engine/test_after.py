@@ -11,20 +11,21 @@ from psycopg.errors import LockNotAvailable
 
 from evertick import Asset, after, all_of, any_of, finished
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import assets, schedules
-from evertick.db.queries.retention import PruneGrant
+from evertick.db.queries import schedules
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.errors import CyclicDependency, InvalidSchedule, UserError
 from evertick.domain.retention import Pace
+from evertick.domain.routing import read_pattern
 from evertick.domain.schedules.misfire import OverlapPolicy
 from evertick.domain.schedules.spec import ScheduleSpec, describe, parse_schedule
 from evertick.engine.dags import delete
-from evertick.engine.finish_and_claim import finish_and_claim
+from evertick.engine.finish_and_claim import PatternClaims, exchange_matching, finish_and_claim
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.maintenance import deliver_dependencies
-from evertick.engine.retention import Kind, prune_kind
+from evertick.engine.retention import Kind, PruneGrant, prune_kind
 from evertick.engine.schedules import pause_schedule, put_schedule, unpause_schedule
-from evertick.engine.waits import update_asset
+from evertick.engine.waits import _discard_asset_events, update_asset
 from tests.engine import invariants
 from tests.engine.world import T0, Runner, end, later, lead, make_dag, put, set_clock, start, value
 from tests.waiting import eventually
@@ -58,7 +59,7 @@ class Scene:
     async def tend(self, seconds: float) -> int:
         """How many runs the DAG that waits has then."""
         await set_clock(self.conn, later(seconds))
-        await deliver_dependencies(self.conn, shard=0, epoch=self.epoch, batch=100)
+        await deliver_dependencies(self.conn, shard=0, epoch=self.epoch, limit=100)
         await fire_schedules(self.conn, shard=0, epoch=self.epoch, batch=100)
         assert await invariants.violations(self.conn) == []
         return int(
@@ -102,7 +103,7 @@ async def test_a_failure_counts_only_for_who_asks_for_any_end(conn: AsyncConnect
     await scene.run("a", outcome="failed")
     assert await scene.tend(1) == 0
     await put_schedule(
-        conn, dag="w", schedule=NamedSchedule(name="main", spec=parse_schedule(after(finished("b")))), actor="x"
+        conn, dag="w", schedule=NamedSchedule(name="main", spec=parse_schedule(after(finished("b")))), actor=Actor("x")
     )
     await scene.run("b", outcome="failed")
     assert await scene.tend(2) == 1
@@ -140,13 +141,25 @@ async def test_only_what_somebody_waits_for_is_noted_and_whoever_ends_it_tells_s
     assert await value(conn, "select array_agg(name) from dag where has_dependents") == ["a"]
 
 
-async def test_a_name_is_heard_of_as_what_it_was(conn: AsyncConnection) -> None:
+async def test_a_runner_with_patterns_that_claims_more_still_reports_that_a_dependency_ended(
+    conn: AsyncConnection,
+) -> None:
+    scene = await Scene.of(conn, after(finished("a")))
+    await start(conn, "a")
+    (claim,) = await scene.runner.claim()
+    everything = PatternClaims([read_pattern("**")], ("default",), aging_seconds=0)
+    session, reports = scene.runner.session, [end(claim, "success")]
+    done = await exchange_matching(conn, everything, session=session, reports=reports, free=1, infra_retries=3)
+    assert done.has_arrivals
+
+
+async def test_a_renamed_dependency_is_delivered_under_its_old_name(conn: AsyncConnection) -> None:
     scene = await Scene.of(conn, after(Asset("a"), "b"))
     await put(conn, waiting("v", after("a")))
     await scene.run("a")
     assert await scene.tend(1) == 0
     assert await value(conn, "select count(*) from dependency_state") == 0, "a DAG of the name of an asset"
-    await update_asset(conn, asset="b", extra={}, actor="ann")
+    await update_asset(conn, asset="b", extra={}, actor=Actor("ann"))
     assert await value(conn, "select count(*) from dependency_event") == 0, "an asset of the name of a DAG"
 
 
@@ -156,13 +169,13 @@ async def test_updates_that_count_no_more_are_those_that_were_named(conn: AsyncC
     await scene.run("a")
     for second, asset in enumerate(("x", "y"), 1):
         await set_clock(conn, later(second))
-        await update_asset(conn, asset=asset, extra={}, actor="ann")
+        await update_asset(conn, asset=asset, extra={}, actor=Actor("ann"))
     await scene.tend(3)
     w, v = [await value(conn, "select dag_id from dag where name = %s", name) for name in ("w", "v")]
 
     async def left(**given: object) -> list[str]:
-        every = {"dag_ids": None, "asset": None, "before": None, "actor": "ann", **given}
-        await assets.discard_asset_events(conn, **every)  # type: ignore[arg-type]
+        every = {"dag_ids": None, "asset": None, "before": None, "actor": Actor("ann"), **given}
+        await _discard_asset_events(conn, **every)  # type: ignore[arg-type]
         found = "select array_agg(d.name || ':' || h.name order by d.name, h.name) from dependency_state h"
         return await value(conn, found + " join schedule using (schedule_id) join dag d using (dag_id)") or []  # type: ignore[return-value]
 
@@ -177,26 +190,24 @@ async def test_updates_that_count_no_more_are_those_that_were_named(conn: AsyncC
     assert await left() == ["w:a"], "the end of a run is no update"
 
 
-async def test_arrivals_are_heard_of_in_batches_and_those_in_somebodys_hands_later(
-    conn: AsyncConnection, database: str
-) -> None:
+async def test_events_are_delivered_in_batches_and_locked_ones_later(conn: AsyncConnection, database: str) -> None:
     scene = await Scene.of(conn, after("a", "b"))
     await scene.run("a", "a", "a", "b")
     left = (
-        "select array_agg(arrival_id - first order by arrival_id)"
-        " from dependency_event, (select min(arrival_id) first from dependency_event) x"
+        "select array_agg(event_id - first order by event_id)"
+        " from dependency_event, (select min(event_id) first from dependency_event) x"
     )
     async with await connect(database, purpose=Purpose.SCHEDULER) as other:
         async with other.transaction():
-            await other.execute("select from dependency_event order by arrival_id limit 1 for update")
+            await other.execute("select from dependency_event order by event_id limit 1 for update")
             await conn.execute("set lock_timeout = '100ms'")
-            assert (await deliver_dependencies(conn, shard=0, epoch=scene.epoch, batch=2)).has_more
+            assert (await deliver_dependencies(conn, shard=0, epoch=scene.epoch, limit=2)).has_more
             assert await value(conn, left) == [0, 3]
         await conn.execute("set lock_timeout = 0")
         # Whoever changes a schedule is waited for, whether it becomes due by this or not.
         async with other.transaction():
             await other.execute("select from schedule_state for no key update")
-            hearing = asyncio.ensure_future(deliver_dependencies(conn, shard=0, epoch=scene.epoch, batch=1))
+            hearing = asyncio.ensure_future(deliver_dependencies(conn, shard=0, epoch=scene.epoch, limit=1))
             is_waiting = "select 1 from pg_locks where not granted and pid = %s"
             await eventually(lambda: value(other, is_waiting, conn.info.backend_pid))
         await hearing
@@ -213,7 +224,7 @@ async def test_a_dag_that_is_published_after_the_one_that_waits_is_awaited(conn:
 async def test_what_happens_more_often_before_it_fires_is_one_run(conn: AsyncConnection) -> None:
     scene = await Scene.of(conn, after("a"))
     await scene.run("a")
-    await deliver_dependencies(conn, shard=0, epoch=scene.epoch, batch=100)
+    await deliver_dependencies(conn, shard=0, epoch=scene.epoch, limit=100)
     await scene.run("a")
     assert await scene.tend(1) == 1
     assert await scene.causes() == [("dag", "a", 2)]
@@ -222,10 +233,10 @@ async def test_what_happens_more_often_before_it_fires_is_one_run(conn: AsyncCon
 
 async def test_while_it_is_paused_it_does_not_run_and_says_so(conn: AsyncConnection) -> None:
     scene = await Scene.of(conn, after("a"))
-    await pause_schedule(conn, dag="w", name="main", actor="x")
+    await pause_schedule(conn, dag="w", name="main", actor=Actor("x"))
     await scene.run("a")
     assert await scene.tend(1) == 0
-    await unpause_schedule(conn, dag="w", name="main", actor="x")
+    await unpause_schedule(conn, dag="w", name="main", actor=Actor("x"))
     assert await scene.tend(2) == 0
     assert await value(conn, "select array_agg(reason || count) from skip_record") == ["paused1"]
     await scene.run("a")
@@ -241,7 +252,7 @@ async def test_overlap_holds_for_it_as_well(conn: AsyncConnection) -> None:
     assert await value(conn, "select array_agg(reason) from skip_record") == ["overlap_skip"]
 
 
-async def test_publishing_again_keeps_what_was_heard_of(conn: AsyncConnection) -> None:
+async def test_publishing_again_keeps_the_dependency_state(conn: AsyncConnection) -> None:
     scene = await Scene.of(conn, after("a", "b"))
     await scene.run("a")
     await scene.tend(1)
@@ -251,7 +262,7 @@ async def test_publishing_again_keeps_what_was_heard_of(conn: AsyncConnection) -
     assert await scene.tend(2) == 1
 
 
-async def test_two_that_end_at_once_are_both_heard_of(database: str) -> None:
+async def test_two_runs_that_end_at_once_are_both_delivered(database: str) -> None:
     """Ends, hearing and firing race; each pair of ends gives one run, and none is lost."""
     async with (
         await connect(database, purpose=Purpose.SCHEDULER) as leader,
@@ -270,9 +281,9 @@ async def test_two_that_end_at_once_are_both_heard_of(database: str) -> None:
                 claims += await runner.claim(queues=(name,))
             await asyncio.gather(
                 *(runner.finish(claim) for runner, claim in zip(runners, claims, strict=True)),
-                deliver_dependencies(leader, shard=0, epoch=scene.epoch, batch=1),
+                deliver_dependencies(leader, shard=0, epoch=scene.epoch, limit=1),
             )
-            await deliver_dependencies(leader, shard=0, epoch=scene.epoch, batch=1)
+            await deliver_dependencies(leader, shard=0, epoch=scene.epoch, limit=1)
             assert await scene.tend(turn) == turn
 
 
@@ -281,7 +292,7 @@ async def test_causes_of_long_ago_are_pruned(conn: AsyncConnection) -> None:
     for seconds in (1, 2, 3):
         await scene.run("a")
         await scene.tend(seconds)
-    given = PruneGrant(shard=0, epoch=scene.epoch, before=later(2.5), actor="test", entry=None)
+    given = PruneGrant(shard=0, epoch=scene.epoch, before=later(2.5), actor=Actor("test"), entry=None)
     assert [(await prune_kind(conn, given, Kind.CAUSES, pace=Pace(batch=n))).pruned for n in (1, 10, 10)] == [1, 1, 0]
     assert await scene.causes() == [("dag", "a", 5)]
 
@@ -308,24 +319,24 @@ def test_a_condition_that_cannot_be_is_refused(write: object, words: str) -> Non
     assert words in str(caught.value)
 
 
-async def test_an_update_that_somebody_tells_of_is_heard_of_like_a_tasks(conn: AsyncConnection) -> None:
+async def test_an_update_by_a_user_is_delivered_like_that_of_a_task(conn: AsyncConnection) -> None:
     scene = await Scene.of(conn, after(Asset("data-a"), Asset("data-b")))
-    await update_asset(conn, asset="data-a", extra={"rows": 7}, actor="ann")
-    await update_asset(conn, asset="other", extra={}, actor="ann")
+    await update_asset(conn, asset="data-a", extra={"rows": 7}, actor=Actor("ann"))
+    await update_asset(conn, asset="other", extra={}, actor=Actor("ann"))
     assert await value(conn, "select array_agg(name) from dependency_event") == ["data-a"], "nobody waits for the other"
     assert await value(conn, "select array_agg(asset order by update_id) from asset_update") == ["data-a", "other"]
     assert await scene.tend(1) == 0
-    await update_asset(conn, asset="data-b", extra={}, actor="bob")
+    await update_asset(conn, asset="data-b", extra={}, actor=Actor("bob"))
     assert await scene.tend(2) == 1
     assert await scene.causes() == [("asset", "data-a", "ann"), ("asset", "data-b", "bob")]
     # Whoever comes last is the cause, a task or a person.
-    await update_asset(conn, asset="data-a", extra={}, actor="ann")
+    await update_asset(conn, asset="data-a", extra={}, actor=Actor("ann"))
     assert await scene.tend(3) == 1
     await scene.run("a")
     run_a = await value(conn, "select max(run_id) from run")
     assert await scene.tend(4) == 1
     await scene.run("b")
-    await update_asset(conn, asset="data-b", extra={}, actor="bob")
+    await update_asset(conn, asset="data-b", extra={}, actor=Actor("bob"))
     assert await scene.tend(5) == 2
     assert await scene.causes() == [("asset", "data-a", run_a), ("asset", "data-b", "bob")]
     journal = "select count(*) from audit_log where action = 'update_asset' and actor = 'ann'"
@@ -339,7 +350,7 @@ async def test_what_cannot_be_kept_about_an_update_is_refused(
     rollback_conn: AsyncConnection, extra: dict[str, object], told: str
 ) -> None:
     with pytest.raises(UserError, match=told):
-        await update_asset(rollback_conn, asset="orders", extra=extra, actor="ann")
+        await update_asset(rollback_conn, asset="orders", extra=extra, actor=Actor("ann"))
     assert await value(rollback_conn, "select count(*) from asset_update") == 0
 
 
@@ -365,7 +376,7 @@ async def test_dags_that_would_start_each_other_for_ever_are_refused(rollback_co
     await put(conn, waiting("a", after("b", "nightly")))
     assert await value(conn, "select count(*) from dag where name in ('a', 'b', 'c', 'd')") == 4
     # What was deleted starts nothing any more.
-    await delete(conn, dag="b", actor="ann")
+    await delete(conn, dag="b", actor=Actor("ann"))
     await put(conn, waiting("a", after("b")))
 
 
@@ -378,7 +389,7 @@ async def test_an_edit_that_closes_a_loop_is_refused_and_one_that_breaks_it_is_n
 
     async def edit(name: str, condition: object) -> int:
         schedule = NamedSchedule(name=name, spec=parse_schedule(condition))
-        return await put_schedule(conn, dag="a", schedule=schedule, actor="ann")
+        return await put_schedule(conn, dag="a", schedule=schedule, actor=Actor("ann"))
 
     with pytest.raises(CyclicDependency, match="a → b → a"):
         await edit("main", after("b"))

@@ -9,7 +9,8 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import runners
-from evertick.db.queries.runners import NewAgent, StartedRow
+from evertick.db.queries.runners import StartedRow
+from evertick.domain.access import Actor
 from evertick.domain.agent_protocol import AgentIdentity, TokenUse
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import Conflict, EvertickError, LeaseLost
@@ -28,9 +29,16 @@ from evertick.engine.runs import cancel
 from tests.engine.invariants import install, violations
 from tests.engine.world import Runner, make_dag, put, run_state, start, states, value
 
-AGENT = NewAgent(
-    runner_id="et-1", version="1", host="pod", boot_id="b", pid_namespace="n", uid=0, pid=1, pid_started=1.0
-)
+AGENT = {
+    "runner_id": "et-1",
+    "version": "1",
+    "host": "pod",
+    "boot_id": "b",
+    "pid_namespace": "n",
+    "uid": 0,
+    "pid": 1,
+    "pid_started": 1.0,
+}
 NONCE, OTHER = "a" * 32, "b" * 32
 ALTERED: dict[str, LiteralString] = {
     "task of another epoch": "update task set epoch = epoch + 1 where session = %s",
@@ -114,7 +122,7 @@ async def test_a_second_agent_is_refused_and_changes_nothing(conn: AsyncConnecti
 
 async def test_what_was_canceled_before_it_began_does_not_begin(conn: AsyncConnection) -> None:
     bearer = await dispatched(conn)
-    await cancel(conn, run_id=bearer.key.run_id, actor="test")
+    await cancel(conn, run_id=bearer.key.run_id, actor=Actor("test"))
     before = await world_of(conn)
     with pytest.raises(Conflict, match="canceled"):
         await begin(conn, bearer)
@@ -212,7 +220,7 @@ async def test_a_cancel_reaches_the_agent_and_is_confirmed_by_its_end(conn: Asyn
     bearer = await dispatched(conn)
     await begin(conn, bearer)
     assert await runners.disturbed(conn, [bearer.session]) == set()
-    await cancel(conn, run_id=bearer.key.run_id, actor="test")
+    await cancel(conn, run_id=bearer.key.run_id, actor=Actor("test"))
     assert await runners.disturbed(conn, [bearer.session, 77]) == {bearer.session, 77}
     await end(conn, bearer, OutcomeKind.GIVEN_BACK)
     assert await states(conn, bearer.key.run_id) == {"t": "canceled"}

@@ -8,13 +8,13 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import notifications
-from evertick.db.queries.retention import PruneGrant
+from evertick.domain.access import Actor
 from evertick.domain.errors import NotLeader
-from evertick.domain.notifications import Event, NotificationRuleSpec
+from evertick.domain.notifications import NotificationEvent, NotificationRuleSpec
 from evertick.domain.retention import Pace
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.maintenance import raise_alerts
-from evertick.engine.retention import Kind, prune_kind
+from evertick.engine.retention import Kind, PruneGrant, prune_kind
 from evertick.engine.runs import cancel, delete_run
 from evertick.engine.schedules import pause_schedule
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
@@ -36,7 +36,7 @@ async def look(
     await set_clock(conn, later(seconds))
     if fires:
         await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
-    found = await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=100)
+    found = await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, limit=100)
     return [(each.kind, each.run_id, each.has_ended) for each in found]
 
 
@@ -56,10 +56,7 @@ async def test_a_run_that_does_not_start_or_finish_in_time_is_told_once(conn: As
     assert {
         (each.kind, each.count, each.run_id)
         for each in await notifications.list_alerts(conn, notifications.AlertFilter())
-    } == {
-        ("not_started", 2, 1),
-        ("not_finished", 2, 1),
-    }
+    } == {("not_started", 2, 1), ("not_finished", 2, 1)}
     await runner.drain()
     # And the one after it is in time.
     await look(conn, epoch, 300, fires=True)
@@ -104,12 +101,12 @@ async def test_a_schedule_that_does_not_fire_is_told_until_it_does(conn: AsyncCo
     assert await look(conn, epoch, 195, fires=True) == [("not_fired", None, True)]
 
 
-async def test_a_schedule_that_was_set_aside_is_told_until_somebody_pauses_it(conn: AsyncConnection) -> None:
+async def test_a_quarantined_schedule_raises_an_alert_until_it_is_paused(conn: AsyncConnection) -> None:
     epoch = await world(conn)
     await conn.execute("""update schedule set spec = '{"kind": "cron", "expression": "99 * * * *"}'""")
     assert await look(conn, epoch, 100, fires=True) == []
     assert await look(conn, epoch, 170) == [("not_fired", None, False)]
-    await pause_schedule(conn, dag="one", name="main", actor="ann")
+    await pause_schedule(conn, dag="one", name="main", actor=Actor("ann"))
     assert await look(conn, epoch, 180) == [("not_fired", None, True)]
 
 
@@ -123,7 +120,7 @@ async def test_only_the_leader_raises(conn: AsyncConnection) -> None:
 async def test_alerts_that_are_long_over_are_pruned(conn: AsyncConnection) -> None:
     epoch = await world(conn)
     await look(conn, epoch, 170)
-    given = PruneGrant(shard=0, epoch=epoch, before=later(1000), actor="test", entry=None)
+    given = PruneGrant(shard=0, epoch=epoch, before=later(1000), actor=Actor("test"), entry=None)
     await set_clock(conn, later(2000))
     assert (await prune_kind(conn, given, Kind.ALERTS, pace=Pace(batch=10))).pruned == 0
     await look(conn, epoch, 900, fires=True)
@@ -133,7 +130,7 @@ async def test_alerts_that_are_long_over_are_pruned(conn: AsyncConnection) -> No
 # Tasks ---------------------------------------------------------------------------------------------------------------------
 
 HOOK = "webhook:https://example.com/hook"
-TOLD = (NotificationRuleSpec(event=Event.DEADLINE, sink=HOOK),)
+TOLD = (NotificationRuleSpec(event=NotificationEvent.DEADLINE, sink=HOOK),)
 LATE: dict[str, object] = {"finish_within_seconds": 30.0, "notices": TOLD}
 
 
@@ -208,9 +205,9 @@ async def test_a_run_that_belongs_to_no_schedule_counts_from_its_start_and_each_
 async def test_a_canceled_or_deleted_run_is_nobodys_concern(conn: AsyncConnection) -> None:
     epoch = await with_deadlines(conn, {"a": [], "b": ["a"]}, "b")
     canceled, gone = await start(conn, "one"), await start(conn, "one")
-    await cancel(conn, run_id=canceled, actor="ann", reason="no")
-    await cancel(conn, run_id=gone, actor="ann", reason="no")
-    await delete_run(conn, run_id=gone, actor="ann")
+    await cancel(conn, run_id=canceled, actor=Actor("ann"), reason="no")
+    await cancel(conn, run_id=gone, actor=Actor("ann"), reason="no")
+    await delete_run(conn, run_id=gone, actor=Actor("ann"))
     assert await look(conn, epoch, 50) == []
 
 
@@ -247,9 +244,9 @@ async def test_a_run_that_ends_in_time_has_not_started_in_time_by_that(conn: Asy
     assert await look(conn, epoch, 131) == []
 
 
-async def test_of_a_late_task_only_those_hear_who_asked_about_that(conn: AsyncConnection) -> None:
-    failure = NotificationRuleSpec(event=Event.FAILURE, sink="email:ops@example.com")
-    of_runs = NotificationRuleSpec(event=Event.DEADLINE, sink="email:boss@example.com")
+async def test_a_late_task_notifies_only_the_rules_for_late_tasks(conn: AsyncConnection) -> None:
+    failure = NotificationRuleSpec(event=NotificationEvent.FAILURE, sink="email:ops@example.com")
+    of_runs = NotificationRuleSpec(event=NotificationEvent.DEADLINE, sink="email:boss@example.com")
     task = {"finish_within_seconds": 30.0, "notices": (*TOLD, failure)}
     await set_clock(conn, T0)
     await put(conn, make_dag("one", ONE, every="@every 100s", notices=(of_runs,), per_task={"a": task}))
@@ -283,7 +280,7 @@ async def test_a_backfill_has_no_deadlines(conn: AsyncConnection) -> None:
         "insert into run (dag_id, version_id, kind, key, fire_at, params, triggered_by, created_at)"
         " select dag_id, version_id, 'backfill', 'k', clock(), '{}', 'backfill 1', clock() from dag"
     )
-    await conn.execute("select open_runs(array(select run_id from run))")
+    await conn.execute("select open_runs(array(select run_id from run), null)")
     assert await value(conn, "select count(*) from deadline") == 0
 
 

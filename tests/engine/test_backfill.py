@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +15,8 @@ from evertick.db.connect import Purpose, connect
 from evertick.db.queries import backfills as backfills_queries
 from evertick.db.queries import runs
 from evertick.db.queries.backfills import BackfillRow
-from evertick.db.queries.retention import PruneGrant
+from evertick.domain.access import Actor
+from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.params import ParamSpec, ParamType
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import Conflict, NotFound, NotLeader, UserError
@@ -22,12 +24,15 @@ from evertick.domain.retention import Pace
 from evertick.domain.schedules.preview import Reprocess, fires_between
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine import backfills
-from evertick.engine.backfills import BackfillRequest, advance, create, preview
+from evertick.engine.backfills import Advanced, BackfillRequest, advance, advance_backfill, create, preview
 from evertick.engine.dags import delete, pause, unpause
 from evertick.engine.fire_schedules import fire_schedules
-from evertick.engine.retention import Kind, prune_kind, prune_runs
+from evertick.engine.retention import Kind, PruneGrant, prune_kind, prune_runs
 from evertick.engine.runs import cancel as cancel_run
+from evertick.engine.runs import trigger_run
 from evertick.engine.schedules import put_schedule
+from evertick.engine.shards import poll_work
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.world import T0, Runner, lead, make_dag, put, run_state, set_clock, value
 from tests.waiting import eventually
@@ -59,10 +64,10 @@ class Scene:
         return cls(conn, await lead(conn), await Runner.join(conn))
 
     async def make(self, request: str = "r", **fields: Any) -> int:
-        made, _ = await create(self.conn, wish(**fields), request=request, actor="test")
+        made, _ = await create(self.conn, wish(**fields), request=request, actor=Actor("test"))
         return made.id
 
-    async def step(self, backfill_id: int) -> backfills_queries.Advanced:
+    async def step(self, backfill_id: int) -> Advanced:
         return await advance(self.conn, shard=0, epoch=self.epoch, backfill_id=backfill_id)
 
     async def finish_all(self, kind: str = "success") -> None:
@@ -144,8 +149,7 @@ async def test_the_instants_are_those_that_fire_across_both_clock_changes(
 
 
 @pytest.mark.parametrize(
-    ("reprocess", "again"),
-    [(Reprocess.NONE, []), (Reprocess.FAILED, [ALL[1], ALL[2]]), (Reprocess.ALL, ALL[:3])],
+    ("reprocess", "again"), [(Reprocess.NONE, []), (Reprocess.FAILED, [ALL[1], ALL[2]]), (Reprocess.ALL, ALL[:3])]
 )
 async def test_an_instant_that_had_a_run_gets_another_only_if_asked(
     scene: Scene, reprocess: Reprocess, again: list[datetime]
@@ -157,6 +161,9 @@ async def test_an_instant_that_had_a_run_gets_another_only_if_asked(
     await scene.conn.execute("update run_status set state = 'canceled' where run_id = %s", [last])
     outlook = await preview(scene.conn, wish(reprocess=reprocess))
     assert outlook.existing == {"success": 1, "failed": 1, "canceled": 1}
+    assert outlook.sample == (*again, *ALL[3:])[:5]
+    newest = await preview(scene.conn, wish(reprocess=reprocess, newest_first=True, last=ALL[3]))
+    assert newest.sample == (ALL[3], *again[::-1])
     made = await scene.make(reprocess=reprocess, parallel=100)
     assert sorted(await scene.complete(made)) == [*again, *ALL[3:]]
     row = await backfills.find_backfill(scene.conn, made)
@@ -244,29 +251,32 @@ async def test_its_tasks_stand_behind_those_of_everybody_else(conn: AsyncConnect
     made = await scene.make(parallel=3)
     await scene.step(made)
     await put(conn, make_dag("urgent", {"b": []}, task_priority=1))
-    urgent = await runs.trigger(conn, dag_id=2, params={}, key=None, actor="test")
+    urgent = await trigger_run(conn, dag_id=2, params={}, key=None, actor=Actor("test"))
     assert urgent is not None
     claims = await scene.runner.claim(2)
     assert claims[0].run_id == urgent.run_id
     assert await value(conn, "select array_agg(distinct rank) from ready_task") == [9]
     # Pausing takes them out of that line, unpausing puts them back, canceling ends them.
-    await pause(conn, dag="d", actor="test")
+    await pause(conn, dag="d", actor=Actor("test"))
     assert await value(conn, "select count(*) from ready_task") == 0
-    await unpause(conn, dag="d", actor="test")
+    await unpause(conn, dag="d", actor=Actor("test"))
     assert await value(conn, "select array_agg(rank) from ready_task") == [9, 9]
     for run_id in (row[0] for row in await (await conn.execute("select run_id from ready_task")).fetchall()):
-        await cancel_run(conn, run_id=run_id, actor="test")
+        await cancel_run(conn, run_id=run_id, actor=Actor("test"))
     assert await value(conn, "select count(*) from ready_task") == 0
     assert await invariants.violations(conn) == []
 
 
-async def test_a_paused_dag_gets_no_runs_and_a_deleted_one_ends_it(scene: Scene) -> None:
+async def test_runs_of_a_paused_dag_wait_and_a_deleted_one_ends_it(scene: Scene) -> None:
     made = await scene.make()
-    await pause(scene.conn, dag="d", actor="test")
-    assert (await scene.step(made)).made == 0
-    await unpause(scene.conn, dag="d", actor="test")
+    await pause(scene.conn, dag="d", actor=Actor("test"))
     assert (await scene.step(made)).made == 1
-    await delete(scene.conn, dag="d", actor="test")
+    (run_id,) = (await (await scene.conn.execute("select run_id from backfill_run")).fetchall())[0]
+    assert await run_state(scene.conn, run_id) == "queued"
+    assert (await scene.step(made)).made == 0, "no more than may be open at once"
+    await unpause(scene.conn, dag="d", actor=Actor("test"))
+    assert await run_state(scene.conn, run_id) == "running"
+    await delete(scene.conn, dag="d", actor=Actor("test"))
     await scene.finish_all()
     assert (await scene.step(made)).is_over
     row = await scene.row(made)
@@ -276,37 +286,37 @@ async def test_a_paused_dag_gets_no_runs_and_a_deleted_one_ends_it(scene: Scene)
 async def test_it_is_paused_resumed_and_canceled(scene: Scene) -> None:
     made = await scene.make(parallel=2)
     await scene.step(made)
-    assert (await backfills.pause(scene.conn, backfill_id=made, actor="me")).state == "paused"
+    assert (await backfills.pause(scene.conn, backfill_id=made, actor=Actor("me"))).state == "paused"
     await scene.finish_all()
     done = await scene.step(made)
     assert (done.made, done.ended) == (0, 2)
     with pytest.raises(Conflict, match="is paused"):
-        await backfills.pause(scene.conn, backfill_id=made, actor="me")
-    assert (await backfills.resume(scene.conn, backfill_id=made, actor="me")).state == "running"
+        await backfills.pause(scene.conn, backfill_id=made, actor=Actor("me"))
+    assert (await backfills.unpause(scene.conn, backfill_id=made, actor=Actor("me"))).state == "running"
     with pytest.raises(Conflict, match="is running"):
-        await backfills.resume(scene.conn, backfill_id=made, actor="me")
+        await backfills.unpause(scene.conn, backfill_id=made, actor=Actor("me"))
     assert (await scene.step(made)).made == 2
     (claim,) = await scene.runner.claim(1)
-    canceled = await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
+    canceled = await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor=Actor("me"))
     assert (canceled.runs, canceled.asked) == (2, 1)
     await scene.runner.finish(claim, "failed")
     assert (await scene.step(made)).is_over
     row = await scene.row(made)
     assert (row.state, row.succeeded, row.canceled, row.made) == ("canceled", 2, 2, 4)
-    for verb in (backfills.pause, backfills.resume):
+    for verb in (backfills.pause, backfills.unpause):
         with pytest.raises(Conflict, match="is canceled"):
-            await verb(scene.conn, backfill_id=made, actor="me")
+            await verb(scene.conn, backfill_id=made, actor=Actor("me"))
     with pytest.raises(Conflict, match="is over"):
-        await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
+        await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor=Actor("me"))
     with pytest.raises(NotFound, match="no backfill 99"):
-        await backfills.cancel(scene.conn, backfill_id=99, leaves_runs=False, actor="me")
+        await backfills.cancel(scene.conn, backfill_id=99, leaves_runs=False, actor=Actor("me"))
     verbs = await value(
         scene.conn, "select array_agg(action order by entry_id) from audit_log where dag_id is not null"
     )
-    assert [verb for verb in verbs if verb in ("backfill", "pause", "resume", "cancel")] == [  # type: ignore[attr-defined]
+    assert [verb for verb in verbs if verb in ("backfill", "pause", "unpause", "cancel")] == [  # type: ignore[attr-defined]
         "backfill",
         "pause",
-        "resume",
+        "unpause",
         "cancel",
     ]
 
@@ -314,7 +324,7 @@ async def test_it_is_paused_resumed_and_canceled(scene: Scene) -> None:
 async def test_a_canceled_one_may_leave_its_runs(scene: Scene) -> None:
     made = await scene.make(parallel=2)
     await scene.step(made)
-    canceled = await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=True, actor="me")
+    canceled = await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=True, actor=Actor("me"))
     assert (canceled.runs, canceled.asked) == (0, 0)
     assert (await scene.step(made)).is_over is False
     await scene.finish_all()
@@ -327,21 +337,70 @@ async def test_one_whose_last_runs_end_later_stays_as_it_was_left(scene: Scene, 
     made = await scene.make(parallel=100)
     await scene.step(made)
     if verb == "pause":
-        await backfills.pause(scene.conn, backfill_id=made, actor="me")
+        await backfills.pause(scene.conn, backfill_id=made, actor=Actor("me"))
     else:
-        await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=True, actor="me")
+        await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=True, actor=Actor("me"))
     await scene.finish_all()
     await scene.step(made)
     row = await scene.row(made)
     assert (row.state, row.succeeded) == ("paused" if verb == "pause" else "canceled", 11)
     if verb == "pause":
-        await backfills.resume(scene.conn, backfill_id=made, actor="me")
+        await backfills.unpause(scene.conn, backfill_id=made, actor=Actor("me"))
         assert (await scene.step(made)).is_over
         assert (await scene.row(made)).state == "done"
 
 
+async def test_it_counts_its_runs_as_they_are_after_they_were_cleared_or_marked(scene: Scene) -> None:
+    conn, made = scene.conn, await scene.make(last=BEGIN + timedelta(hours=2), parallel=3)
+    await scene.complete(made, "failed")
+
+    async def counted() -> tuple[str, int, int, int, int]:
+        row = await scene.row(made)
+        return row.state, row.open_runs, row.succeeded, row.failed, row.canceled
+
+    assert await counted() == ("done", 0, 0, 3, 0)
+    first, second, third = [run.run_id for run in await backfills_queries.failed_runs(conn, backfill_id=made)]
+    await mark(conn, TaskKey(first, 0, -1), state="success", actor=Actor("me"))
+    for run in (second, third):
+        await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["a"]), actor=Actor("me"))
+    assert await counted() == ("done", 3, 0, 0, 0)
+    assert (await poll_work(conn, shard=0, epoch=scene.epoch, lost_after=90.0)).backfills == [made]
+    await scene.step(made)
+    assert await counted() == ("done", 2, 1, 0, 0)
+    await cancel_run(conn, run_id=third, actor=Actor("me"))
+    await scene.finish_all()
+    # One more opens and ends before the leader counts: it counts once.
+    await mark(conn, TaskKey(second, 0, -1), state="failed", actor=Actor("me"))
+    assert (await scene.step(made)).is_over
+    assert await counted() == ("done", 0, 1, 1, 1)
+    assert [run.run_id for run in await backfills_queries.failed_runs(conn, backfill_id=made)] == [second]
+
+
+@pytest.mark.requirement("I3", "V9")
+async def test_a_clear_waits_for_the_backfill_before_it_locks_the_run(scene: Scene, database: str) -> None:
+    made = await scene.make(last=BEGIN)
+    await scene.complete(made, "failed")
+    run = int(str(await value(scene.conn, "select run_id from run")))
+    chosen = await select_tasks(scene.conn, run_id=run, names=["a"])
+    verbs: list[Callable[[], Awaitable[object]]] = [
+        lambda: mark(scene.conn, TaskKey(run, 0, -1), state="success", actor=Actor("me")),
+        lambda: clear(scene.conn, run_id=run, chosen=chosen, actor=Actor("me")),
+    ]
+    is_waiting = "select 1 from pg_locks where not granted and pid = %s"
+    async with await connect(database, purpose=Purpose.SCHEDULER) as holder:
+        for verb in verbs:
+            async with holder.transaction():
+                await holder.execute("select from backfill for no key update")
+                doing = asyncio.ensure_future(verb())
+                await eventually(lambda: value(holder, is_waiting, scene.conn.info.backend_pid))
+                await holder.execute("select from run_status for no key update nowait")
+            await doing
+
+
 async def test_the_same_request_twice_is_one_backfill(scene: Scene) -> None:
-    made = [await create(scene.conn, wish(), request=request, actor="test") for request in ("other", "key", "key")]
+    made = [
+        await create(scene.conn, wish(), request=request, actor=Actor("test")) for request in ("other", "key", "key")
+    ]
     assert [(each.id, each.is_new) for each, _ in made] == [(1, True), (2, True), (2, False)]
 
 
@@ -351,10 +410,10 @@ async def test_the_same_request_for_something_else_is_refused(scene: Scene) -> N
     number = ParamSpec(name="n", type=ParamType.INTEGER, default=1)
     await put(scene.conn, make_dag("d", {"a": []}, every=HOURLY, params=(number,)))
     beside = NamedSchedule(name="other", spec=parse_schedule(HOURLY))
-    await put_schedule(scene.conn, dag="d", schedule=beside, actor="test")
+    await put_schedule(scene.conn, dag="d", schedule=beside, actor=Actor("test"))
     for request, asked in (("key", wish(schedule="main", params={"n": 2})), ("open", wish(schedule="main", last=None))):
-        await create(scene.conn, asked, request=request, actor="test")
-        assert not (await create(scene.conn, asked, request=request, actor="test"))[0].is_new
+        await create(scene.conn, asked, request=request, actor=Actor("test"))
+        assert not (await create(scene.conn, asked, request=request, actor=Actor("test")))[0].is_new
     for other in (
         {"dag": "other"},
         {"first": BEGIN - timedelta(hours=1)},
@@ -367,9 +426,9 @@ async def test_the_same_request_for_something_else_is_refused(scene: Scene) -> N
     ):
         asked = wish(**{"schedule": "main", "params": {"n": 2} if other.get("dag") is None else None, **other})
         with pytest.raises(Conflict, match="belongs to another backfill"):
-            await create(scene.conn, asked, request="key", actor="test")
+            await create(scene.conn, asked, request="key", actor=Actor("test"))
     await set_clock(scene.conn, T0 + timedelta(hours=5))
-    again, _ = await create(scene.conn, wish(schedule="main", last=None), request="open", actor="test")
+    again, _ = await create(scene.conn, wish(schedule="main", last=None), request="open", actor=Actor("test"))
     assert not again.is_new, "its end was left open"
 
 
@@ -384,20 +443,21 @@ async def test_what_is_done_to_one_is_done_to_no_other(scene: Scene, verb: str) 
     assert await scene.instants(first) == ALL[:2] and await scene.instants(second) == ALL[2:4]
     match verb:
         case "pause":
-            await backfills.pause(scene.conn, backfill_id=made, actor="me")
+            await backfills.pause(scene.conn, backfill_id=made, actor=Actor("me"))
             assert [await scene.row(each) for each in others] == before
-            await backfills.resume(scene.conn, backfill_id=made, actor="me")
+            await backfills.unpause(scene.conn, backfill_id=made, actor=Actor("me"))
         case "cancel":
-            await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
+            await backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor=Actor("me"))
         case "fail":
-            leader = (0, scene.epoch)
-            assert await backfills_queries.fail(scene.conn, leader=leader, backfill_id=made, reason="x")
-            assert not await backfills_queries.fail(scene.conn, leader=leader, backfill_id=made, reason="y")
+            assert await backfills.fail_backfill(scene.conn, shard=0, epoch=scene.epoch, backfill_id=made, reason="x")
+            assert not await backfills.fail_backfill(
+                scene.conn, shard=0, epoch=scene.epoch, backfill_id=made, reason="y"
+            )
         case "delete":
-            await delete(scene.conn, dag="d", actor="me")
+            await delete(scene.conn, dag="d", actor=Actor("me"))
             await scene.step(made)
     assert [await scene.row(each) for each in others] == before
-    told = "select count(*) from audit_log where action in ('pause', 'resume', 'cancel') and detail ? 'backfill'"
+    told = "select count(*) from audit_log where action in ('pause', 'unpause', 'cancel') and detail ? 'backfill'"
     assert await value(scene.conn, told) == {"pause": 2, "cancel": 1}.get(verb, 0)
     assert await value(scene.conn, "select count(*) from run_status where state = 'running' and dag_id = 2") == 4
     await scene.finish_all()
@@ -422,8 +482,8 @@ async def test_an_old_leader_and_an_old_position_make_nothing(scene: Scene) -> N
     old = scene.epoch
     await scene.step(made)
     await scene.finish_all()
-    stale = await backfills_queries.advance_backfill(
-        scene.conn, leader=(0, old), backfill_id=made, position=None, instants=ALL[:2], is_all=False
+    stale = await advance_backfill(
+        scene.conn, shard=0, epoch=old, backfill_id=made, position=None, instants=ALL[:2], is_all=False
     )
     assert (stale.made, stale.moved) == (0, False)
     scene.epoch = await lead(scene.conn)
@@ -451,19 +511,18 @@ async def test_a_pause_or_cancel_that_comes_first_lets_a_planned_step_make_nothi
     await scene.make("another", parallel=3)
     made = await scene.make(parallel=3)
 
-    async def planned() -> backfills_queries.Advanced:
+    async def planned() -> Advanced:
         """A step whose instants were chosen before anybody interfered."""
-        leader = (0, scene.epoch)
-        return await backfills_queries.advance_backfill(
-            scene.conn, leader=leader, backfill_id=made, position=None, instants=ALL, is_all=True
+        return await advance_backfill(
+            scene.conn, shard=0, epoch=scene.epoch, backfill_id=made, position=None, instants=ALL, is_all=True
         )
 
     async with await connect(database, purpose=Purpose.SCHEDULER) as person:
         async with person.transaction():
             if verb == "pause":
-                await backfills.pause(person, backfill_id=made, actor="me")
+                await backfills.pause(person, backfill_id=made, actor=Actor("me"))
             else:
-                await backfills.cancel(person, backfill_id=made, leaves_runs=False, actor="me")
+                await backfills.cancel(person, backfill_id=made, leaves_runs=False, actor=Actor("me"))
             during = await planned()
         after = await planned()
     assert (during.made, during.is_over) == (0, False), "it is passed by, and nobody waits"
@@ -473,15 +532,15 @@ async def test_a_pause_or_cancel_that_comes_first_lets_a_planned_step_make_nothi
 
 @pytest.mark.requirement("V6")
 async def test_a_step_waits_for_whoever_changes_the_dag(scene: Scene, database: str) -> None:
-    """A DAG that is just being paused, or whose last place is just being taken, is decided about when that is committed."""
+    """A DAG whose limit is just being changed is decided about when that is committed."""
     made = await scene.make(parallel=3)
     async with await connect(database, purpose=Purpose.SCHEDULER) as person:
         async with person.transaction():
-            await person.execute("update dag set is_paused = true")
+            await person.execute("update dag set max_active_runs = 1")
             stepping = asyncio.ensure_future(scene.step(made))
             is_waiting = "select count(*) > 0 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
             await eventually(lambda: value(person, is_waiting))
-        assert (await stepping).made == 0
+        assert (await stepping).made == 1
 
 
 @pytest.mark.requirement("I3", "V9")
@@ -493,7 +552,9 @@ async def test_a_cancel_locks_all_its_runs_before_it_ends_the_first(scene: Scene
             await holder.execute(
                 "select from run_status where run_id = (select max(run_id) from run) for no key update"
             )
-            doing = asyncio.ensure_future(backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me"))
+            doing = asyncio.ensure_future(
+                backfills.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor=Actor("me"))
+            )
             is_waiting = "select 1 from pg_locks where not granted and pid = %s"
             await eventually(lambda: value(holder, is_waiting, scene.conn.info.backend_pid))
             await holder.execute("select from task for update nowait")
@@ -529,7 +590,7 @@ async def test_runs_that_were_pruned_keep_it_from_nothing(scene: Scene) -> None:
     made = await scene.make(parallel=3)
     await scene.step(made)
     await scene.finish_all()
-    mandate = PruneGrant(shard=0, epoch=scene.epoch, before=T0 + timedelta(days=1), actor="test")
+    mandate = PruneGrant(shard=0, epoch=scene.epoch, before=T0 + timedelta(days=1), actor=Actor("test"))
     walked = await prune_runs(scene.conn, mandate, after=0, pace=Pace(), now=T0 + timedelta(days=2))
     assert walked.pruned == 3
     assert await value(scene.conn, "select count(*) from backfill_run") == 0
@@ -544,14 +605,14 @@ async def test_one_that_is_over_is_pruned_and_no_other(scene: Scene) -> None:
     ]
     await scene.complete(over)
     await scene.step(left)
-    await backfills.cancel(conn, backfill_id=left, leaves_runs=True, actor="ann")
+    await backfills.cancel(conn, backfill_id=left, leaves_runs=True, actor=Actor("ann"))
     await set_clock(conn, T0 + timedelta(days=2))
-    await backfills.cancel(conn, backfill_id=late, leaves_runs=False, actor="ann")
+    await backfills.cancel(conn, backfill_id=late, leaves_runs=False, actor=Actor("ann"))
     elsewhere = await scene.make("elsewhere")
     await conn.execute(
         "update backfill set state = 'done', finished_at = created_at, shard = 1 where backfill_id = %s", [elsewhere]
     )
-    mandate = PruneGrant(shard=0, epoch=scene.epoch, before=T0 + timedelta(days=1), actor="test")
+    mandate = PruneGrant(shard=0, epoch=scene.epoch, before=T0 + timedelta(days=1), actor=Actor("test"))
     await conn.execute("update backfill set finished_at = %s where backfill_id = %s", [T0, elsewhere])
     with pytest.raises(NotLeader):
         await prune_kind(conn, replace(mandate, epoch=scene.epoch - 1), Kind.BACKFILLS, pace=Pace())
@@ -648,7 +709,23 @@ async def test_an_ended_run_of_it_is_as_it_was_made(scene: Scene) -> None:
     run_id = int(str(await value(scene.conn, "select run_id from backfill_run")))
     row = await runs.find(scene.conn, run_id)
     assert row is not None
-    assert (row.kind, row.fire_at, row.key) == ("backfill", BEGIN, f"backfill:{made}:{BEGIN:%Y-%m-%d %H:%M:%S}")
+    assert (row.kind, row.fire_at, row.key) == ("backfill", BEGIN, f"backfill__{BEGIN.isoformat()}")
     await scene.finish_all("failed")
     assert await run_state(scene.conn, run_id) == "failed"
     assert [each.run_id for each in await backfills_queries.failed_runs(scene.conn, backfill_id=made)] == [run_id]
+
+
+async def test_a_second_run_for_an_instant_has_the_number_of_its_backfill_in_its_key(scene: Scene) -> None:
+    keys = []
+    for request in ("one", "other"):
+        made = await scene.make(request, last=BEGIN, reprocess=Reprocess.ALL)
+        await scene.complete(made)
+        row = await (await scene.conn.execute("select key from run order by run_id desc limit 1")).fetchone()
+        keys.append(row[0] if row else None)
+    first = f"backfill__{BEGIN.isoformat()}"
+    assert keys == [first, f"{first}__{made}"]
+    taken = f"backfill__{ALL[1].isoformat()}"
+    assert await trigger_run(scene.conn, dag_id=1, params={}, key=taken, actor=Actor("test")) is not None
+    made = await scene.make("third", first=ALL[1], last=ALL[1])
+    await scene.complete(made)
+    assert await value(scene.conn, "select key from run order by run_id desc limit 1") == f"{taken}__{made}"

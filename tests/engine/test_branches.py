@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.domain.access import Actor
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.dags.graph import judge
 from evertick.domain.dags.spec import BranchChoice, DagSpec
 from evertick.domain.states import TriggerRule
-from evertick.engine.tasks import clear, mark, select_cleared
+from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.world import Runner, key_of, make_dag, put, run_state, start, states
 
@@ -103,7 +104,7 @@ async def test_only_the_owner_of_the_attempt_skips(conn: AsyncConnection) -> Non
     assert await other.finish(claim, **skip) != []
     await mine.finish(claim._replace(epoch=7), **skip)
     assert (await states(conn, run))["a"] == "waiting"
-    await mark(conn, key_of(claim), state="success", actor="me")
+    await mark(conn, key_of(claim), state="success", actor=Actor("me"))
     await mine.finish(claim, **skip)
     assert (await states(conn, run))["a"] == "available", "somebody else decided how it ended"
 
@@ -143,9 +144,9 @@ async def test_clearing_work_clears_its_setup_and_teardown(conn: AsyncConnection
     run = await start(conn, "guarded")
     runner = await Runner.join(conn)
     await runner.drain()
-    cleared = await select_cleared(conn, run_id=run, names=["work"])
+    cleared = await select_tasks(conn, run_id=run, names=["work"])
     assert [row.task for row in cleared] == ["make", "work", "drop"]
-    assert [row.task for row in await select_cleared(conn, run_id=run, names=["drop"])] == ["drop"]
-    assert [row.task for row in await select_cleared(conn, run_id=run, names=["elsewhere"])] == ["elsewhere"]
-    await clear(conn, run_id=run, chosen=cleared, actor="me")
+    assert [row.task for row in await select_tasks(conn, run_id=run, names=["drop"])] == ["drop"]
+    assert [row.task for row in await select_tasks(conn, run_id=run, names=["elsewhere"])] == ["elsewhere"]
+    await clear(conn, run_id=run, chosen=cleared, actor=Actor("me"))
     assert await runner.drain() == ["make", "work", "drop"]

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries import dags, runs
+from evertick.db.queries import dags
 from evertick.db.queries import waits as waits_queries
-from evertick.db.queries.waits import Woken
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.params import JsonValue, Param, declare_params
 from evertick.domain.dags.spec import ChildSpec, DagSpec, TaskKind
 from evertick.domain.explain import describe
-from evertick.engine.maintenance import reconcile
-from evertick.engine.runs import cancel
+from evertick.engine.maintenance import reconcile_runs
+from evertick.engine.runs import cancel, trigger_run
 from evertick.engine.tasks import clear, mark, select_tasks
-from evertick.engine.waits import MOST_ABOVE, wake
+from evertick.engine.waits import MOST_ABOVE, Woken, start_child_run, wake
 from tests.engine import invariants
 from tests.engine.reasons import explain
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
@@ -93,11 +93,11 @@ async def test_without_waiting_it_is_done_when_the_run_is_there(conn: AsyncConne
 
 async def test_there_is_one_run_however_often_it_is_started(conn: AsyncConnection) -> None:
     run, runner, epoch = await world(conn, parent())
-    (due,) = await waits_queries.children_due(conn, shard=0, batch=10)
+    (due,) = await waits_queries.child_runs_due(conn, shard=0, limit=10)
     row = await value(conn, "select dag_id from dag where name = 'child'")
     assert isinstance(row, int)
     for _ in range(2):
-        made = await waits_queries.start_child(conn, due, shard=0, epoch=epoch, dag_id=row, params={}, reason=None)
+        made = await start_child_run(conn, due, shard=0, epoch=epoch, dag_id=row, params={}, reason=None)
         assert made == await child_of(conn, run)
     assert await value(conn, "select count(*) from run") == 2
     assert [claim.run_id for claim in await runner.claim()] == [made]
@@ -109,7 +109,9 @@ async def test_cleared_it_starts_another_run(conn: AsyncConnection) -> None:
     await runner.finish((await runner.claim())[0], "failed")
     await woken(conn, epoch)
     assert await run_state(conn, run) == "failed"
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["call", "after"]), actor="me")
+    await clear(
+        conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["call", "after"]), actor=Actor("me")
+    )
     await woken(conn, epoch)
     await runner.finish((await runner.claim())[0])
     await woken(conn, epoch)
@@ -180,7 +182,7 @@ async def test_results_and_parameters_are_passed_on(conn: AsyncConnection, resul
     epoch = await lead(conn)
     parent_row = await dags.find(conn, "parent")
     assert parent_row is not None
-    made = await runs.trigger(conn, dag_id=parent_row.dag_id, params={"who": "bob"}, key=None, actor="test")
+    made = await trigger_run(conn, dag_id=parent_row.dag_id, params={"who": "bob"}, key=None, actor=Actor("test"))
     assert made is not None
     runner = await Runner.join(conn)
     (before,) = await runner.claim()
@@ -229,9 +231,9 @@ async def test_a_task_that_was_ended_by_hand_leaves_nothing_behind(conn: AsyncCo
     run, runner, epoch = await world(conn, parent())
     await woken(conn, epoch)
     if verb == "cancel":
-        await cancel(conn, run_id=run, actor="me")
+        await cancel(conn, run_id=run, actor=Actor("me"))
     else:
-        await mark(conn, TaskKey(run, 1, -1), state="success", actor="me")
+        await mark(conn, TaskKey(run, 1, -1), state="success", actor=Actor("me"))
     await runner.drain()
     await woken(conn, epoch)
     assert (await states(conn, run))["call"] == ("canceled" if verb == "cancel" else "success")
@@ -253,8 +255,8 @@ async def test_an_end_that_nobody_told_of_is_found_later(conn: AsyncConnection) 
 
 async def test_a_deferred_task_that_lost_its_row_is_found_by_reconcile(conn: AsyncConnection) -> None:
     run, _, epoch = await world(conn, parent())
-    assert (await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=10)).repaired == []
+    assert (await reconcile_runs(conn, shard=0, epoch=epoch, limit=10)).repaired == []
     await conn.execute("delete from deferral")
-    assert (await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=10)).repaired == ["deferral_missing"]
+    assert (await reconcile_runs(conn, shard=0, epoch=epoch, limit=10)).repaired == ["deferral_missing"]
     await woken(conn, epoch)
     assert await child_of(conn, run)

@@ -5,9 +5,15 @@ from __future__ import annotations
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import tasks
 from evertick.db.queries.tasks import ClaimPosition, ExchangeRow
-from evertick.engine.finish_and_claim import EMPTY_LOOK_SECONDS, FULL_LOOK_SECONDS, LAG_SECONDS, RANKS, ClaimCursor
+from evertick.engine.finish_and_claim import (
+    EMPTY_LOOK_SECONDS,
+    FULL_LOOK_SECONDS,
+    LAG_SECONDS,
+    RANKS,
+    ClaimCursor,
+    _finish_and_claim,
+)
 from tests.engine.world import Runner, make_dag, put, start
 
 MANY = 1500
@@ -82,10 +88,10 @@ async def test_each_queue_and_rank_has_its_own_place(conn: AsyncConnection) -> N
 async def _claim(
     conn: AsyncConnection, runner: Runner, low: list[int] | None, queues: list[str] | None = None
 ) -> list[ExchangeRow]:
-    rows = await tasks.finish_and_claim(
+    rows = await _finish_and_claim(
         conn,
         session=runner.session,
-        reports_json=None,
+        reports=None,
         infra_retries=3,
         queues=queues or ["default"],
         free=10,

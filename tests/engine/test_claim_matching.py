@@ -7,16 +7,25 @@ import random
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries import gates, runners, shards, tasks
+from evertick.db.queries import gates, runners
 from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.explain import describe
 from evertick.domain.routing import matches, read_pattern
 from evertick.engine import finish_and_claim
-from evertick.engine.finish_and_claim import FULL_SCAN_SECONDS, LAG_SECONDS, Exchange, PatternClaims, exchange_matching
+from evertick.engine.finish_and_claim import (
+    FULL_SCAN_SECONDS,
+    LAG_SECONDS,
+    Exchange,
+    PatternClaims,
+    claim_selected,
+    exchange_matching,
+)
 from evertick.engine.gates import admit_gated_tasks, release_admissions
 from evertick.engine.runners import drain
+from evertick.engine.shards import poll_work
 from tests.engine.world import Runner, end, later, lead, make_dag, names_of, put, set_clock, start, states, value
 
 pytestmark = pytest.mark.requirement("K7")
@@ -164,13 +173,13 @@ async def test_of_two_that_want_the_same_row_one_gets_it_and_a_runner_out_of_ser
     places, seqs = map(list, zip(*await cursor.fetchall(), strict=True))
     first, second, third = [await Runner.join(conn) for _ in range(3)]
     wanted = {"queues": ["default"], "places": places, "seqs": seqs}
-    await drain(conn, sessions=[second.session], actor="test")
-    assert await tasks.claim_rows(conn, session=second.session, **wanted) == []
+    await drain(conn, sessions=[second.session], actor=Actor("test"))
+    assert await claim_selected(conn, session=second.session, **wanted) == []
     await runners.leave(conn, third.session)
-    assert await tasks.claim_rows(conn, session=third.session, **wanted) == []
-    claims = await tasks.claim_rows(conn, session=first.session, **wanted)
+    assert await claim_selected(conn, session=third.session, **wanted) == []
+    claims = await claim_selected(conn, session=first.session, **wanted)
     assert [(claim.epoch, claim.attempt) for claim in claims] == [(1, 1), (1, 1)]
-    assert await tasks.claim_rows(conn, session=first.session, **wanted) == []
+    assert await claim_selected(conn, session=first.session, **wanted) == []
     assert await value(conn, "select count(*) from lease where session = %s", first.session) == 2
     await first.step([(claim, "success", {}) for claim in claims])
 
@@ -182,7 +191,7 @@ async def test_a_row_of_a_task_that_is_no_longer_available_is_not_claimed(conn: 
     cursor = await conn.execute("select rank, seq from ready_task order by seq")
     places, seqs = map(list, zip(*await cursor.fetchall(), strict=True))
     runner = await Runner.join(conn)
-    claims = await tasks.claim_rows(conn, session=runner.session, queues=["default"], places=places, seqs=seqs)
+    claims = await claim_selected(conn, session=runner.session, queues=["default"], places=places, seqs=seqs)
     assert [claim.idx for claim in claims] == [1]
 
 
@@ -194,7 +203,7 @@ async def test_a_row_that_somebody_just_takes_is_not_waited_for(conn: AsyncConne
     runner = await Runner.join(conn)
     async with await AsyncConnection.connect(database, autocommit=True) as other, other.transaction():
         await other.execute("select 1 from evertick.ready_task where seq = %s for update", [seqs[0]])
-        claims = await tasks.claim_rows(conn, session=runner.session, queues=["default"], places=places, seqs=seqs)
+        claims = await claim_selected(conn, session=runner.session, queues=["default"], places=places, seqs=seqs)
     assert [claim.seq for claim in claims] == [seqs[1]]
 
 
@@ -223,7 +232,7 @@ async def test_a_task_that_all_runners_pass_by_is_explained_and_gives_back_what_
     await put(conn, make_dag("ml", {"train": []}, task_gates=(key,)))
     await Runner.join(conn, match=("ml::**", "other"))
     held, waiting = await start(conn, "etl"), await start(conn, "ml")
-    (reason,) = await gates.why(conn, TaskKey(held, 0, -1))
+    (reason,) = await gates.explain_task(conn, TaskKey(held, 0, -1))
     assert (reason.kind, reason.detail["runners"]) == ("no_runner", 0)
     assert (
         "no live runner of queue default takes this task: the runners that serve it match only ml::**, other"
@@ -232,18 +241,18 @@ async def test_a_task_that_all_runners_pass_by_is_explained_and_gives_back_what_
     found = {(each.kind, each.name): each.waiting for each in await gates.blocked(conn, limit=10)}
     assert found == {("gate", "mutex k"): 1, ("no_runner", "default"): 1}
     await set_clock(conn, later(61))
-    assert await release_admissions(conn, shard=0, epoch=leader, grace=60, batch=10) == 1
+    assert await release_admissions(conn, shard=0, epoch=leader, grace=60, limit=10) == 1
     assert ((await states(conn, held))["g.load"], (await states(conn, waiting))["train"]) == ("pending", "available")
-    (reason,) = await gates.why(conn, TaskKey(held, 0, -1))
+    (reason,) = await gates.explain_task(conn, TaskKey(held, 0, -1))
     assert (reason.kind, reason.detail["others"]) == ("no_runner", ["ml::**", "other"])
-    (reason,) = await gates.why(conn, TaskKey(waiting, 0, -1))
+    (reason,) = await gates.explain_task(conn, TaskKey(waiting, 0, -1))
     assert (reason.kind, reason.detail["runners"]) == ("in_line", 1)
-    assert (await admit_gated_tasks(conn, shard=0, epoch=leader, batch=10)).admitted == 0
-    assert not (await shards.poll_work(conn, shard=0, epoch=leader, lost_after=90)).has_gates
-    assert await release_admissions(conn, shard=0, epoch=leader, grace=0, batch=10) == 0, "the other one has its runner"
+    assert (await admit_gated_tasks(conn, shard=0, epoch=leader, limit=10)).admitted == 0
+    assert not (await poll_work(conn, shard=0, epoch=leader, lost_after=90)).has_gates
+    assert await release_admissions(conn, shard=0, epoch=leader, grace=0, limit=10) == 0, "the other one has its runner"
     # One that does take it brings it back.
     await Runner.join(conn, match=("load",))
-    assert (await shards.poll_work(conn, shard=0, epoch=leader, lost_after=90)).has_gates
-    await admit_gated_tasks(conn, shard=0, epoch=leader, batch=10)
-    (reason,) = await gates.why(conn, TaskKey(held, 0, -1))
+    assert (await poll_work(conn, shard=0, epoch=leader, lost_after=90)).has_gates
+    await admit_gated_tasks(conn, shard=0, epoch=leader, limit=10)
+    (reason,) = await gates.explain_task(conn, TaskKey(held, 0, -1))
     assert reason.kind == "gate", "it comes again, behind the one that has the key now"

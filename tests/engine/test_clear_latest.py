@@ -8,12 +8,12 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import runs
-from evertick.db.queries.retention import PruneGrant
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import DagSpec
 from evertick.domain.errors import Conflict
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.retention import Kind, prune_kind
+from evertick.engine.retention import Kind, PruneGrant, prune_kind
 from evertick.engine.tasks import clear, newest_version, select_tasks
 from tests.engine import invariants
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
@@ -42,7 +42,7 @@ def mended() -> DagSpec:
 
 async def go_on(conn: AsyncConnection, run: int, version_id: int | None) -> None:
     chosen = await select_tasks(conn, run_id=run, only_failed=True)
-    await clear(conn, run_id=run, chosen=chosen, actor="ann", version_id=version_id)
+    await clear(conn, run_id=run, chosen=chosen, actor=Actor("ann"), version_id=version_id)
 
 
 async def test_what_is_cleared_runs_with_the_newest_version_and_the_rest_stays(conn: AsyncConnection) -> None:
@@ -95,7 +95,7 @@ async def test_only_an_ended_run_moves_and_only_to_what_is_current(conn: AsyncCo
     await put(conn, mended())
     with pytest.raises(Conflict, match="is still open"):
         await clear(
-            conn, run_id=open_run, chosen=await select_tasks(conn, run_id=open_run), actor="a", version_id=second
+            conn, run_id=open_run, chosen=await select_tasks(conn, run_id=open_run), actor=Actor("a"), version_id=second
         )
     assert await value(conn, "select version_id from run_status where run_id = %s", open_run) == third
     await runner.drain()
@@ -109,7 +109,7 @@ async def test_a_version_that_a_moved_run_needs_is_not_pruned(conn: AsyncConnect
     await runner.drain()
     await put(conn, make_dag("d", CHAIN, max_active_tasks=5))
     epoch = await lead(conn)
-    given = PruneGrant(shard=0, epoch=epoch, before=later(10), actor="test", entry=None)
+    given = PruneGrant(shard=0, epoch=epoch, before=later(10), actor=Actor("test"), entry=None)
     await set_clock(conn, later(100))
     await prune_kind(conn, replace(given), Kind.VERSIONS, pace=Pace(batch=10))
     assert await value(conn, "select count(*) from dag_version where version_id = %s", second) == 1

@@ -7,7 +7,7 @@ import pytest
 from evertick.db.connect import Purpose, connect
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.fire_schedules import fire_schedules
-from evertick.engine.maintenance import promote
+from evertick.engine.maintenance import promote_due_tasks
 from tests.engine.simulation import run_episode
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, run_state, set_clock, start, states
 
@@ -26,7 +26,7 @@ async def test_a_schedule_a_retry_and_a_join_work_on_every_server(any_postgres: 
         await runner.finish(claim, "failed", retry_in=5)
         assert await states(conn, 1) == {"a": "pending", "b": "waiting", "c": "waiting", "d": "waiting"}
         await set_clock(conn, later(15))
-        assert (await promote(conn, shard=0, epoch=epoch, batch=10)).promoted == 1
+        assert (await promote_due_tasks(conn, shard=0, epoch=epoch, limit=10)).promoted == 1
         assert await runner.drain() == ["a", "b", "c", "d"]
         assert await run_state(conn, 1) == "success"
         assert await start(conn, "diamond") == 2

@@ -13,13 +13,21 @@ from psycopg.errors import CheckViolation, UniqueViolation
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import waits as waits_queries
 from evertick.db.queries.waits import ApprovalRow, ChildDue, ClockDue
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.spec import ChildSpec, TaskKind
 from evertick.domain.dags.waits import WaitKind, WaitSpec
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.finish_and_claim import finish_and_claim
 from evertick.engine.tasks import clear, mark, select_tasks
-from evertick.engine.waits import wake
+from evertick.engine.waits import (
+    _decide_approval,
+    clock_row,
+    set_clock_waits,
+    start_child_run,
+    wake,
+    wake_deferred_tasks,
+)
 from tests.engine.world import Runner, end, later, lead, make_dag, put, set_clock, start, states, value
 from tests.waiting import eventually
 
@@ -57,25 +65,25 @@ class Scene:
         await wake(self.conn, shard=0, epoch=self.leader, batch=10)
 
     async def due(self) -> list[ChildDue]:
-        return await waits_queries.children_due(self.conn, shard=0, batch=10)
+        return await waits_queries.child_runs_due(self.conn, shard=0, limit=10)
 
     async def start_child(self, due: ChildDue) -> int | None:
         dag = await value(self.conn, "select dag_id from dag where name = 'child'")
-        return await waits_queries.start_child(
+        return await start_child_run(
             self.conn,
             due,
             shard=0,
             epoch=self.leader,
-            dag_id=dag,
+            dag_id=dag,  # type: ignore[arg-type]
             params={},
-            reason=None,  # type: ignore[arg-type]
+            reason=None,
         )
 
     async def wake_waits(self) -> int:
-        return (await waits_queries.wake_waits(self.conn, shard=0, epoch=self.leader, batch=10)).looked_at
+        return (await wake_deferred_tasks(self.conn, shard=0, epoch=self.leader, limit=10)).looked_at
 
     async def mark(self, state: str) -> None:
-        await mark(self.conn, TaskKey(self.run, 0, -1), state=state, actor="test")
+        await mark(self.conn, TaskKey(self.run, 0, -1), state=state, actor=Actor("test"))
 
     async def defer_again(self) -> None:
         """It ends by hand and is cleared, before the leader came by."""
@@ -84,7 +92,7 @@ class Scene:
 
     async def clear(self) -> None:
         chosen = await select_tasks(self.conn, run_id=self.run)
-        await clear(self.conn, run_id=self.run, chosen=chosen, actor="test")
+        await clear(self.conn, run_id=self.run, chosen=chosen, actor=Actor("test"))
 
     async def state(self) -> str:
         return (await states(self.conn, self.run))["call"]
@@ -143,7 +151,7 @@ async def test_the_tables_refuse(rollback_conn: AsyncConnection, error: type[Exc
 async def test_only_what_is_pending_and_waits_for_no_time_is_deferred(rollback_conn: AsyncConnection) -> None:
     await put(rollback_conn, make_dag("a", {"t": []}, task_retry=RetryPolicy(retries=1)))
     run, runner = await start(rollback_conn, "a"), await Runner.join(rollback_conn)
-    defer = "select defer_tasks(array[row(run_id, 0, -1, version_id, 'pending')::task_ref]) from run where run_id = %s"
+    defer = "select defer_tasks(array[row(run_id, 0, -1, version_id, 'pending')::task_ref], null) from run where run_id = %s"
     await rollback_conn.execute(defer, [run])
     assert (await states(rollback_conn, run))["t"] == "available"
     (claim,) = await runner.claim()
@@ -169,7 +177,7 @@ async def test_a_row_that_was_left_behind_makes_way_and_that_of_the_same_wait_st
     assert await value(scene.conn, ROW) == "(2,)"
     await scene.wake()
     before = await value(scene.conn, ROW)
-    again = "select begin_waits(array[row(run_id, 0, -1, version_id, 'deferred')::task_ref]) from run where run_id = %s"
+    again = "select begin_waits(array[row(run_id, 0, -1, version_id, 'deferred')::task_ref], null) from run where run_id = %s"
     await scene.conn.execute(again, [scene.run])
     assert await value(scene.conn, ROW) == before != "(2,)"
 
@@ -193,7 +201,7 @@ async def waiting_for(conn: AsyncConnection, wait: WaitSpec) -> Scene:
 
 
 async def decide(conn: AsyncConnection, asked: ApprovalRow) -> bool:
-    return await waits_queries.decide(conn, asked, is_approved=True, actor="ann", note=None, fields={})
+    return await _decide_approval(conn, asked, is_approved=True, actor=Actor("ann"), note=None, fields={})
 
 
 async def test_an_answer_counts_for_the_question_that_is_open_and_no_longer(rollback_conn: AsyncConnection) -> None:
@@ -228,14 +236,15 @@ async def test_who_decides_locks_the_run_before_the_question(conn: AsyncConnecti
 async def test_a_time_of_day_becomes_an_instant_once_and_for_the_wait_that_was_read(
     rollback_conn: AsyncConnection,
 ) -> None:
-    scene = await waiting_for(rollback_conn, WaitSpec(kind=WaitKind.CLOCK, until="06:00"))
+    scene = await waiting_for(rollback_conn, WaitSpec(kind=WaitKind.CLOCK, until="06:00:00"))
 
     async def read() -> ClockDue:
-        (due,) = await waits_queries.clocks_due(scene.conn, shard=0, batch=10)
+        (due,) = await waits_queries.clock_waits_due(scene.conn, shard=0, limit=10)
         return due
 
     async def set_clock_of(due: ClockDue, seconds: float) -> object:
-        await waits_queries.set_clocks(scene.conn, [(due, later(seconds))], shard=0, epoch=scene.leader)
+        row = {**clock_row(due), "wake_at": later(seconds).isoformat()}
+        await set_clock_waits(scene.conn, shard=0, epoch=scene.leader, instants=[row])
         return await value(scene.conn, "select (epoch, kind, wake_at) = (2, 'time', %s) from deferral", later(5))
 
     old = await read()
@@ -266,9 +275,7 @@ async def test_whoever_ends_a_run_that_somebody_waits_for_tells_so(scene: Scene)
     await start(scene.conn, "nobody")
     runner = await Runner.join(scene.conn)
     told = {}
-    silent = "select set_config('evertick.arrived', '', true)"
     for claim in await runner.claim():
-        await scene.conn.execute(silent)
         done = await finish_and_claim(
             scene.conn,
             session=runner.session,
@@ -292,7 +299,7 @@ async def test_a_run_is_started_when_it_is_due_and_once(scene: Scene) -> None:
 
 
 async def test_a_late_word_ends_nothing(scene: Scene) -> None:
-    over = "select end_waits(array[row(%s, 0, -1, 1, 'skipped', 'late', '1')::wait_result])"
+    over = "select end_waits(array[row(%s, 0, -1, 1, 'skipped', 'late', '1')::wait_result], null)"
     await scene.wake()
     await scene.defer_again()
     await scene.conn.execute(over, [scene.run])
@@ -324,7 +331,7 @@ async def test_a_dag_that_has_just_gone_is_not_started(scene: Scene, change: str
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_a_dag_is_awaited_by_those_who_wait(rollback_conn: AsyncConnection, waits: bool) -> None:
+async def test_a_waited_for_dag_lists_its_waiting_tasks(rollback_conn: AsyncConnection, waits: bool) -> None:
     scene = await Scene.set(rollback_conn, waits=waits)
     await scene.wake()
     assert await value(scene.conn, "select array_agg(name) from dag where has_dependents") == (

@@ -11,18 +11,22 @@ from evertick.db.connect import Purpose, connect
 from evertick.db.queries import runners
 from evertick.db.queries.runners import QueuedRow
 from evertick.db.queries.tasks import ClaimPosition
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict
 from evertick.domain.explain import describe
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.routing import read_pattern
 from evertick.engine.finish_and_claim import RANKS, PatternClaims
-from evertick.engine.maintenance import reconcile
+from evertick.engine.maintenance import reconcile_runs
 from evertick.engine.remote_attempts import (
     DispatchResult,
     NotStarted,
+    _claim_for_dispatch,
+    adopt_dispatches,
     claim_for_dispatch,
     claim_matching_for_dispatch,
+    delete_dispatches,
     end_queued,
 )
 from evertick.engine.runners import mark_runner_dead
@@ -56,7 +60,7 @@ async def end(
 
 
 async def repair(conn: AsyncConnection) -> list[str]:
-    return (await reconcile(conn, shard=0, epoch=await lead(conn), after=(0, 0), batch=10)).repaired
+    return (await reconcile_runs(conn, shard=0, epoch=await lead(conn), limit=10)).repaired
 
 
 @pytest.fixture
@@ -153,7 +157,7 @@ async def test_who_waited_too_long_goes_first_and_once(conn: AsyncConnection) ->
 
     async def claimed(look: ClaimPosition) -> list[QueuedRow]:
         sessions = [1, 2, 3]
-        return await runners.claim(
+        return await _claim_for_dispatch(
             conn, session=runner.session, queues=["default"], free=3, look=look, sessions=sessions
         )
 
@@ -246,7 +250,7 @@ async def test_an_end_takes_nothing_off_the_list_but_its_own_attempt(conn: Async
 async def test_a_cancel_waits_for_the_word_that_nothing_is_left(conn: AsyncConnection) -> None:
     runner, run_id = await world(conn)
     (row,) = await claim(runner)
-    await cancel(conn, run_id=run_id, actor="me")
+    await cancel(conn, run_id=run_id, actor=Actor("me"))
     assert await states(conn, run_id) == {"t0": "queued"}
     (listed,) = await runners.list_of(conn, owner=runner.session)
     assert listed.request == "cancel"
@@ -260,7 +264,7 @@ async def test_a_mark_waits_as_well(conn: AsyncConnection, state: str) -> None:
     runner, run_id = await world(conn, task_retry=RetryPolicy(retries=1))
     (row,) = await claim(runner)
     try:
-        await mark(conn, key_of(row), state=state, actor="me")
+        await mark(conn, key_of(row), state=state, actor=Actor("me"))
     except Conflict:
         pytest.fail("a queued task can be marked")
     assert await states(conn, run_id) == {"t0": "queued"}
@@ -273,7 +277,7 @@ async def test_a_clear_starts_it_anew(conn: AsyncConnection) -> None:
     runner, run_id = await world(conn)
     (row,) = await claim(runner)
     chosen = await select_tasks(conn, run_id=run_id, names=["t0"])
-    await clear(conn, run_id=run_id, chosen=chosen, actor="me")
+    await clear(conn, run_id=run_id, chosen=chosen, actor=Actor("me"))
     assert await end(conn, row, DispatchResult.STOPPED)
     assert await states(conn, run_id) == {"t0": "available"}
     (again,) = await claim(runner)
@@ -306,7 +310,7 @@ async def test_an_attempt_is_taken_off_the_list_only_when_it_is_over(conn: Async
         await conn.execute("update task set state = 'pending', session = null where session = %s", [row.session])
     await conn.execute("update task set epoch = epoch + 1 where session = %s", [older.session])
     await conn.execute("update task set session = 77 where session = %s", [foreign.session])
-    assert await runners.forget(conn, [row.session for row in rows if row is not unnamed]) == 4
+    assert await delete_dispatches(conn, [row.session for row in rows if row is not unnamed]) == 4
     left = {row.session for row in await runners.list_of(conn, owner=runner.session)}
     assert left == {queued.session, running.session, unnamed.session}
 
@@ -317,11 +321,11 @@ async def test_what_was_pruned_meanwhile_is_still_cleaned_up(conn: AsyncConnecti
     await conn.execute("delete from task")
     (listed,) = await runners.list_of(conn, owner=runner.session)
     assert listed.state is None
-    assert await runners.forget(conn, [row.session]) == 1
+    assert await delete_dispatches(conn, [row.session]) == 1
 
 
 async def adopt(runner: Runner) -> int:
-    return await runners.adopt(runner.conn, session=runner.session, silent_seconds=30, most=100)
+    return await adopt_dispatches(runner.conn, session=runner.session, silent_seconds=30, most=100)
 
 
 @pytest.mark.requirement("A16")
@@ -416,7 +420,7 @@ async def _why(conn: AsyncConnection, run_id: int, idx: int) -> str:
     return describe((await explain(conn, run_id=run_id, task=f"t{idx}")).reasons[0])
 
 
-async def test_an_agent_is_no_neighbours_business_while_its_runner_lives(conn: AsyncConnection) -> None:
+async def test_an_agent_is_not_checked_by_peers_while_its_runner_lives(conn: AsyncConnection) -> None:
     runner, _ = await world(conn)
     (row,) = await claim(runner)
     assert await begin(conn, session=row.session, epoch=row.epoch)

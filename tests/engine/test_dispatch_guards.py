@@ -10,8 +10,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import runners
-from evertick.db.queries.runners import NewAgent, QueuedRow
+from evertick.db.queries.runners import QueuedRow
 from evertick.domain.agent_protocol import AgentIdentity, TokenUse
 from evertick.domain.attempt import TaskKey
 from evertick.domain.routing import read_pattern
@@ -19,6 +18,7 @@ from evertick.engine.finish_and_claim import PatternClaims
 from evertick.engine.remote_attempts import (
     DispatchResult,
     NotStarted,
+    adopt_dispatches,
     claim_for_dispatch,
     claim_matching_for_dispatch,
     end_queued,
@@ -28,9 +28,16 @@ from tests.engine.world import Runner, make_dag, put, start, states, value
 from tests.waiting import eventually
 
 ANY = PatternClaims([read_pattern("**")], ["default"])
-AGENT = NewAgent(
-    runner_id="et-1", version="1", host="pod", boot_id="b", pid_namespace="n", uid=0, pid=1, pid_started=1.0
-)
+AGENT = {
+    "runner_id": "et-1",
+    "version": "1",
+    "host": "pod",
+    "boot_id": "b",
+    "pid_namespace": "n",
+    "uid": 0,
+    "pid": 1,
+    "pid_started": 1.0,
+}
 
 
 @pytest.fixture
@@ -118,7 +125,7 @@ async def test_what_somebody_works_on_is_adopted_later(conn: AsyncConnection, ot
     runner = await Runner.join(other, executor="far")
     async with conn.transaction():
         await conn.execute("select 1 from dispatch where idx = 0 for update")
-        assert await runners.adopt(other, session=runner.session, silent_seconds=30, most=100) == 1
+        assert await adopt_dispatches(other, session=runner.session, silent_seconds=30, most=100) == 1
     assert await value(conn, "select array_agg(owner order by idx) from dispatch") == [lost.session, runner.session]
 
 

@@ -9,10 +9,12 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import schedules, shards
+from evertick.db.queries import schedules
+from evertick.domain.access import Actor
 from evertick.domain.errors import NotLeader
 from evertick.engine.dags import delete, pause, unpause
 from evertick.engine.fire_schedules import ScheduleHalf, fire_planned, fire_schedules, plan_next_fires
+from evertick.engine.shards import acquire_shard, renew_shard
 from tests.engine import invariants
 from tests.engine.plans import plant
 from tests.engine.world import OWN_LOCKS, T0, Runner, later, lead, make_dag, put, set_clock, start, value
@@ -83,10 +85,10 @@ async def test_a_paused_schedule_never_fires_and_goes_on_after_now(conn: AsyncCo
     await set_clock(conn, T0)
     epoch = await lead(conn)
     await put(conn, make_dag("tick", {"a": []}, every=EVERY))
-    await pause(conn, dag="tick", actor="ann")
+    await pause(conn, dag="tick", actor=Actor("ann"))
     await set_clock(conn, later(35))
     assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
-    await unpause(conn, dag="tick", actor="ann")
+    await unpause(conn, dag="tick", actor=Actor("ann"))
     assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
     cursor = await conn.execute("select first_at, last_at, count, reason from skip_record")
     assert await cursor.fetchall() == [(later(10), later(30), 3, "paused")]
@@ -99,7 +101,7 @@ async def test_pausing_first_settles_what_was_due(conn: AsyncConnection) -> None
     await set_clock(conn, T0)
     await put(conn, make_dag("tick", {"a": []}, every=EVERY))
     await set_clock(conn, later(12))
-    await pause(conn, dag="tick", actor="ann")
+    await pause(conn, dag="tick", actor=Actor("ann"))
     assert await fire_times(conn) == [10]
 
 
@@ -146,7 +148,7 @@ async def test_a_removed_schedule_stops_and_comes_back_under_the_same_id(conn: A
     await put(conn, make_dag("tick", {"a": []}, every=EVERY))
     assert await value(conn, "select count(*) from schedule") == 1
     assert await value(conn, "select next_due from schedule_state") == later(110)
-    await delete(conn, dag="tick", actor="ann")
+    await delete(conn, dag="tick", actor=Actor("ann"))
     await set_clock(conn, later(200))
     assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
 
@@ -167,13 +169,13 @@ async def test_an_old_leader_can_change_nothing(conn: AsyncConnection) -> None:
     await put(conn, make_dag("tick", {"a": []}, every=EVERY))
     await set_clock(conn, later(10))
     await conn.execute("update shard set lease_until = clock() - interval '1 s'")
-    new = await shards.acquire_shard(conn, shard=0, owner="rival", seconds=5)
+    new = await acquire_shard(conn, shard=0, owner="rival", seconds=5)
     assert new == old + 1
     with pytest.raises(NotLeader):
         await fire_schedules(conn, shard=0, epoch=old, batch=10)
     assert await fire_times(conn) == []
-    assert not await shards.renew_shard(conn, shard=0, epoch=old, seconds=5)
-    assert await shards.acquire_shard(conn, shard=0, owner="third", seconds=5) is None
+    assert not await renew_shard(conn, shard=0, epoch=old, seconds=5)
+    assert await acquire_shard(conn, shard=0, owner="third", seconds=5) is None
 
 
 async def test_a_takeover_waits_for_the_old_leaders_open_transaction(database: str) -> None:
@@ -185,7 +187,7 @@ async def test_a_takeover_waits_for_the_old_leaders_open_transaction(database: s
         await old.execute("update shard set lease_until = clock() - interval '1 s'")
         async with old.transaction():
             await old.execute("select fence(0::smallint, %s)", [epoch])
-            taking = asyncio.create_task(shards.acquire_shard(new, shard=0, owner="new", seconds=5))
+            taking = asyncio.create_task(acquire_shard(new, shard=0, owner="new", seconds=5))
             probe = f"select count(*) from {OWN_LOCKS} where locktype = 'advisory' and not granted"
             await eventually(lambda: value(old, probe))
             assert not taking.done()
@@ -277,9 +279,9 @@ async def test_those_that_came_last_are_chosen_like_the_others(conn: AsyncConnec
     due = await schedules.due(conn, shard=0, batch=16, passed_over=[passed])
     assert len(due) == 16 and [each.next_due for each in due] == [later(10)] * 15 + [later(12)]
     assert due[-1].schedule_id == await value(conn, "select schedule_id from schedule where name = 'live1'")
-    few = await schedules.due(conn, shard=0, batch=7)
+    few = await schedules.due(conn, shard=0, batch=7, passed_over=[])
     assert [each.next_due for each in few] == [later(10)] * 7, "an eighth of so few is none"
-    everything = await schedules.due(conn, shard=0, batch=100)
+    everything = await schedules.due(conn, shard=0, batch=100, passed_over=[])
     assert len(everything) == len({each.schedule_id for each in everything}) == 22
 
 
@@ -291,11 +293,13 @@ async def test_two_that_share_the_work_take_different_schedules(conn: AsyncConne
     await plant(conn, "newest", 10, due=12)
     await set_clock(conn, later(13))
     for half in ScheduleHalf:
-        due = await schedules.due(conn, shard=0, batch=16, half=half)
+        due = await schedules.due(conn, shard=0, batch=16, passed_over=[], half=half)
         assert {each.schedule_id % 2 for each in due} == {half}
         assert [each.next_due for each in due] == [later(10)] * 14 + [later(12)] * 2
     both = [
-        each.schedule_id for half in ScheduleHalf for each in await schedules.due(conn, shard=0, batch=100, half=half)
+        each.schedule_id
+        for half in ScheduleHalf
+        for each in await schedules.due(conn, shard=0, batch=100, passed_over=[], half=half)
     ]
     assert len(both) == len(set(both)) == 50
 
@@ -330,9 +334,9 @@ async def test_a_day_that_never_was_is_on_record_also_after_a_pause(conn: AsyncC
     epoch = await lead(conn)
     every = {"kind": "cron", "expression": "0 0,12 * * *", "timezone": "Pacific/Apia"}
     await put(conn, make_dag("noon", {"a": []}, every=every))
-    await pause(conn, dag="noon", actor="ann")
+    await pause(conn, dag="noon", actor=Actor("ann"))
     await set_clock(conn, datetime(2012, 1, 2, tzinfo=UTC))
-    await unpause(conn, dag="noon", actor="ann")
+    await unpause(conn, dag="noon", actor=Actor("ann"))
     assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
     cursor = await conn.execute("select count, reason from skip_record order by reason")
     assert await cursor.fetchall() == [(2, "never_was"), (10, "paused")]
@@ -365,8 +369,8 @@ async def test_a_plan_made_ahead_is_void_for_what_has_changed_since(conn: AsyncC
         await put(conn, make_dag(name, {"a": []}, every=EVERY))
     ahead = await plan_next_fires(conn, shard=0, due_at=later(10), batch=10)
     assert ahead is not None and len(ahead.plans) == 3
-    await pause(conn, dag="paused", actor="ann")
-    await delete(conn, dag="deleted", actor="ann")
+    await pause(conn, dag="paused", actor=Actor("ann"))
+    await delete(conn, dag="deleted", actor=Actor("ann"))
     await set_clock(conn, later(10))
     assert (await fire_planned(conn, ahead, shard=0, epoch=epoch, batch=10)).settled == 1
     assert await value(conn, "select d.name from run r join dag d on d.dag_id = r.dag_id") == "as_it_was"

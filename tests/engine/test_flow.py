@@ -6,6 +6,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import tasks
+from evertick.domain.access import Actor
 from evertick.engine.runners import extend
 from evertick.engine.runs import cancel
 from tests.engine.world import Runner, end, key_of, make_dag, put, run_state, start, states, value
@@ -114,7 +115,7 @@ async def test_extend_names_what_was_lost_what_to_stop_and_what_is_unknown(conn:
     reply = await extend(conn, session=runner.session, held=held)
     assert reply.lost == [(key_of(b), b.epoch + 7)]
     assert len(reply.unknown) == 2
-    await cancel(conn, run_id=run, actor="me")
+    await cancel(conn, run_id=run, actor=Actor("me"))
     reply = await extend(conn, session=runner.session, held=[(key_of(a), a.epoch)])
     assert reply.stop == [(key_of(a), a.epoch)]
     assert not reply.is_gone

@@ -13,6 +13,7 @@ from psycopg.errors import CheckViolation, UniqueViolation
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import gates
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.errors import Conflict
@@ -49,7 +50,7 @@ async def sound(conn: AsyncConnection) -> None:
 @pytest.fixture
 async def db(conn: AsyncConnection) -> AsyncConnection:
     await set_clock(conn, later(0))
-    await set_pool(conn, name="db", slots=2, actor="test")
+    await set_pool(conn, name="db", slots=2, actor=Actor("test"))
     return conn
 
 
@@ -73,7 +74,7 @@ async def locked(conn: AsyncConnection, name: str) -> None:
 
 
 async def test_gates_of_one_name_and_different_kinds_do_not_meet(db: AsyncConnection) -> None:
-    await set_pool(db, name="k", slots=1, actor="test")
+    await set_pool(db, name="k", slots=1, actor=Actor("test"))
     await one_task(db, "pooled", pool("k"))
     await one_task(db, "locked", mutex("k"))
     await one_task(db, "keyed", GateSpec(kind=GateKind.KEY, name="k", capacity=1))
@@ -87,11 +88,11 @@ async def test_gates_of_one_name_and_different_kinds_do_not_meet(db: AsyncConnec
     cursor = await db.execute("select kind::text, capacity from gate g where name = 'k' order by g.kind")
     assert await cursor.fetchall() == [("pool", 1), ("mutex", EXCLUSIVE), ("key", 2)]
     for run in made:
-        await cancel(db, run_id=run, actor="test")
+        await cancel(db, run_id=run, actor=Actor("test"))
     await one_task(db, "pooled")
     for _ in range(2):
         await start(db, "locked")  # somebody waits, but not for the pool
-    await delete_pool(db, name="k", actor="test")
+    await delete_pool(db, name="k", actor=Actor("test"))
     assert await value(db, "select count(*) from gate where name = 'k' and kind <> 'pool'") == 2
     await sound(db)
 
@@ -130,7 +131,7 @@ async def test_a_task_that_is_marked_leaves_the_others_of_its_run_in_line(db: As
     await start(db, "holder")
     await put(db, make_dag("a", {"x": [], "y": []}, task_gates=(mutex("k"),)))
     run = await start(db, "a")
-    await mark(db, TaskKey(run, 0, -1), state="success", actor="test")
+    await mark(db, TaskKey(run, 0, -1), state="success", actor=Actor("test"))
     assert await value(db, "select array_agg(idx) from gate_waiter") == [1]
     await sound(db)
 
@@ -143,10 +144,10 @@ async def test_a_mark_that_changes_nothing_in_a_queued_run_leaves_nobody_before_
     run = await start(db, "a")
     await runner.drain()
     await start(db, "a")
-    await clear(db, run_id=run, chosen=await select_tasks(db, run_id=run, names=["y"]), actor="test")
+    await clear(db, run_id=run, chosen=await select_tasks(db, run_id=run, names=["y"]), actor=Actor("test"))
     assert await run_state(db, run) == "queued"
     with pytest.raises(Conflict):
-        await mark(db, TaskKey(run, 0, -1), state="success", actor="test")
+        await mark(db, TaskKey(run, 0, -1), state="success", actor=Actor("test"))
     await sound(db)
 
 
@@ -156,12 +157,12 @@ async def test_what_was_taken_back_can_be_ended(db: AsyncConnection, verb: str) 
     await one_task(db, "a", mutex("k"), task_queue="gpu")
     run = await start(db, "a")
     await set_clock(db, later(61))
-    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 1
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, limit=10) == 1
     if verb == "cancel":
-        await cancel(db, run_id=run, actor="test")
+        await cancel(db, run_id=run, actor=Actor("test"))
     else:
-        await mark(db, TaskKey(run, 0, -1), state="success", actor="test")
-    assert await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
+        await mark(db, TaskKey(run, 0, -1), state="success", actor=Actor("test"))
+    assert await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)
     assert await value(db, "select count(*) from gate_queue") == 0
 
 
@@ -176,12 +177,12 @@ async def test_only_what_holds_gates_is_taken_back_and_only_after_the_grace(db: 
     await set_clock(db, later(100))
     await db.execute("update runner set ended_at = clock() where session = %s", [gone.session])
     await set_clock(db, later(130))
-    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 0, (
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, limit=10) == 0, (
         "its runner left half a minute ago"
     )
-    assert (await gates.why(db, TaskKey(made[0], 0, -1)))[0].kind == "no_runner"
+    assert (await gates.explain_task(db, TaskKey(made[0], 0, -1)))[0].kind == "no_runner"
     await set_clock(db, later(161))
-    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 1
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, limit=10) == 1
     assert [await state(db, run) for run in made] == ["pending", "available", "available"]
     assert await value(db, "select count(*) from ready_task") == 2
     await sound(db)
@@ -210,7 +211,7 @@ async def test_a_gate_is_reserved_for_who_needs_much_and_not_for_who_waits_longe
 async def test_who_needs_more_than_there_is_reserves_nothing(db: AsyncConnection) -> None:
     await one_task(db, "light", pool("db"))
     await one_task(db, "heavy", pool("db", 2))
-    await set_pool(db, name="db", slots=1, actor="test")
+    await set_pool(db, name="db", slots=1, actor=Actor("test"))
     heavy = await start(db, "heavy")
     await set_clock(db, later(100))
     light = await start(db, "light")
@@ -219,7 +220,7 @@ async def test_who_needs_more_than_there_is_reserves_nothing(db: AsyncConnection
 
 async def test_who_waits_at_another_gate_reserves_nothing_here(db: AsyncConnection) -> None:
     runner = await Runner.join(db)
-    await set_pool(db, name="other", slots=2, actor="test")
+    await set_pool(db, name="other", slots=2, actor=Actor("test"))
     await one_task(db, "light", pool("db"))
     await one_task(db, "elsewhere", pool("other", 2))
     for name in ("light", "light", "elsewhere", "elsewhere"):
@@ -237,23 +238,23 @@ async def test_who_waits_at_another_gate_reserves_nothing_here(db: AsyncConnecti
 
 async def test_a_pool_for_which_somebody_waits_is_in_use(db: AsyncConnection) -> None:
     await one_task(db, "a", pool("db"))
-    await set_pool(db, name="db", slots=0, actor="test")
+    await set_pool(db, name="db", slots=0, actor=Actor("test"))
     await start(db, "a")
     await one_task(db, "a")
     with pytest.raises(Conflict, match="is in use"):
-        await delete_pool(db, name="db", actor="test")
+        await delete_pool(db, name="db", actor=Actor("test"))
 
 
 async def test_a_pool_that_is_just_being_taken_is_not_deleted(pair: tuple[AsyncConnection, AsyncConnection]) -> None:
     actor, holder = pair
-    await set_pool(actor, name="db", slots=1, actor="test")
+    await set_pool(actor, name="db", slots=1, actor=Actor("test"))
     await one_task(actor, "a", pool("db"))
     await one_task(actor, "b")
     async with holder.transaction():
         await start(holder, "a")
         # It needs the pool no more once it is published anew; but its run does.
         await holder.execute("delete from task_gate where kind = 'pool'")
-        deleting = asyncio.ensure_future(delete_pool(actor, name="db", actor="test"))
+        deleting = asyncio.ensure_future(delete_pool(actor, name="db", actor=Actor("test")))
         query = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
         await eventually(lambda: value(holder, query, actor.info.backend_pid))
     with pytest.raises(Conflict, match="is in use"):
@@ -295,7 +296,7 @@ async def test_a_line_takes_the_locks_of_all_its_gates(
     actor, holder = pair
     leader, runner = await lead(actor), await Runner.join(actor)
     for name in ("early", "late"):
-        await set_pool(actor, name=name, slots=1, actor="test")
+        await set_pool(actor, name=name, slots=1, actor=Actor("test"))
     mine, other = ("early", "late") if is_later else ("late", "early")
     await one_task(actor, "mine", pool(mine))
     await one_task(actor, "both", pool("early"), pool("late"))
@@ -315,7 +316,7 @@ async def test_a_line_takes_the_locks_of_all_its_gates(
     if is_later:
         await runner.finish(claim)
     else:
-        await admit_gated_tasks(actor, shard=0, epoch=leader, batch=10)
+        await admit_gated_tasks(actor, shard=0, epoch=leader, limit=10)
     assert await state(actor, waiting) == "available"
     await sound(actor)
 
@@ -327,7 +328,7 @@ async def test_a_slot_that_somebody_is_just_taking_is_not_taken_twice(
     actor, holder = pair
     runner = await Runner.join(actor)
     for name in ("early", "late"):
-        await set_pool(actor, name=name, slots=1, actor="test")
+        await set_pool(actor, name=name, slots=1, actor=Actor("test"))
     await one_task(actor, "mine", pool("early"))
     await one_task(actor, "both", pool("early"), pool("late"))
     await one_task(actor, "other", pool("late"))
@@ -369,16 +370,16 @@ async def test_the_leader_passes_by_runs_that_somebody_works_on(
     busy, free = await start(actor, "a"), await start(actor, "b")
     await set_clock(actor, later(100))
     if verb == "tend":
-        assert await release_admissions(actor, shard=0, epoch=leader, grace=60, batch=10) == 2
+        assert await release_admissions(actor, shard=0, epoch=leader, grace=60, limit=10) == 2
         await Runner.join(actor, queues=("gpu",))
     await actor.execute(PATIENCE)
     async with holder.transaction():
         await holder.execute("select from run_status where run_id = %s for no key update", [busy])
         if verb == "tend":
-            assert (await admit_gated_tasks(actor, shard=0, epoch=leader, batch=10)).admitted == 1
+            assert (await admit_gated_tasks(actor, shard=0, epoch=leader, limit=10)).admitted == 1
             assert [await state(actor, run) for run in (busy, free)] == ["pending", "available"]
         else:
-            assert await release_admissions(actor, shard=0, epoch=leader, grace=60, batch=10) == 1
+            assert await release_admissions(actor, shard=0, epoch=leader, grace=60, limit=10) == 1
             assert [await state(actor, run) for run in (busy, free)] == ["available", "pending"]
     await sound(actor)
 
@@ -387,10 +388,10 @@ async def test_reconcile_passes_by_gates_that_somebody_works_on(pair: tuple[Asyn
     actor, holder = pair
     leader = await lead(actor)
     for name in ("x", "y"):
-        await set_pool(actor, name=name, slots=5, actor="test")
+        await set_pool(actor, name=name, slots=5, actor=Actor("test"))
     await one_task(actor, "a", pool("x"), pool("y"))
     run = await start(actor, "a")
-    await cancel(actor, run_id=run, actor="test")
+    await cancel(actor, run_id=run, actor=Actor("test"))
     await actor.execute("update gate set used = 1")
     await actor.execute(
         "insert into gate_holder select %s, 0, -1, array_agg(gate_id), array[1, 1], clock() from gate", [run]
@@ -399,10 +400,10 @@ async def test_reconcile_passes_by_gates_that_somebody_works_on(pair: tuple[Asyn
     await actor.execute(PATIENCE)
     async with holder.transaction():
         await locked(holder, "y")
-        assert (await reconcile_gates(actor, shard=0, epoch=leader, after=0, batch=10)).drifted == 1
+        assert (await reconcile_gates(actor, shard=0, epoch=leader, after=0, limit=10)).drifted == 1
         cursor = await actor.execute("select name, used from gate order by name")
         assert await cursor.fetchall() == [("x", 1), ("y", 1)], "a hold goes with all of its gates, or not at all"
-    await reconcile_gates(actor, shard=0, epoch=leader, after=0, batch=10)
+    await reconcile_gates(actor, shard=0, epoch=leader, after=0, limit=10)
     assert await value(actor, "select sum(used) from gate") == 0
     assert await value(actor, "select count(*) from gate_holder") == 0
 
@@ -410,12 +411,12 @@ async def test_reconcile_passes_by_gates_that_somebody_works_on(pair: tuple[Asyn
 async def test_reconcile_goes_from_slice_to_slice(db: AsyncConnection) -> None:
     leader = await lead(db)
     for name in ("x", "y", "z"):
-        await set_pool(db, name=name, slots=5, actor="test")
+        await set_pool(db, name=name, slots=5, actor=Actor("test"))
     await db.execute("update gate set used = 1")
     after: int | None = 0
     found, steps = 0, 0
     while after is not None:
-        done = await reconcile_gates(db, shard=0, epoch=leader, after=after, batch=1)
+        done = await reconcile_gates(db, shard=0, epoch=leader, after=after, limit=1)
         after, found, steps = done.last_gate_id, found + done.drifted, steps + 1
         assert done.drifted <= 1 and steps < 10
     assert (found, await value(db, "select sum(used) from gate")) == (4, 0)

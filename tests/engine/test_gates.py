@@ -7,18 +7,19 @@ from collections.abc import Mapping
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries import dags, gates, runs
+from evertick.db.queries import dags, gates
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.dags.params import declare_params
-from evertick.domain.errors import Conflict, InvalidDag, NotFound, UserError
+from evertick.domain.errors import Conflict, InvalidDag, NotFound, PreconditionFailed, UserError
 from evertick.domain.explain import describe
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.dags import pause, unpause
 from evertick.engine.gates import admit_gated_tasks, delete_pool, reconcile_gates, release_admissions, set_pool
-from evertick.engine.maintenance import promote, reconcile, time_out_waits
+from evertick.engine.maintenance import promote_due_tasks, reconcile_runs, time_out_queued_tasks
 from evertick.engine.runners import mark_runner_dead
-from evertick.engine.runs import cancel
+from evertick.engine.runs import cancel, trigger_run
 from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, names_of, put, set_clock, start, states, value
@@ -40,7 +41,7 @@ async def one_task(conn: AsyncConnection, name: str, *needed: GateSpec, **option
 async def begin(conn: AsyncConnection, dag: str, **params: object) -> int:
     row = await dags.find(conn, dag)
     assert row is not None
-    made = await runs.trigger(conn, dag_id=row.dag_id, params=params, key=None, actor="test")
+    made = await trigger_run(conn, dag_id=row.dag_id, params=params, key=None, actor=Actor("test"))
     assert made is not None
     return made.run_id
 
@@ -57,7 +58,7 @@ async def sound(conn: AsyncConnection) -> None:
 @pytest.fixture
 async def db(conn: AsyncConnection) -> AsyncConnection:
     await set_clock(conn, later(0))
-    await set_pool(conn, name="db", slots=2, actor="test")
+    await set_pool(conn, name="db", slots=2, actor=Actor("test"))
     return conn
 
 
@@ -102,9 +103,9 @@ async def test_in_a_line_the_urgent_come_first_then_the_oldest(db: AsyncConnecti
     await one_task(db, "low", pool("db"), task_priority=1)
     await one_task(db, "high", pool("db"), task_priority=8)
     await one_task(db, "wide", pool("db", 2), task_priority=5)
-    await set_pool(db, name="db", slots=0, actor="test")
+    await set_pool(db, name="db", slots=0, actor=Actor("test"))
     made = [await start(db, name) for name in ("low", "low", "wide", "high", "high", "high")]
-    await set_pool(db, name="db", slots=2, actor="test")
+    await set_pool(db, name="db", slots=2, actor=Actor("test"))
     runner = await Runner.join(db)
     order = []
     claims = await runner.claim()
@@ -173,7 +174,7 @@ async def test_limits_of_group_task_dag_and_key(db: AsyncConnection) -> None:
 
 
 async def test_all_or_nothing_and_a_line_waits_for_one_gate_only(db: AsyncConnection) -> None:
-    await set_pool(db, name="db", slots=1, actor="test")
+    await set_pool(db, name="db", slots=1, actor=Actor("test"))
     await one_task(db, "both", pool("db"), mutex("k"))
     await one_task(db, "poolish", pool("db"))
     await one_task(db, "keyed", mutex("k"))
@@ -196,25 +197,25 @@ async def doors(name: str, conn: AsyncConnection, run: int, runner: Runner, lead
     """Ways by which a task that holds a gate stops holding it."""
     match name:
         case "cancel":
-            await cancel(conn, run_id=run, actor="test")
+            await cancel(conn, run_id=run, actor=Actor("test"))
         case "mark":
-            await mark(conn, TaskKey(run, 0, -1), state="success", actor="test")
+            await mark(conn, TaskKey(run, 0, -1), state="success", actor=Actor("test"))
         case "pause":
-            await pause(conn, dag="a", actor="test")
+            await pause(conn, dag="a", actor=Actor("test"))
         case "queue_timeout":
             await set_clock(conn, later(100))
-            await time_out_waits(conn, shard=0, epoch=leader, batch=100)
+            await time_out_queued_tasks(conn, shard=0, epoch=leader, limit=100)
         case "unadmit":
             await set_clock(conn, later(100))
             await conn.execute("update runner set ended_at = '2030-01-01'")
-            assert await release_admissions(conn, shard=0, epoch=leader, grace=60, batch=100) == 1
+            assert await release_admissions(conn, shard=0, epoch=leader, grace=60, limit=100) == 1
         case _:
             (claim,) = await runner.claim(1)
             assert claim.run_id == run
             if name == "lost":
                 await mark_runner_dead(conn, session=runner.session, reason="agent_lost: test", infra_retries=0)
             elif name == "cancel_running":
-                await cancel(conn, run_id=run, actor="test")
+                await cancel(conn, run_id=run, actor=Actor("test"))
                 assert await used(conn) == {"k": EXCLUSIVE}, "it holds the key until its body is dead"
                 await runner.finish(claim, "killed")
             elif name == "retry_later":
@@ -255,7 +256,7 @@ async def test_a_waiting_task_can_be_taken_out_of_its_line(db: AsyncConnection, 
     assert (await runner.step([(claim, "success", {})], free=5))[0] == []
     assert await used(db) == {}
     if verb == "pause":
-        await unpause(db, dag="a", actor="test")
+        await unpause(db, dag="a", actor=Actor("test"))
         assert [claim.run_id for claim in await runner.claim()] == [waiting]
     await sound(db)
 
@@ -268,12 +269,12 @@ async def test_a_retry_and_a_clear_pass_the_gates_again(db: AsyncConnection) -> 
     claims, _ = await runner.step([(claim, "failed", {"retry_in": 5})], free=5)
     assert [each.run_id for each in claims] == [second]
     await set_clock(db, later(10))
-    await promote(db, shard=0, epoch=leader, batch=100)
+    await promote_due_tasks(db, shard=0, epoch=leader, limit=100)
     assert (await states(db, first))["t"] == "pending"
     await sound(db)
     claims, _ = await runner.step([(claims[0], "success", {})], free=5)
     assert [each.run_id for each in claims] == [first]
-    await clear(db, run_id=second, chosen=await select_tasks(db, run_id=second), actor="test")
+    await clear(db, run_id=second, chosen=await select_tasks(db, run_id=second), actor=Actor("test"))
     assert (await states(db, second))["t"] == "pending"
     claims, _ = await runner.step([(claims[0], "success", {})], free=5)
     assert [each.run_id for each in claims] == [second]
@@ -285,12 +286,12 @@ async def test_a_lowered_pool_lets_work_finish_and_nothing_new_in(db: AsyncConne
     made = [await start(db, "a") for _ in range(4)]
     runner = await Runner.join(db)
     claims = await runner.claim()
-    await set_pool(db, name="db", slots=1, actor="test")
+    await set_pool(db, name="db", slots=1, actor=Actor("test"))
     assert [row.used for row in await gates.list_gates(db, kinds=["pool"])] == [2]
     assert (await runner.step([(claims[0], "success", {})], free=5))[0] == []
     (third,), _ = await runner.step([(claims[1], "success", {})], free=5)
     assert third.run_id == made[2]
-    await set_pool(db, name="db", slots=2, actor="test")
+    await set_pool(db, name="db", slots=2, actor=Actor("test"))
     assert [claim.run_id for claim in await runner.claim()] == [made[3]]
     await sound(db)
 
@@ -299,16 +300,16 @@ async def test_what_was_taken_back_for_want_of_a_runner_comes_again_with_one(db:
     leader = await lead(db)
     await one_task(db, "a", mutex("k"), task_queue="gpu")
     run = await start(db, "a")
-    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 0
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, limit=10) == 0
     await set_clock(db, later(61))
-    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 1
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, limit=10) == 1
     assert (await states(db, run))["t"] == "pending"
     assert await used(db) == {}
     await sound(db)
-    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 0
-    assert (await reconcile(db, shard=0, epoch=leader, after=(0, 0), batch=100)).repaired == []
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)).admitted == 0
+    assert (await reconcile_runs(db, shard=0, epoch=leader, limit=100)).repaired == []
     runner = await Runner.join(db, queues=("gpu",))
-    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 1
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)).admitted == 1
     assert [claim.run_id for claim in await runner.claim(queues=("gpu",))] == [run]
     await sound(db)
 
@@ -317,25 +318,25 @@ async def test_reconcile_adds_up_again_and_deletes_what_nobody_needs(db: AsyncCo
     leader, runner = await lead(db), await Runner.join(db)
     await one_task(db, "a", pool("db"), mutex("k"))
     first, second = await start(db, "a"), await start(db, "a")
-    done = await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
+    done = await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)
     assert (done.drifted, done.admitted, done.last_gate_id) == (0, 0, None)
     (claim,) = await runner.claim()
     # somebody wrote to the tables: counters too high, a hold without its task
     await db.execute("update gate set used = used + 1 where kind = 'pool'")
     await db.execute("insert into gate_holder select %s, 0, -1, gate_ids, weights, since from gate_holder", [second])
-    done = await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
+    done = await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)
     assert done.drifted == 1
     assert await used(db) == {"db": 1, "k": EXCLUSIVE}
     await sound(db)
     # a counter too low, and a release that nobody noticed
     await db.execute("delete from gate_holder where run_id = %s", [first])
     await db.execute("update gate set used = 0")
-    done = await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
+    done = await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)
     assert (done.drifted, done.admitted) == (0, 1)
     (again,) = await runner.claim()
     assert again.run_id == second
     await runner.step([(claim, "success", {}), (again, "success", {})])
-    await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
+    await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)
     assert [(row.kind, row.name) for row in await gates.list_gates(db, kinds=["pool", "mutex"])] == [("pool", "db")]
 
 
@@ -348,7 +349,7 @@ async def test_a_key_that_was_deleted_meanwhile_is_made_again(db: AsyncConnectio
         (claim,) = await runner.claim()
         assert claim.run_id == run
         await runner.finish(claim)
-        await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
+        await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)
     assert await value(db, "select count(*) from gate where kind = 'mutex'") == 0
 
 
@@ -356,7 +357,7 @@ async def test_who_holds_and_who_waits_is_shown_in_order(db: AsyncConnection) ->
     await one_task(db, "a", pool("db", 2))
     made = [await start(db, "a") for _ in range(3)]
     (row,) = await gates.list_gates(db, kinds=["pool"])
-    assert (row.used, row.capacity, row.holders, row.waiters) == (2, 2, 1, 2)
+    assert (row.used, row.slots, row.holders, row.waiters) == (2, 2, 1, 2)
     assert [(each.run_id, each.weight, each.state) for each in await gates.holders(db, row.gate_id)] == [
         (made[0], 2, "available")
     ]
@@ -369,20 +370,38 @@ async def test_bad_pools_are_refused_with_the_reason(db: AsyncConnection) -> Non
     with pytest.raises(InvalidDag, match="needs 3 slots of pool 'db', which has 2"):
         await one_task(db, "a", pool("db", 3))
     with pytest.raises(UserError, match="cannot have -1 slots"):
-        await set_pool(db, name="db", slots=-1, actor="test")
+        await set_pool(db, name="db", slots=-1, actor=Actor("test"))
     with pytest.raises(UserError, match="is not a valid name for a pool"):
-        await set_pool(db, name="a b", slots=1, actor="test")
+        await set_pool(db, name="a b", slots=1, actor=Actor("test"))
     with pytest.raises(NotFound, match="Did you mean 'db'"):
-        await delete_pool(db, name="dbb", actor="test")
+        await delete_pool(db, name="dbb", actor=Actor("test"))
     await one_task(db, "a", pool("db"))
     with pytest.raises(Conflict, match="DAG 'a' needs pool 'db'"):
-        await delete_pool(db, name="db", actor="test")
+        await delete_pool(db, name="db", actor=Actor("test"))
     run = await start(db, "a")
     with pytest.raises(Conflict, match="is in use"):
-        await delete_pool(db, name="db", actor="test")
-    await cancel(db, run_id=run, actor="test")
+        await delete_pool(db, name="db", actor=Actor("test"))
+    await cancel(db, run_id=run, actor=Actor("test"))
     await one_task(db, "a")
-    await delete_pool(db, name="db", actor="test")
+    await delete_pool(db, name="db", actor=Actor("test"))
+    assert await gates.list_gates(db, kinds=["pool"]) == []
+
+
+async def test_a_pool_is_changed_and_deleted_only_at_the_revision_that_was_read(db: AsyncConnection) -> None:
+    (before,) = await gates.list_gates(db, kinds=["pool"])
+    await set_pool(db, name="db", slots=before.slots, actor=Actor("test"))
+    assert (await gates.list_gates(db, kinds=["pool"]))[0].revision == before.revision
+    await set_pool(db, name="db", slots=5, actor=Actor("test"), revision=before.revision)
+    for stale in (before.revision, "x"):
+        with pytest.raises(PreconditionFailed, match="has changed"):
+            await set_pool(db, name="db", slots=7, actor=Actor("test"), revision=stale)
+        with pytest.raises(PreconditionFailed, match="has changed"):
+            await delete_pool(db, name="db", actor=Actor("test"), revision=stale)
+    with pytest.raises(PreconditionFailed):
+        await set_pool(db, name="other", slots=7, actor=Actor("test"), revision=before.revision)
+    (now,) = await gates.list_gates(db, kinds=["pool"])
+    assert now.slots == 5 and now.revision != before.revision
+    await delete_pool(db, name="db", actor=Actor("test"), revision=now.revision)
     assert await gates.list_gates(db, kinds=["pool"]) == []
 
 
@@ -404,7 +423,7 @@ async def test_successors_enter_their_gates_in_the_transaction_that_readied_them
 async def test_a_run_with_hundreds_of_gates_begins_at_once(db: AsyncConnection) -> None:
     """Each of its tasks has a gate of its own: they are let in as one, and given back as one."""
     own = {f"t{i}": {"gates": (mutex(f"k{i}"), pool("db"))} for i in range(600)}
-    await set_pool(db, name="db", slots=450, actor="test")
+    await set_pool(db, name="db", slots=450, actor=Actor("test"))
     await put(db, make_dag("wide", {name: [] for name in own}, per_task=own))
     run = await start(db, "wide")
     assert await value(db, "select count(*) from task where run_id = %s and state = 'available'", run) == 450
@@ -419,12 +438,12 @@ async def test_what_one_transaction_leaves_over_the_leader_lets_in(db: AsyncConn
     leader, runner = await lead(db), await Runner.join(db)
     own = {f"t{i}": {"gates": (mutex(f"k{i}"), pool("db"))} for i in range(700)}
     await put(db, make_dag("wide", {name: [] for name in own}, per_task=own))
-    await set_pool(db, name="db", slots=0, actor="test")
+    await set_pool(db, name="db", slots=0, actor=Actor("test"))
     await start(db, "wide")
-    await set_pool(db, name="db", slots=1000, actor="test")
+    await set_pool(db, name="db", slots=1000, actor=Actor("test"))
     assert (await used(db))["db"] == 500
     assert await value(db, "select needs_admission from gate where name = 'db'") is True
-    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 200
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)).admitted == 200
     assert await value(db, "select needs_admission from gate where name = 'db'") is False
     assert len(await runner.claim(1000)) == 700
     await sound(db)
@@ -446,7 +465,7 @@ async def test_after_a_minute_the_oldest_that_needs_many_slots_reserves_them(db:
     late = await start(db, "light")
     await set_clock(db, later(61))
     assert (await runner.step([(second, "success", {})], free=5))[0] == []
-    reason = (await gates.why(db, TaskKey(late, 0, -1)))[0]
+    reason = (await gates.explain_task(db, TaskKey(late, 0, -1)))[0]
     assert (
         "pool db is reserved for heavy.t of run" in describe(reason)
         and reason.detail["reserved_for"]["run_id"] == heavy
@@ -481,6 +500,6 @@ async def test_a_task_of_a_backfill_that_is_taken_back_stays_behind_the_others(d
     low, past = await start(db, "low"), await start(db, "past")
     await db.execute("update run set kind = 'backfill' where run_id = %s", [past])
     await set_clock(db, later(61))
-    assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 2
+    assert await release_admissions(db, shard=0, epoch=leader, grace=60, limit=10) == 2
     cursor = await db.execute("select run_id, rank from gate_waiter order by run_id")
     assert await cursor.fetchall() == [(low, 7), (past, 9)]

@@ -13,12 +13,13 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.errors import UserError
 from evertick.engine.dags import pause, unpause
 from evertick.engine.gates import admit_gated_tasks, reconcile_gates, set_pool
-from evertick.engine.maintenance import promote, reconcile
+from evertick.engine.maintenance import promote_due_tasks, reconcile_runs
 from evertick.engine.runs import cancel, trigger
 from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
@@ -64,14 +65,14 @@ async def meddle(conn: AsyncConnection, dice: random.Random) -> None:
         newest = int(str(await value(conn, "select coalesce(max(run_id), 1) from run")))
         run = max(1, newest - dice.randint(0, 10))
         verbs: list[Callable[[], Awaitable[object]]] = [
-            lambda: trigger(conn, dag=dice.choice(DAGS), params={}, actor="test"),
-            lambda: trigger(conn, dag=dice.choice(DAGS), params={}, actor="test"),
-            lambda run=run: cancel(conn, run_id=run, actor="test"),  # type: ignore[misc]
-            lambda run=run: mark(conn, TaskKey(run, 0, -1), state="success", actor="test"),  # type: ignore[misc]
+            lambda: trigger(conn, dag=dice.choice(DAGS), params={}, actor=Actor("test")),
+            lambda: trigger(conn, dag=dice.choice(DAGS), params={}, actor=Actor("test")),
+            lambda run=run: cancel(conn, run_id=run, actor=Actor("test")),  # type: ignore[misc]
+            lambda run=run: mark(conn, TaskKey(run, 0, -1), state="success", actor=Actor("test")),  # type: ignore[misc]
             lambda run=run: clear_all(conn, run),  # type: ignore[misc]
-            lambda: pause(conn, dag=dice.choice(DAGS), actor="test"),
-            lambda: unpause(conn, dag=dice.choice(DAGS), actor="test"),
-            lambda: set_pool(conn, name=dice.choice(POOLS), slots=dice.choice([1, 2, 3]), actor="test"),
+            lambda: pause(conn, dag=dice.choice(DAGS), actor=Actor("test")),
+            lambda: unpause(conn, dag=dice.choice(DAGS), actor=Actor("test")),
+            lambda: set_pool(conn, name=dice.choice(POOLS), slots=dice.choice([1, 2, 3]), actor=Actor("test")),
         ]
         try:
             await dice.choice(verbs)()
@@ -80,16 +81,16 @@ async def meddle(conn: AsyncConnection, dice: random.Random) -> None:
 
 
 async def clear_all(conn: AsyncConnection, run: int) -> None:
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="test")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("test"))
 
 
 async def tend_for(conn: AsyncConnection, epoch: int) -> None:
     for _ in range(STEPS):
-        await promote(conn, shard=0, epoch=epoch, batch=10)
-        await admit_gated_tasks(conn, shard=0, epoch=epoch, batch=10)
-        done = await reconcile_gates(conn, shard=0, epoch=epoch, after=0, batch=100)
+        await promote_due_tasks(conn, shard=0, epoch=epoch, limit=10)
+        await admit_gated_tasks(conn, shard=0, epoch=epoch, limit=10)
+        done = await reconcile_gates(conn, shard=0, epoch=epoch, after=0, limit=100)
         assert done.drifted == 0
-        await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)
+        await reconcile_runs(conn, shard=0, epoch=epoch, limit=100)
 
 
 async def watch(conn: AsyncConnection, is_over: asyncio.Event) -> None:
@@ -108,7 +109,7 @@ async def test_limits_hold_while_everybody_moves(database: str, seed: int) -> No
     conn, watcher, *others = connections
     epoch = await lead(conn)
     for name in POOLS:
-        await set_pool(conn, name=name, slots=2, actor="test")
+        await set_pool(conn, name=name, slots=2, actor=Actor("test"))
     for name in DAGS:
         shape = {f"t{i}": [f"t{i - 1}"] if i > 2 else [] for i in range(5)}
         per_task = {task: {"gates": some_gates(dice)} for task in shape}
@@ -130,13 +131,13 @@ async def test_limits_hold_while_everybody_moves(database: str, seed: int) -> No
     assert await value(conn, "select deadlocks from pg_stat_database where datname = current_database()") == before
     # Everything that was left gets its turn.
     for name in DAGS:
-        await unpause(conn, dag=name, actor="test")
+        await unpause(conn, dag=name, actor=Actor("test"))
     for name in POOLS:
-        await set_pool(conn, name=name, slots=2, actor="test")
+        await set_pool(conn, name=name, slots=2, actor=Actor("test"))
     runner = await Runner.join(conn)
     while await value(conn, "select count(*) from run_status where state in ('queued', 'running')"):
-        await admit_gated_tasks(conn, shard=0, epoch=epoch, batch=100)
-        await reconcile_gates(conn, shard=0, epoch=epoch, after=0, batch=100)
+        await admit_gated_tasks(conn, shard=0, epoch=epoch, limit=100)
+        await reconcile_gates(conn, shard=0, epoch=epoch, after=0, limit=100)
         await runner.drain()
     assert await invariants.gate_violations(conn) == []
     assert await value(conn, "select count(*) from run_status where state in ('queued', 'running')") == 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.mapping import MappedList, Mapping
 from evertick.domain.dags.spec import BranchChoice, DagSpec, GroupSpec
@@ -85,9 +86,9 @@ async def test_after_its_last_try_it_has_failed_and_a_clear_counts_anew(conn: As
     }
     assert await run_state(conn, run) == "failed"
     chosen = await select_tasks(conn, run_id=run, names=["g.b"], with_downstream=True)
-    await clear(conn, run_id=run, chosen=chosen, actor="ann")
+    await clear(conn, run_id=run, chosen=chosen, actor=Actor("ann"))
     assert await runner.drain({"g.b": "failed"}) == ["g.b", *["g.a", "g.b", "g.c"] * 2]
-    await clear(conn, run_id=run, chosen=chosen, actor="ann")
+    await clear(conn, run_id=run, chosen=chosen, actor=Actor("ann"))
     assert await runner.drain() == ["g.b", "after"]
     assert await run_state(conn, run) == "success"
 
@@ -174,7 +175,7 @@ async def test_who_is_canceled_or_took_too_long_does_not_begin_again(conn: Async
             await set_clock(conn, later(11))
             assert await time_out_run(conn, shard=0, epoch=epoch, run_id=run) == 1
         else:
-            await cancel(conn, run_id=run, actor="ann")
+            await cancel(conn, run_id=run, actor=Actor("ann"))
         await runner.finish(b)
         assert await runner.claim() == []
         assert await run_state(conn, run) == ("failed" if is_late else "canceled")
@@ -186,7 +187,7 @@ async def test_a_mark_can_end_it_too(conn: AsyncConnection) -> None:
     runner = await Runner.join(conn)
     a, b = await runner.claim()
     await runner.finish(a, "failed")
-    await mark(conn, TaskKey(run, 0, -1), state="success", actor="ann")
+    await mark(conn, TaskKey(run, 0, -1), state="success", actor=Actor("ann"))
     assert (await states(conn, run))["after"] == "waiting"
     await runner.finish(b)
     assert await runner.drain() == ["after"]
@@ -227,7 +228,7 @@ async def test_reconcile_counts_a_group_anew(conn: AsyncConnection) -> None:
     a, b = await runner.claim()
     await runner.finish(a)
     await conn.execute("update run_group set ended = 0, more = 3")
-    repairs = await value(conn, "select reconcile_run(%s)", run)
+    repairs = await value(conn, "select repairs from reconcile_run(%s, null)", run)
     assert repairs == ["group_counter_drift"]
     await runner.finish(b)
     assert await runner.drain() == ["after"]

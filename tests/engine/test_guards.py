@@ -8,14 +8,15 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries import logs, runs
+from evertick.db.queries import logs
 from evertick.db.queries.logs import NewChunk
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.dags import pause
-from evertick.engine.maintenance import promote
+from evertick.engine.maintenance import promote_due_tasks
 from evertick.engine.runners import mark_runner_dead
-from evertick.engine.runs import cancel
+from evertick.engine.runs import cancel, trigger_run
 from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine.world import Runner, key_of, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -158,7 +159,7 @@ async def test_finish_waits_longer_with_every_loss(conn: AsyncConnection) -> Non
         await mark_runner_dead(conn, session=runner.session, reason="gone", infra_retries=5)
         waits.append(await value(conn, "select extract(epoch from not_before - clock())::int from task"))
         await set_clock(conn, later(1000 * len(waits)))
-        await promote(conn, shard=0, epoch=leader, batch=10)
+        await promote_due_tasks(conn, shard=0, epoch=leader, limit=10)
     assert waits == [None, 5, 10]
     assert await states(conn, run) == {"a": "available"}
 
@@ -169,7 +170,7 @@ async def test_finish_ends_a_marked_task_as_it_was_marked(conn: AsyncConnection,
     run = await one_task(conn, task_retry=RETRIED)
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
-    await mark(conn, key_of(claim), state=marked, actor="me")
+    await mark(conn, key_of(claim), state=marked, actor=Actor("me"))
     await runner.finish(claim, reported)
     assert await states(conn, run) == {"a": marked}
 
@@ -178,7 +179,7 @@ async def test_finish_cancels_what_was_asked_to_stop_instead_of_retrying_it(conn
     run = await one_task(conn, task_retry=RETRIED)
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
-    await cancel(conn, run_id=run, actor="me")
+    await cancel(conn, run_id=run, actor=Actor("me"))
     await runner.finish(claim, "killed")
     assert (await states(conn, run), await run_state(conn, run)) == ({"a": "canceled"}, "canceled")
 
@@ -191,8 +192,8 @@ async def test_finish_of_a_retry_that_was_timed_for_the_same_instant_before_find
     await set_clock(conn, later(0))
     (claim,) = await runner.claim()
     await runner.finish(claim, "failed", retry_in=5)
-    await cancel(conn, run_id=run, actor="me")
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
+    await cancel(conn, run_id=run, actor=Actor("me"))
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("me"))
     (again,) = await runner.claim()
     await runner.finish(again, "failed", retry_in=5)
     assert await states(conn, run) == {"a": "pending"}
@@ -202,7 +203,7 @@ async def test_giving_back_to_a_paused_dag_leaves_the_task_pending(conn: AsyncCo
     run = await one_task(conn)
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
-    await pause(conn, dag="one", actor="me")
+    await pause(conn, dag="one", actor=Actor("me"))
     await runner.finish(claim, "given_back")
     assert await states(conn, run) == {"a": "pending"}
 
@@ -212,7 +213,7 @@ async def test_giving_back_to_a_paused_dag_leaves_the_task_pending(conn: AsyncCo
 
 async def test_triggering_a_dag_that_has_no_version_makes_nothing(conn: AsyncConnection) -> None:
     dag_id = await value(conn, "insert into dag (name, file) values ('empty', 'f.py') returning dag_id")
-    assert await runs.trigger(conn, dag_id=int(str(dag_id)), params={}, key=None, actor="me") is None
+    assert await trigger_run(conn, dag_id=int(str(dag_id)), params={}, key=None, actor=Actor("me")) is None
 
 
 async def test_a_task_key_of_another_map_index_is_another_task(conn: AsyncConnection) -> None:

@@ -13,13 +13,16 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import schedules, shards
+from evertick.db.queries import schedules
 from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.dags import delete, pause, unpause
-from evertick.engine.maintenance import promote, reconcile
+from evertick.engine.fire_schedules import _fire_schedules
+from evertick.engine.maintenance import promote_due_tasks, reconcile_runs
 from evertick.engine.runs import cancel
+from evertick.engine.shards import acquire_shard, release_shard
 from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine.plans import ONE, plan
 from tests.engine.world import OWN_LOCKS, Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
@@ -99,23 +102,23 @@ def running(run: int) -> ExchangeRow:
 
 async def clears(scene: Scene) -> None:
     run = scene.runs[0]
-    await clear(scene.actor, run_id=run, chosen=await select_tasks(scene.actor, run_id=run), actor="me")
+    await clear(scene.actor, run_id=run, chosen=await select_tasks(scene.actor, run_id=run), actor=Actor("me"))
 
 
 async def marks(scene: Scene) -> None:
-    assert await mark(scene.actor, TaskKey(scene.runs[0], 1, -1), state="success", actor="me") == "asked"
+    assert await mark(scene.actor, TaskKey(scene.runs[0], 1, -1), state="success", actor=Actor("me")) == "asked"
 
 
 async def cancels(scene: Scene) -> None:
-    await cancel(scene.actor, run_id=scene.runs[0], actor="me")
+    await cancel(scene.actor, run_id=scene.runs[0], actor=Actor("me"))
 
 
 async def pauses(scene: Scene) -> None:
-    await pause(scene.actor, dag="busy", actor="me")
+    await pause(scene.actor, dag="busy", actor=Actor("me"))
 
 
 async def deletes(scene: Scene) -> None:
-    await delete(scene.actor, dag="busy", actor="me")
+    await delete(scene.actor, dag="busy", actor=Actor("me"))
 
 
 async def republishes(scene: Scene) -> None:
@@ -137,10 +140,10 @@ async def test_pausing_locks_the_runs_before_the_dag(scene: Scene) -> None:
 
 
 async def test_unpausing_locks_the_runs_before_the_dag(scene: Scene) -> None:
-    await pause(scene.actor, dag="busy", actor="me")
+    await pause(scene.actor, dag="busy", actor=Actor("me"))
 
     async def unpauses(scene: Scene) -> None:
-        await unpause(scene.actor, dag="busy", actor="me")
+        await unpause(scene.actor, dag="busy", actor=Actor("me"))
 
     await waits_untouching(scene, held=FIRST_RUN, verb=unpauses, untouched="select from dag")
 
@@ -173,14 +176,14 @@ async def test_two_runners_that_claim_at_once_get_different_tasks_and_do_not_wai
 
 @pytest.mark.requirement("E1")
 async def test_pausing_and_unpausing_do_not_wait_for_runs_that_are_over(scene: Scene) -> None:
-    await cancel(scene.actor, run_id=scene.runs[0], actor="me")
+    await cancel(scene.actor, run_id=scene.runs[0], actor=Actor("me"))
     await scene.runner.finish(running(scene.runs[0]), "killed")
     assert await run_state(scene.actor, scene.runs[0]) == "canceled"
     await scene.actor.execute(PATIENCE)
     async with scene.holder.transaction():
         await scene.holder.execute(FIRST_RUN)
-        assert await pause(scene.actor, dag="busy", actor="me")
-        assert await unpause(scene.actor, dag="busy", actor="me")
+        assert await pause(scene.actor, dag="busy", actor=Actor("me"))
+        assert await unpause(scene.actor, dag="busy", actor=Actor("me"))
 
 
 @pytest.mark.requirement("E1", "V11")
@@ -190,23 +193,23 @@ async def test_promoting_passes_by_a_run_that_somebody_works_on(scene: Scene) ->
     await scene.actor.execute(PATIENCE)
     async with scene.holder.transaction():
         await scene.holder.execute(FIRST_RUN)
-        done = await promote(scene.actor, shard=0, epoch=scene.leader, batch=1)
+        done = await promote_due_tasks(scene.actor, shard=0, epoch=scene.leader, limit=1)
         assert (done.promoted, done.next_due) == (1, later(5))
     states_then = [(await states(scene.actor, run))["retried"] for run in scene.runs]
     assert states_then == ["pending", "available"]
-    assert (await promote(scene.actor, shard=0, epoch=scene.leader, batch=1)).promoted == 1
+    assert (await promote_due_tasks(scene.actor, shard=0, epoch=scene.leader, limit=1)).promoted == 1
 
 
 @pytest.mark.requirement("E1", "V11")
 async def test_letting_retries_in_passes_by_a_run_that_somebody_works_on(scene: Scene) -> None:
     await set_clock(scene.actor, later(6))
-    await promote(scene.actor, shard=0, epoch=scene.leader, batch=10, max_active_retries=0)
+    await promote_due_tasks(scene.actor, shard=0, epoch=scene.leader, limit=10, bound=0)
     assert await value(scene.actor, "select count(*) from retry_queue") == 2
     await scene.actor.execute(PATIENCE)
     async with scene.holder.transaction():
         await scene.holder.execute(FIRST_RUN)
-        done = await promote(scene.actor, shard=0, epoch=scene.leader, batch=1)
-    assert (done.promoted, done.has_line) == (1, True)
+        done = await promote_due_tasks(scene.actor, shard=0, epoch=scene.leader, limit=1)
+    assert (done.promoted, done.has_waiting_retries) == (1, True)
     assert [(await states(scene.actor, run))["retried"] for run in scene.runs] == ["pending", "available"]
 
 
@@ -219,9 +222,9 @@ async def test_firing_passes_by_a_schedule_that_somebody_changes(scene: Scene) -
     await set_clock(scene.actor, later(60))
     async with scene.holder.transaction():
         await scene.holder.execute("select from schedule_state where schedule_id = 1 for no key update")
-        won = (await schedules.fire(scene.actor, shard=0, epoch=scene.leader, plans=plans)).won
+        won = (await _fire_schedules(scene.actor, shard=0, epoch=scene.leader, plans=plans)).won
     assert won == [second.schedule_id]
-    done = await schedules.fire(scene.actor, shard=0, epoch=scene.leader, plans=plans)
+    done = await _fire_schedules(scene.actor, shard=0, epoch=scene.leader, plans=plans)
     assert done.won == [first.schedule_id]
 
 
@@ -231,7 +234,7 @@ async def test_reconcile_leaves_a_run_alone_that_somebody_works_on(scene: Scene)
     await scene.actor.execute(PATIENCE)
     async with scene.holder.transaction():
         await scene.holder.execute(FIRST_RUN)
-        done = await reconcile(scene.actor, shard=0, epoch=scene.leader, after=(0, 0), batch=10)
+        done = await reconcile_runs(scene.actor, shard=0, epoch=scene.leader, limit=10)
         assert done.repaired == ["lease_missing"]
     assert await value(scene.actor, "select array_agg(run_id) from lease") == [scene.runs[1]]
 
@@ -242,7 +245,7 @@ async def test_admission_passes_by_a_queued_run_that_somebody_works_on(scene: Sc
     await scene.actor.execute(PATIENCE)
     async with scene.holder.transaction():
         await scene.holder.execute("select from run_status where run_id = %s for no key update", [locked])
-        await unpause(scene.actor, dag="limited", actor="me")
+        await unpause(scene.actor, dag="limited", actor=Actor("me"))
         assert [await run_state(scene.actor, run) for run in (locked, free)] == ["queued", "running"]
 
 
@@ -263,18 +266,18 @@ async def test_a_standby_does_not_wait_while_the_leader_plans(scene: Scene) -> N
     await scene.actor.execute(PATIENCE)
     async with scene.holder.transaction():
         await set_clock(scene.holder, later(0))
-        await schedules.fire(scene.holder, shard=0, epoch=scene.leader, plans=[])
-        assert await shards.acquire_shard(scene.actor, shard=0, owner="standby", seconds=5) is None
+        await _fire_schedules(scene.holder, shard=0, epoch=scene.leader, plans=[])
+        assert await acquire_shard(scene.actor, shard=0, owner="standby", seconds=5) is None
 
 
 @pytest.mark.requirement("A10")
 async def test_of_two_that_wait_to_take_over_one_does(scene: Scene, database: str) -> None:
-    await shards.release_shard(scene.actor, shard=0, epoch=scene.leader)
+    await release_shard(scene.actor, shard=0, epoch=scene.leader)
     async with await connect(database, purpose=Purpose.SCHEDULER) as rival:
         async with scene.holder.transaction():
-            await schedules.fire(scene.holder, shard=0, epoch=scene.leader, plans=[])
+            await _fire_schedules(scene.holder, shard=0, epoch=scene.leader, plans=[])
             takes = [
-                asyncio.ensure_future(shards.acquire_shard(conn, shard=0, owner="x", seconds=1e9))
+                asyncio.ensure_future(acquire_shard(conn, shard=0, owner="x", seconds=1e9))
                 for conn in (scene.actor, rival)
             ]
             waiting = f"select count(*) = 2 from {OWN_LOCKS} where locktype = 'advisory' and not granted"
@@ -283,7 +286,7 @@ async def test_of_two_that_wait_to_take_over_one_does(scene: Scene, database: st
     assert sorted(taken, key=str) == [scene.leader + 1, None]
 
 
-async def test_a_finish_and_a_pause_that_meet_leave_nothing_on_offer(scene: Scene) -> None:
+async def test_a_finish_concurrent_with_a_pause_leaves_nothing_queued(scene: Scene) -> None:
     """The pause waits for the finish, and so sees the successor that it has offered."""
     async with scene.holder.transaction():
         other = Runner(scene.holder, scene.runner.session)

@@ -6,16 +6,17 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries import dags, runs, tasks
+from evertick.db.queries import dags
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
-from evertick.engine.dags import delete, pause, unpause
+from evertick.engine.dags import delete, delete_dag, pause, pause_dag, unpause
 from evertick.engine.fire_schedules import plan_if_possible
-from evertick.engine.runs import cancel
+from evertick.engine.runs import cancel, trigger_run
 from evertick.engine.schedules import read_snapshot
-from evertick.engine.tasks import clear, mark, select_tasks
+from evertick.engine.tasks import ClearedTasks, clear, mark, select_tasks
 from tests.engine.world import Runner, key_of, later, make_dag, put, run_state, set_clock, start, states, value
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -29,8 +30,8 @@ async def conn(rollback_conn: AsyncConnection) -> AsyncConnection:
     return rollback_conn
 
 
-async def clear_all(conn: AsyncConnection, run: int) -> tasks.Cleared:
-    return await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
+async def clear_all(conn: AsyncConnection, run: int) -> ClearedTasks:
+    return await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("me"))
 
 
 async def test_clear_does_not_take_back_a_cancel(conn: AsyncConnection) -> None:
@@ -38,7 +39,7 @@ async def test_clear_does_not_take_back_a_cancel(conn: AsyncConnection) -> None:
     run = await start(conn, "one")
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
-    await cancel(conn, run_id=run, actor="me")
+    await cancel(conn, run_id=run, actor=Actor("me"))
     assert (await clear_all(conn, run)).asked == 0
     await runner.finish(claim, "killed")
     assert await states(conn, run) == {"a": "canceled"}
@@ -62,7 +63,7 @@ async def test_what_cannot_run_when_it_is_cleared_ends_again_and_is_not_put_in_l
     (a,) = await runner.claim()
     await runner.finish(a, "failed", no_retry=True)
     assert await value(conn, "select count(*) from ready_task") == 0
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["b"]), actor="me")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["b"]), actor=Actor("me"))
     assert (await states(conn, run))["b"] == "upstream_failed"
     assert await value(conn, "select count(*) from ready_task") == 0
 
@@ -85,7 +86,7 @@ async def test_an_attempt_that_history_has_is_not_kept_twice_by_clear(conn: Asyn
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
     await runner.finish(claim, "failed", retry_in=9)
-    await cancel(conn, run_id=run, actor="me")
+    await cancel(conn, run_id=run, actor=Actor("me"))
     await clear_all(conn, run)
     assert await value(conn, "select array_agg(outcome) from attempt") == ["failed"]
 
@@ -96,16 +97,16 @@ async def test_an_attempt_that_history_has_is_not_kept_twice_by_mark(conn: Async
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
     await runner.finish(claim, "failed", retry_in=9)
-    await cancel(conn, run_id=run, actor="me")
-    await mark(conn, key_of(claim), state="success", actor="me")
+    await cancel(conn, run_id=run, actor=Actor("me"))
+    await mark(conn, key_of(claim), state="success", actor=Actor("me"))
     assert await value(conn, "select array_agg(outcome) from attempt") == ["failed"]
 
 
 async def test_clear_and_mark_keep_no_attempt_of_a_task_that_never_ran(conn: AsyncConnection) -> None:
     await put(conn, make_dag("chain", CHAIN))
     run = await start(conn, "chain")
-    await cancel(conn, run_id=run, actor="me")
-    await mark(conn, TaskKey(run, 2, -1), state="success", actor="me")
+    await cancel(conn, run_id=run, actor=Actor("me"))
+    await mark(conn, TaskKey(run, 2, -1), state="success", actor=Actor("me"))
     await clear_all(conn, run)
     assert await value(conn, "select count(*) from attempt") == 0
 
@@ -114,9 +115,9 @@ async def test_clear_and_mark_keep_no_attempt_of_a_task_that_never_ran(conn: Asy
 async def test_mark_refuses_what_is_so_already_and_writes_nothing_down(conn: AsyncConnection, state: str) -> None:
     await put(conn, make_dag("one", ONE))
     run = await start(conn, "one")
-    await mark(conn, TaskKey(run, 0, -1), state=state, actor="me")
+    await mark(conn, TaskKey(run, 0, -1), state=state, actor=Actor("me"))
     with pytest.raises(Conflict):
-        await mark(conn, TaskKey(run, 0, -1), state=state, actor="me")
+        await mark(conn, TaskKey(run, 0, -1), state=state, actor=Actor("me"))
     assert await value(conn, "select count(*) from audit_log where action = 'mark'") == 1
 
 
@@ -124,7 +125,7 @@ async def test_mark_refuses_a_task_that_the_run_does_not_have(conn: AsyncConnect
     await put(conn, make_dag("one", ONE))
     run = await start(conn, "one")
     with pytest.raises(Conflict):
-        await mark(conn, TaskKey(run, 7, -1), state="success", actor="me")
+        await mark(conn, TaskKey(run, 7, -1), state="success", actor=Actor("me"))
 
 
 async def test_mark_leaves_alone_what_had_run_below(conn: AsyncConnection) -> None:
@@ -134,7 +135,7 @@ async def test_mark_leaves_alone_what_had_run_below(conn: AsyncConnection) -> No
     runner = await Runner.join(conn)
     await runner.drain({"a": "failed"})
     assert await states(conn, run) == {"a": "failed", "b": "upstream_failed", "c": "success"}
-    await mark(conn, TaskKey(run, 0, -1), state="success", actor="me")
+    await mark(conn, TaskKey(run, 0, -1), state="success", actor=Actor("me"))
     assert await states(conn, run) == {"a": "success", "b": "available", "c": "success"}
 
 
@@ -142,24 +143,24 @@ async def test_mark_in_a_run_that_goes_on_does_not_close_it(conn: AsyncConnectio
     await put(conn, make_dag("two", {"a": [], "b": []}))
     run = await start(conn, "two")
     for state in ("success", "failed"):
-        await mark(conn, TaskKey(run, 0, -1), state=state, actor="me")
+        await mark(conn, TaskKey(run, 0, -1), state=state, actor=Actor("me"))
         assert await run_state(conn, run) == "running"
-    await mark(conn, TaskKey(run, 1, -1), state="success", actor="me")
+    await mark(conn, TaskKey(run, 1, -1), state="success", actor=Actor("me"))
     assert await run_state(conn, run) == "failed"
 
 
 async def test_a_mark_in_a_canceled_run_judges_it_by_its_tasks(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", ONE))
     run = await start(conn, "one")
-    await cancel(conn, run_id=run, actor="me")
-    await mark(conn, TaskKey(run, 0, -1), state="success", actor="me")
+    await cancel(conn, run_id=run, actor=Actor("me"))
+    await mark(conn, TaskKey(run, 0, -1), state="success", actor=Actor("me"))
     assert await run_state(conn, run) == "success"
 
 
 async def test_pausing_twice_is_pausing_once(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", ONE))
-    assert [await pause(conn, dag="one", actor="me") for _ in range(2)] == [True, False]
-    assert [await unpause(conn, dag="one", actor="me") for _ in range(2)] == [True, False]
+    assert [await pause(conn, dag="one", actor=Actor("me")) for _ in range(2)] == [True, False]
+    assert [await unpause(conn, dag="one", actor=Actor("me")) for _ in range(2)] == [True, False]
     assert await value(conn, "select count(*) from audit_log where action in ('pause', 'unpause')") == 2
 
 
@@ -167,13 +168,13 @@ async def test_pausing_one_dag_holds_nothing_of_another(conn: AsyncConnection) -
     for name in ("one", "other"):
         await put(conn, make_dag(name, ONE))
     held, free = await start(conn, "one"), await start(conn, "other")
-    await pause(conn, dag="one", actor="me")
+    await pause(conn, dag="one", actor=Actor("me"))
     assert [await states(conn, run) for run in (held, free)] == [{"a": "pending"}, {"a": "available"}]
 
 
 async def test_a_run_of_a_paused_dag_has_not_started(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", ONE))
-    await pause(conn, dag="one", actor="me")
+    await pause(conn, dag="one", actor=Actor("me"))
     run = await start(conn, "one")
     assert await run_state(conn, run) == "queued"
     assert await value(conn, "select started_at from run_status where run_id = %s", run) is None
@@ -186,8 +187,8 @@ async def test_unpausing_leaves_a_retry_to_its_time(conn: AsyncConnection) -> No
     await set_clock(conn, later(0))
     (claim,) = await runner.claim()
     await runner.finish(claim, "failed", retry_in=60)
-    await pause(conn, dag="one", actor="me")
-    await unpause(conn, dag="one", actor="me")
+    await pause(conn, dag="one", actor=Actor("me"))
+    await unpause(conn, dag="one", actor=Actor("me"))
     assert await states(conn, run) == {"a": "pending"}
 
 
@@ -195,10 +196,8 @@ async def test_deleting_twice_is_deleting_once(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", ONE))
     row = await dags.find(conn, "one")
     assert row is not None
-    assert [await dags.delete(conn, dag_id=row.dag_id, seen=[], settle=[], actor="me") for _ in range(2)] == [
-        True,
-        False,
-    ]
+    before = await read_snapshot(conn, dag="one", plan=plan_if_possible, dag_id=row.dag_id)
+    assert [await delete_dag(conn, before, actor=Actor("me")) for _ in range(2)] == [True, False]
     assert await value(conn, "select count(*) from audit_log where action = 'delete'") == 1
 
 
@@ -206,9 +205,10 @@ async def test_a_deleted_dag_is_neither_paused_nor_triggered(conn: AsyncConnecti
     await put(conn, make_dag("one", ONE))
     row = await dags.find(conn, "one")
     assert row is not None
-    await delete(conn, dag="one", actor="me")
-    assert not await dags.pause(conn, dag_id=row.dag_id, paused=True, seen=[], settle=[], actor="me")
-    assert await runs.trigger(conn, dag_id=row.dag_id, params={}, key=None, actor="me") is None
+    await delete(conn, dag="one", actor=Actor("me"))
+    before = await read_snapshot(conn, dag="one", plan=plan_if_possible, dag_id=row.dag_id)
+    assert not await pause_dag(conn, before, paused=True, actor=Actor("me"))
+    assert await trigger_run(conn, dag_id=row.dag_id, params={}, key=None, actor=Actor("me")) is None
 
 
 @pytest.mark.requirement("I1")
@@ -217,10 +217,11 @@ async def test_a_deleted_dag_is_neither_paused_nor_triggered(conn: AsyncConnecti
 )
 async def test_a_pause_planned_from_what_has_moved_since_is_refused(conn: AsyncConnection, move: str) -> None:
     await put(conn, make_dag("one", ONE, every="@every 60s"))
-    row, before = await dags.find(conn, "one"), await read_snapshot(conn, dag="one", plan=plan_if_possible)
+    row = await dags.find(conn, "one")
     assert row is not None
+    before = await read_snapshot(conn, dag="one", plan=plan_if_possible, dag_id=row.dag_id)
     await conn.execute(f"update schedule_state set {move}")
     with pytest.raises(psycopg.Error, match="have moved on"):
         async with conn.transaction():
-            await dags.pause(conn, dag_id=row.dag_id, paused=True, seen=before.seen, settle=[], actor="me")
+            await pause_dag(conn, before, paused=True, actor=Actor("me"))
     assert await value(conn, "select is_paused from dag") is False

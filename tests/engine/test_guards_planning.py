@@ -7,11 +7,13 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import dags, shards
+from evertick.domain.access import Actor
 from evertick.domain.errors import Conflict
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.dags import pause
-from evertick.engine.maintenance import promote, reconcile
+from evertick.engine.maintenance import promote_due_tasks, reconcile_runs
 from evertick.engine.runs import cancel
+from evertick.engine.shards import acquire_shard, release_shard, renew_shard
 from evertick.engine.tasks import clear, select_tasks
 from tests.engine.plans import ONE, fire_plan, plan, scheduled
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
@@ -30,26 +32,26 @@ async def conn(rollback_conn: AsyncConnection) -> AsyncConnection:
 
 async def test_only_the_current_epoch_renews_and_resigns(conn: AsyncConnection) -> None:
     await set_clock(conn, later(0))
-    old = await shards.acquire_shard(conn, shard=0, owner="old", seconds=5)
+    old = await acquire_shard(conn, shard=0, owner="old", seconds=5)
     assert old is not None
     await set_clock(conn, later(10))
-    new = await shards.acquire_shard(conn, shard=0, owner="new", seconds=5)
+    new = await acquire_shard(conn, shard=0, owner="new", seconds=5)
     assert new == old + 1
-    assert not await shards.renew_shard(conn, shard=0, epoch=old, seconds=100)
-    assert not await shards.release_shard(conn, shard=0, epoch=old)
+    assert not await renew_shard(conn, shard=0, epoch=old, seconds=100)
+    assert not await release_shard(conn, shard=0, epoch=old)
     leader = await shards.leader(conn, shard=0)
     assert leader is not None and (leader.owner, leader.lease_until) == ("new", later(15))
 
 
 async def test_who_has_resigned_cannot_renew(conn: AsyncConnection) -> None:
     epoch = await lead(conn)
-    await shards.release_shard(conn, shard=0, epoch=epoch)
-    assert not await shards.renew_shard(conn, shard=0, epoch=epoch, seconds=100)
+    await release_shard(conn, shard=0, epoch=epoch)
+    assert not await renew_shard(conn, shard=0, epoch=epoch, seconds=100)
 
 
 async def test_a_lease_that_lasts_is_not_taken(conn: AsyncConnection) -> None:
     await lead(conn)
-    assert await shards.acquire_shard(conn, shard=0, owner="other", seconds=5) is None
+    assert await acquire_shard(conn, shard=0, owner="other", seconds=5) is None
 
 
 # promote -------------------------------------------------------------------------------------------------------------
@@ -64,7 +66,7 @@ async def test_promote_leaves_what_is_not_due_yet(conn: AsyncConnection) -> None
     (claim,) = await runner.claim()
     await runner.finish(claim, "failed", retry_in=10)
     await set_clock(conn, later(9))
-    answer = await promote(conn, shard=0, epoch=epoch, batch=10)
+    answer = await promote_due_tasks(conn, shard=0, epoch=epoch, limit=10)
     assert (answer.promoted, answer.next_due, await states(conn, run)) == (0, later(10), {"a": "pending"})
 
 
@@ -79,13 +81,13 @@ async def test_promote_goes_by_the_time_that_the_task_waits_for_now(conn: AsyncC
         (claim,) = await runner.claim()
         await runner.finish(claim, "failed", retry_in=seconds)
         if seconds == 5:
-            await cancel(conn, run_id=run, actor="me")
-            await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
+            await cancel(conn, run_id=run, actor=Actor("me"))
+            await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("me"))
     await set_clock(conn, later(6))
-    assert (await promote(conn, shard=0, epoch=epoch, batch=10)).promoted == 0
+    assert (await promote_due_tasks(conn, shard=0, epoch=epoch, limit=10)).promoted == 0
     assert await states(conn, run) == {"a": "pending"}
     await set_clock(conn, later(10))
-    assert (await promote(conn, shard=0, epoch=epoch, batch=10)).promoted == 1
+    assert (await promote_due_tasks(conn, shard=0, epoch=epoch, limit=10)).promoted == 1
 
 
 # reconcile -----------------------------------------------------------------------------------------------------------
@@ -94,9 +96,9 @@ async def test_promote_goes_by_the_time_that_the_task_waits_for_now(conn: AsyncC
 async def test_reconcile_admits_nothing_of_a_paused_dag(conn: AsyncConnection) -> None:
     epoch = await lead(conn)
     await put(conn, make_dag("one", ONE))
-    await pause(conn, dag="one", actor="me")
+    await pause(conn, dag="one", actor=Actor("me"))
     run = await start(conn, "one")
-    await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=10)
+    await reconcile_runs(conn, shard=0, epoch=epoch, limit=10)
     assert await run_state(conn, run) == "queued"
 
 
@@ -106,7 +108,7 @@ async def test_reconcile_closes_a_canceled_run_as_canceled(conn: AsyncConnection
     run = await start(conn, "one")
     await conn.execute("update task set state = 'canceled', finished_at = clock()")
     await conn.execute("update run_status set cancel_requested = true")
-    await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=10)
+    await reconcile_runs(conn, shard=0, epoch=epoch, limit=10)
     assert await run_state(conn, run) == "canceled"
 
 
@@ -123,7 +125,7 @@ async def test_reconcile_finds_nothing_to_repair_in_any_healthy_state(conn: Asyn
     await runner.finish(ends, result=1)
     await runner.finish(retries, "failed", retry_in=60)
     before = await states(conn, run), await states(conn, lone)
-    done = await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=10)
+    done = await reconcile_runs(conn, shard=0, epoch=epoch, limit=10)
     assert done.repaired == []
     assert (await states(conn, run), await states(conn, lone)) == before
 
@@ -189,5 +191,5 @@ async def test_an_ended_run_is_told_apart_from_one_that_never_was(conn: AsyncCon
     run = await start(conn, "one")
     await (await Runner.join(conn)).drain()
     with pytest.raises(Conflict):
-        await cancel(conn, run_id=run, actor="me")
+        await cancel(conn, run_id=run, actor=Actor("me"))
     assert await value(conn, "select cancel_requested from run_status where run_id = %s", run) is False

@@ -49,7 +49,7 @@ async def test_extend_asks_to_stop_nothing_that_nobody_wants_stopped(conn: Async
     assert (reply.lost, reply.stop, reply.unknown, reply.is_gone) == ([], [], [], False)
 
 
-async def test_extend_tells_a_buried_runner_that_it_is_gone(conn: AsyncConnection) -> None:
+async def test_extend_reports_to_a_dead_runner_that_its_session_ended(conn: AsyncConnection) -> None:
     mine, _other = await Runner.join(conn), await Runner.join(conn)
     await mark_runner_dead(conn, session=mine.session, reason="gone", infra_retries=3)
     assert (await extend(conn, session=mine.session, held=[])).is_gone
@@ -59,7 +59,7 @@ async def test_extend_tells_a_buried_runner_that_it_is_gone(conn: AsyncConnectio
 # the end of a runner -------------------------------------------------------------------------------------------------
 
 
-async def test_bury_takes_from_the_one_that_is_gone_and_from_nobody_else(conn: AsyncConnection) -> None:
+async def test_mark_dead_takes_tasks_from_the_dead_runner_only(conn: AsyncConnection) -> None:
     await put(conn, make_dag("three", THREE))
     await start(conn, "three")
     gone, alive = await Runner.join(conn), await Runner.join(conn)
@@ -84,7 +84,7 @@ async def test_who_buries_second_changes_nothing(conn: AsyncConnection) -> None:
     assert await value(conn, "select end_reason from runner where session = %s", runner.session) == "first"
 
 
-async def test_joining_again_after_a_lost_reply_is_joining_once(conn: AsyncConnection) -> None:
+async def test_registering_again_after_a_lost_reply_registers_once(conn: AsyncConnection) -> None:
     runner = NewRunner(
         session=7,
         runner_id="r",
@@ -101,7 +101,7 @@ async def test_joining_again_after_a_lost_reply_is_joining_once(conn: AsyncConne
     assert [live.session for live in await runners.live(conn)] == [7]
 
 
-async def test_leaving_is_of_one_runner_only(conn: AsyncConnection) -> None:
+async def test_deregistering_ends_one_runner_only(conn: AsyncConnection) -> None:
     gone, alive = await Runner.join(conn), await Runner.join(conn)
     await runners.leave(conn, gone.session)
     assert [runner.session for runner in await runners.live(conn)] == [alive.session]

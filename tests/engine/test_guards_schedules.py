@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import dags, schedules
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine.dags import delete
-from evertick.engine.fire_schedules import fire_schedules
+from evertick.engine.fire_schedules import fire_schedules, quarantine_schedule
 from evertick.engine.schedules import put_schedule
 from tests.engine.plans import ONE, fire_plan, plan, scheduled
 from tests.engine.world import later, make_dag, put, set_clock, value
@@ -83,9 +82,9 @@ async def test_a_plan_that_lost_among_plans_that_won_records_no_skip(conn: Async
 async def test_what_is_held_is_neither_due_nor_next(conn: AsyncConnection, change: str) -> None:
     await scheduled(conn)
     await set_clock(conn, later(100))
-    assert len(await schedules.due(conn, shard=0, batch=10)) == 1
+    assert len(await schedules.due(conn, shard=0, batch=10, passed_over=[])) == 1
     await conn.execute(f"update schedule_state set {change}")
-    assert await schedules.due(conn, shard=0, batch=10) == []
+    assert await schedules.due(conn, shard=0, batch=10, passed_over=[]) == []
     assert await schedules.next_due(conn, shard=0) == (None, later(100))
 
 
@@ -101,12 +100,18 @@ async def test_a_quarantine_is_of_the_version_that_could_not_be_planned_and_keep
 ) -> None:
     epoch, _ = await scheduled(conn)
     await set_clock(conn, later(60))
-    (due,) = await schedules.due(conn, shard=0, batch=10)
+    (due,) = await schedules.due(conn, shard=0, batch=10, passed_over=[])
     told = []
     for version, reason in [(due.version + 1, "other"), (due.version, "first"), (due.version, "second")]:
         told.append(
-            await schedules.quarantine_schedule(
-                conn, shard=0, epoch=epoch, due=replace(due, version=version), reason=reason, is_tried_again=True
+            await quarantine_schedule(
+                conn,
+                shard=0,
+                epoch=epoch,
+                schedule_id=due.schedule_id,
+                version=version,
+                reason=reason,
+                is_tried_again=True,
             )
         )
     assert told == [False, True, False]
@@ -128,7 +133,7 @@ async def user_schedule(conn: AsyncConnection, **options: object) -> None:
     """A DAG with a schedule that somebody put by hand."""
     await put(conn, make_dag("one", ONE, **options))
     await put_schedule(
-        conn, dag="one", schedule=NamedSchedule(name="mine", spec=parse_schedule("@every 9s")), actor="me"
+        conn, dag="one", schedule=NamedSchedule(name="mine", spec=parse_schedule("@every 9s")), actor=Actor("me")
     )
 
 
@@ -143,7 +148,7 @@ async def test_a_schedule_that_somebody_put_outlives_publishing_with_or_without_
 
 async def test_a_schedule_that_somebody_put_ends_with_its_dag(conn: AsyncConnection) -> None:
     await user_schedule(conn)
-    await delete(conn, dag="one", actor="me")
+    await delete(conn, dag="one", actor=Actor("me"))
     assert await schedules.of_dag(conn, dag="one") == []
 
 
@@ -152,11 +157,11 @@ async def test_a_request_counts_once_for_a_schedule_that_is_there(conn: AsyncCon
     mine = NamedSchedule(name="mine", spec=parse_schedule("@every 9s"))
 
     async def ask(request: str) -> int:
-        return await put_schedule(conn, dag="one", schedule=mine, actor="me", request=request)
+        return await put_schedule(conn, dag="one", schedule=mine, actor=Actor("me"), request=request)
 
     await put(conn, make_dag("one", ONE))
     assert [await ask(request) for request in ("r1", "r1", "r2")] == [1, 1, 2]
-    await delete(conn, dag="one", actor="me")
+    await delete(conn, dag="one", actor=Actor("me"))
     await put(conn, make_dag("one", ONE))
     assert await ask("r2") == 4
     assert [schedule.name for schedule in await schedules.of_dag(conn, dag="one")] == ["mine"]

@@ -7,19 +7,23 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
-import psycopg
 import pytest
 from psycopg import AsyncConnection
 
 from evertick.db import failover
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import runners, schedules, shards
-from evertick.db.queries.shards import AcquireResult, PendingWork
+from evertick.domain.access import Actor
+from evertick.domain.errors import NotLeader
+from evertick.domain.failover import WalMark
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.dags import pause
-from evertick.engine.maintenance import promote
-from evertick.engine.verbs import NOT_LEADER, is_poison
+from evertick.engine.fire_schedules import _fire_schedules
+from evertick.engine.maintenance import promote_due_tasks
+from evertick.engine.shards import AcquireResult, PendingWork, poll_work, release_shard, try_acquire_shard
+from evertick.engine.verbs import is_poison
 from tests.engine.plans import plan
 from tests.engine.world import OWN_LOCKS, Runner, later, lead, make_dag, put, set_clock, start, value
 from tests.waiting import eventually
@@ -29,11 +33,17 @@ LEASE = 1000.0
 
 
 async def stand_by(conn: AsyncConnection, owner: str, *, watches: bool = True) -> AcquireResult:
-    return await shards.try_acquire_shard(conn, shard=0, owner=owner, seconds=LEASE, watches=watches)
+    return await try_acquire_shard(conn, shard=0, owner=owner, seconds=LEASE, watches=watches)
 
 
 async def renew(conn: AsyncConnection, epoch: int, *, watch: tuple[bool, bool] = (True, False)) -> PendingWork:
-    return await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90, seconds=LEASE, watch=watch)
+    return await poll_work(
+        conn, shard=0, epoch=epoch, lost_after=90, seconds=LEASE, watches=watch[0], is_watched=watch[1]
+    )
+
+
+def advancing(mark: WalMark) -> dict[str, Any]:
+    return {"system_id": mark.server.system_id, "timeline": mark.server.timeline, "lsn": mark.lsn}
 
 
 @pytest.fixture
@@ -51,13 +61,13 @@ async def test_when_the_session_of_a_watched_leader_ends_another_leads_at_once(c
     """Although its lease would last for long."""
     first, second, _ = conns
     led = await stand_by(first, "first")
-    assert led.is_watched
+    assert led.has_session_lock
     waits = await stand_by(second, "second")
-    assert (waits.epoch, waits.is_watched) == (None, False)
+    assert (waits.epoch, waits.has_session_lock) == (None, False)
     assert waits.free_in is not None and 0.9 * LEASE < waits.free_in <= LEASE
     await first.close()
     taken = await eventually(lambda: _taken(second, "second"))
-    assert (taken.epoch, taken.is_watched) == (2, True)
+    assert (taken.epoch, taken.has_session_lock) == (2, True)
     assert led.epoch == 1
 
 
@@ -70,7 +80,7 @@ async def _taken(conn: AsyncConnection, owner: str) -> AcquireResult | None:
 async def test_a_leader_that_nobody_could_watch_is_waited_for(conns: list[AsyncConnection]) -> None:
     """Behind a pooler, or while a frozen one still holds the lock: a free lock proves nothing then."""
     first, second, _ = conns
-    assert (await stand_by(first, "first", watches=False)).is_watched is False
+    assert (await stand_by(first, "first", watches=False)).has_session_lock is False
     await first.close()
     for _ in range(3):
         assert (await stand_by(second, "second")).epoch is None
@@ -95,13 +105,13 @@ async def test_who_takes_over_from_a_frozen_leader_is_watched_as_soon_as_that_is
     await stand_by(frozen, "frozen")
     await third.execute("update shard set lease_until = clock() - interval '1 s'")
     led = await stand_by(second, "second")
-    assert (led.epoch, led.is_watched) == (2, False)
-    assert not (await renew(second, 2)).is_watched
+    assert (led.epoch, led.has_session_lock) == (2, False)
+    assert not (await renew(second, 2)).has_session_lock
     assert (await stand_by(third, "third")).epoch is None, "its session could not be watched"
     await frozen.close()
 
     async def is_watched() -> bool:
-        return (await renew(second, 2)).is_watched
+        return (await renew(second, 2)).has_session_lock
 
     await eventually(is_watched)
     await second.close()
@@ -116,7 +126,7 @@ async def test_a_leader_that_renews_on_a_new_session_is_not_taken_for_dead(conns
     await first.close()
 
     async def is_watched() -> bool:
-        return (await renew(again, 1)).is_watched
+        return (await renew(again, 1)).has_session_lock
 
     await eventually(is_watched)
     assert (await stand_by(other, "other")).epoch is None
@@ -124,18 +134,18 @@ async def test_a_leader_that_renews_on_a_new_session_is_not_taken_for_dead(conns
 
 
 @pytest.mark.requirement("A10")
-async def test_a_renewal_that_comes_while_a_standby_decides_keeps_the_lead(conns: list[AsyncConnection]) -> None:
+async def test_a_renewal_while_a_standby_decides_keeps_leadership(conns: list[AsyncConnection]) -> None:
     """The standby waits for the fence. Meanwhile the leader renews on another session, which cannot have the lock."""
     first, standby, again = conns
     await stand_by(first, "first")
     async with again.transaction():
-        await schedules.fire(again, shard=0, epoch=1, plans=[])
+        await _fire_schedules(again, shard=0, epoch=1, plans=[])
         await first.close()
         await eventually(lambda: value(again, f"select not exists (select from {OWN_LOCKS} where classid = 4712)"))
         deciding = asyncio.ensure_future(stand_by(standby, "standby"))
         await eventually(lambda: value(again, f"select count(*) = 1 from {OWN_LOCKS} where not granted"))
         seen = await renew(again, 1)
-        assert not seen.is_watched
+        assert not seen.has_session_lock
     assert (await deciding).epoch is None
     assert await value(again, "select epoch from shard") == 1
 
@@ -179,7 +189,7 @@ async def test_the_server_ends_a_leaders_session_that_falls_silent(conns: list[A
 
 
 async def look(conn: AsyncConnection, epoch: int) -> PendingWork:
-    return await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90, seconds=5, elapsed=1.0)
+    return await poll_work(conn, shard=0, epoch=epoch, lost_after=90, seconds=5, elapsed=1.0)
 
 
 @pytest.mark.requirement("H6")
@@ -189,7 +199,12 @@ async def test_a_look_says_what_is_due_and_when(rollback_conn: AsyncConnection) 
     epoch = await lead(conn)
     nothing = await look(conn, epoch)
     assert (nothing.read_at, nothing.next_fire, nothing.next_timer, nothing.next_expiry) == (later(0), None, None, None)
-    assert (nothing.has_line, nothing.overdue, nothing.with_room, nothing.troubles) == (False, [], [], [])
+    assert (nothing.has_waiting_retries, nothing.overdue, nothing.dags_with_free_slots, nothing.errors) == (
+        False,
+        [],
+        [],
+        [],
+    )
     await put(conn, make_dag("tick", ONE, every="@every 60s"))
     await put(conn, make_dag("flaky", ONE, task_retry=RetryPolicy(retries=3)))
     await start(conn, "flaky")
@@ -197,15 +212,15 @@ async def test_a_look_says_what_is_due_and_when(rollback_conn: AsyncConnection) 
     (claim,) = await runner.claim()
     await runner.finish(claim, "failed", retry_in=30)
     seen = await look(conn, epoch)
-    assert (seen.next_fire, seen.next_timer, seen.has_line) == (later(60), later(30), False)
+    assert (seen.next_fire, seen.next_timer, seen.has_waiting_retries) == (later(60), later(30), False)
     await set_clock(conn, later(31))
-    await promote(conn, shard=0, epoch=epoch, batch=10, max_active_retries=0)
-    assert (await look(conn, epoch)).has_line
+    await promote_due_tasks(conn, shard=0, epoch=epoch, limit=10, bound=0)
+    assert (await look(conn, epoch)).has_waiting_retries
     await conn.execute("update schedule_state set error = 'cannot be read'")
     assert (await look(conn, epoch)).next_fire is None
     await conn.execute("update schedule_state set error = null")
     assert (await look(conn, epoch)).next_fire is not None
-    await pause(conn, dag="tick", actor="me")
+    await pause(conn, dag="tick", actor=Actor("me"))
     assert (await look(conn, epoch)).next_fire is None
 
 
@@ -214,7 +229,7 @@ async def test_a_look_renews_only_when_it_is_asked_to(rollback_conn: AsyncConnec
     await set_clock(conn, later(0))
     epoch = await lead(conn)
     until = await value(conn, "select lease_until from shard")
-    await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90)
+    await poll_work(conn, shard=0, epoch=epoch, lost_after=90)
     assert await value(conn, "select lease_until from shard") == until
     await look(conn, epoch)
     assert await value(conn, "select lease_until from shard") == later(5)
@@ -239,13 +254,13 @@ async def test_a_look_moves_the_mark_of_the_server_that_it_is_given(rollback_con
     assert server is not None
     first = await failover.mark(conn, server, actor="me")
     assert first is not None and (await look(conn, epoch)).marked_lsn is None
-    seen = await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90, mark=first)
+    seen = await poll_work(conn, shard=0, epoch=epoch, lost_after=90, **advancing(first))
     assert seen.marked_lsn is not None and seen.marked_lsn > first.lsn and seen.is_synchronous is False
     assert await failover.marked(conn, server) == seen.marked_lsn
     elsewhere = [replace(server, timeline=server.timeline + 1), replace(server, system_id=server.system_id + 1)]
     others = [*(replace(first, server=other) for other in elsewhere), replace(first, lsn=seen.marked_lsn + 1)]
     for other in others:
-        assert (await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90, mark=other)).marked_lsn is None
+        assert (await poll_work(conn, shard=0, epoch=epoch, lost_after=90, **advancing(other))).marked_lsn is None
     assert await failover.marked(conn, server) == seen.marked_lsn, "neither a first mark nor one after a loss"
     assert await value(conn, "select count(*) from server_timeline") == 1
 
@@ -257,8 +272,8 @@ async def test_a_look_does_not_wait_for_somebody_else_who_marks(conns: list[Asyn
     mark = await failover.mark(conn, server, actor="me")
     async with other.transaction():
         await other.execute("select from server_timeline for update")
-        seen = await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90, mark=mark)
-        assert (seen.marked_lsn, seen.troubles) == (None, [])
+        seen = await poll_work(conn, shard=0, epoch=epoch, lost_after=90, **advancing(mark))
+        assert (seen.marked_lsn, seen.errors) == (None, [])
 
 
 @pytest.mark.requirement("A4", "A10")
@@ -268,14 +283,13 @@ async def test_an_old_leader_sees_and_renews_nothing(rollback_conn: AsyncConnect
     epoch = await lead(conn)
     await Runner.join(conn)
     if is_resigned:
-        await shards.release_shard(conn, shard=0, epoch=epoch)
+        await release_shard(conn, shard=0, epoch=epoch)
     else:
         await lead(conn)
     async with conn.transaction():
-        with pytest.raises(psycopg.Error) as refused:
+        with pytest.raises(NotLeader):
             async with conn.transaction():
                 await look(conn, epoch)
-    assert refused.value.sqlstate == NOT_LEADER
     assert await value(conn, "select max(silent_seconds) from runner") == 0
 
 
@@ -300,12 +314,12 @@ async def test_a_part_of_a_look_that_breaks_leaves_the_others_and_the_lease_alon
     await Runner.join(conn)
     await conn.execute(BROKEN_PARTS[part])  # type: ignore[arg-type]
     seen = await look(conn, epoch)
-    assert [trouble.split(":")[0] for trouble in seen.troubles] == [part]
+    assert [trouble.split(":")[0] for trouble in seen.errors] == [part]
     assert await value(conn, "select lease_until from shard") == later(5)
     assert (seen.next_fire == later(60)) is (part != "fire")
-    assert (seen.silent is None) is (part == "reap")
+    assert (seen.silent_sessions is None) is (part == "reap")
     assert (seen.overdue is None) is (part == "time_out")
-    assert (seen.with_room is None) is (part == "admit")
+    assert (seen.dags_with_free_slots is None) is (part == "admit")
 
 
 @pytest.mark.requirement("A1", "N16")
@@ -320,7 +334,7 @@ async def test_a_look_does_not_wait_for_a_table_that_somebody_holds(conns: list[
         await holder.execute(f"lock table {table} in access exclusive mode")  # type: ignore[arg-type]
         async with asyncio.timeout(5):
             seen = await look(leader, epoch)
-    assert seen.troubles
+    assert seen.errors
     counted = await value(leader, "select max(silent_seconds) from runner")
     assert (counted == 0) is (table in ("runner", "lease")), "what the leader cannot write itself is nobody's silence"
 
@@ -332,15 +346,15 @@ async def test_a_queued_run_that_was_passed_over_is_seen_when_there_is_room(roll
     await put(conn, make_dag("free", ONE))
     running, queued = await start(conn, "limited"), await start(conn, "limited")
     await start(conn, "free")
-    assert (await look(conn, epoch)).with_room == []
+    assert (await look(conn, epoch)).dags_with_free_slots == []
     await conn.execute("update task set state = 'success', finished_at = clock() where run_id = %s", [running])
     await conn.execute(
         "update run_status set state = 'success', open_tasks = 0, finished_at = clock() where run_id = %s", [running]
     )
     dag_id = await value(conn, "select dag_id from run where run_id = %s", queued)
-    assert (await look(conn, epoch)).with_room == [dag_id]
-    await pause(conn, dag="limited", actor="me")
-    assert (await look(conn, epoch)).with_room == []
+    assert (await look(conn, epoch)).dags_with_free_slots == [dag_id]
+    await pause(conn, dag="limited", actor=Actor("me"))
+    assert (await look(conn, epoch)).dags_with_free_slots == []
 
 
 async def test_what_one_row_can_be_guilty_of_is_the_same_in_sql(rollback_conn: AsyncConnection) -> None:
@@ -361,10 +375,10 @@ async def test_a_plan_that_is_passed_by_is_not_asked_for_again(rollback_conn: As
         await put(conn, make_dag(name, ONE, every=timedelta(seconds=60)))
     (one,), (two,) = [await schedules.of_dag(conn, dag=name) for name in ("one", "two")]
     await set_clock(conn, later(60))
-    assert len(await schedules.due(conn, shard=0, batch=10)) == 2
+    assert len(await schedules.due(conn, shard=0, batch=10, passed_over=[])) == 2
     due = await schedules.due(conn, shard=0, batch=10, passed_over=[one.schedule_id])
     assert [each.schedule_id for each in due] == [two.schedule_id]
-    assert (await schedules.fire(conn, shard=0, epoch=epoch, plans=[plan(one), plan(two)])).won != []
+    assert (await _fire_schedules(conn, shard=0, epoch=epoch, plans=[plan(one), plan(two)])).won != []
     assert await runners.live(conn) == []
 
 
@@ -376,7 +390,7 @@ async def test_a_look_reads_little_however_much_is_open_and_whenever_it_was_plan
     conn = rollback_conn
     epoch = await lead(conn)
     await look(conn, epoch)
-    await promote(conn, shard=0, epoch=epoch, batch=10)
+    await promote_due_tasks(conn, shard=0, epoch=epoch, limit=10)
     runner = await Runner.join(conn)
     await put(conn, make_dag("timed", ONE, run_timeout_seconds=1e6, task_retry=RetryPolicy(retries=1)))
     await put(conn, make_dag("limited", ONE, max_active_runs=1))
@@ -385,7 +399,7 @@ async def test_a_look_reads_little_however_much_is_open_and_whenever_it_was_plan
         await start(conn, "limited")
     claims = await runner.claim(200)
     await runner.step([(claim, "failed", {"retry_in": 1000}) for claim in claims[:100]])
-    for what in (look(conn, epoch), promote(conn, shard=0, epoch=epoch, batch=10)):
+    for what in (look(conn, epoch), promote_due_tasks(conn, shard=0, epoch=epoch, limit=10)):
         before = await rows_read(conn)
         await what
         read = {table: count - before[table] for table, count in (await rows_read(conn)).items()}

@@ -43,7 +43,7 @@ async def test_a_claim_and_a_finish_that_meet_on_early_starters_both_go_through(
         await _until_waiting(watch, 1)
         report = f"[{end(q, 'success')}]"
         finish = asyncio.ensure_future(
-            finishing.execute("select refused from finish_attempts(%s, %s, 3)", [runner.session, report])
+            finishing.execute("select refused from finish_attempts(%s, %s, 3, null, null)", [runner.session, report])
         )
         row = await (await asyncio.wait_for(finish, 60)).fetchone()
         assert row == (None,)
@@ -65,7 +65,7 @@ async def test_many_runners_and_cancelers_at_once_never_deadlock(database: str) 
 
         async def cancel_some() -> None:
             for run in runs[::3]:
-                await conns[4].execute("select cancel_run(%s, 'test', 'test')", [run])
+                await conns[4].execute("select cancel_run(%s, ('test', null, null), 'test')", [run])
 
         before = await value(conns[0], "select deadlocks from pg_stat_database where datname = current_database()")
         await asyncio.gather(*(runner.drain(batch=3) for runner in runners), cancel_some())

@@ -8,10 +8,10 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import runners, shards
-from evertick.db.queries.shards import LivenessChange
+from evertick.db.queries import runners
 from evertick.domain.errors import NotLeader
-from evertick.engine.runners import extend, mark_runner_dead, observe_heartbeats, reap_runner
+from evertick.engine.runners import extend, mark_runner_dead, reap_runner
+from evertick.engine.shards import LivenessChange, observe_heartbeats, poll_work
 from tests.engine import invariants
 from tests.engine.poison import cure, refuse
 from tests.engine.world import Runner, key_of, later, lead, make_dag, put, set_clock, start, states, value
@@ -32,11 +32,11 @@ async def reap(conn: AsyncConnection, epoch: int, session: int) -> tuple[int | N
 
 async def be_silent(conn: AsyncConnection, epoch: int, seconds: float) -> list[int]:
     """The leader watches for so long, tick by tick; returns whom it would give up then."""
-    heard = LivenessChange(silent=[], stranded=[])
+    heard = LivenessChange(silent_sessions=[], dead_sessions=[])
     whole, rest = divmod(seconds, 1)
     for elapsed in [1.0] * int(whole) + ([rest] if rest else []):
         heard = await hear(conn, epoch, elapsed)
-    return heard.silent
+    return heard.silent_sessions
 
 
 async def holding(conn: AsyncConnection) -> tuple[int, Runner, int]:
@@ -70,7 +70,7 @@ async def test_silence_that_nobody_watched_counts_for_two_seconds_at_most(rollba
     """A frozen leader, a database that was away, a clock that was set: none of them makes a runner silent."""
     epoch, runner, _ = await holding(rollback_conn)
     for elapsed in (0, 1000, 0):
-        assert (await hear(rollback_conn, epoch, elapsed)).silent == []
+        assert (await hear(rollback_conn, epoch, elapsed)).silent_sessions == []
     assert await value(rollback_conn, "select silent_seconds from runner where session = %s", runner.session) == 2
 
 
@@ -83,6 +83,34 @@ async def test_a_change_of_leader_loses_no_silence_and_adds_none(rollback_conn: 
     await hear(conn, epoch, 0)
     assert await value(conn, "select silent_seconds from runner where session = %s", runner.session) == 6
     assert await be_silent(conn, epoch, 4) == [runner.session]
+
+
+@pytest.mark.requirement("A7", "V5")
+async def test_the_silence_of_an_agent_counts_only_while_an_api_could_hear_it(rollback_conn: AsyncConnection) -> None:
+    """An API that restarts within a third of the threshold changes nothing; one that is away for longer starts anew."""
+    conn = rollback_conn
+    epoch, agent, run = await holding(conn)
+    await conn.execute("update runner set queues = '{}' where session = %s", [agent.session])
+
+    async def be_unheard(seconds: int) -> list[int]:
+        """An API is there."""
+        silent: list[int] = []
+        for _ in range(seconds):
+            await runners.note_agent_api(conn)
+            silent = await be_silent(conn, epoch, 1)
+        return silent
+
+    assert await be_silent(conn, epoch, 30) == []
+    assert await reap(conn, epoch, agent.session) == (None, 0)
+    assert await be_unheard(5) == []
+    assert await be_silent(conn, epoch, 4) == [], "by now the API is away for too long"
+    assert await be_unheard(9) == []
+    assert await be_silent(conn, epoch, 1) == [agent.session], "it restarts"
+    assert await reap(conn, epoch, agent.session) == (1, 0)
+    assert await states(conn, run) == {"a": "available"}
+    before = await value(conn, "select heartbeat_seq from agent_api")
+    assert await runners.note_agent_api(conn) is None and not await runners.has_agents(conn)
+    assert await value(conn, "select heartbeat_seq from agent_api") == before, "without agents nothing is written"
 
 
 @pytest.mark.requirement("A7", "K9")
@@ -153,7 +181,7 @@ async def test_many_healthy_runners_never_hide_a_lost_one(rollback_conn: AsyncCo
     for _ in range(10):
         await conn.execute("update runner set heartbeat_seq = heartbeat_seq + 1 where session <> %s", [lost.session])
         heard = await hear(conn, epoch)
-    assert heard.silent == [lost.session]
+    assert heard.silent_sessions == [lost.session]
     assert lost.session > max(each.session for each in healthy), "it is the last of all"
 
 
@@ -185,10 +213,10 @@ async def test_leases_of_sessions_that_are_gone_are_found_and_no_others(rollback
     await runners.leave(conn, gone.session)
     await conn.execute("insert into lease values (999999, %s, 2, -1, 1)", [run])
     heard = await hear(conn, epoch)
-    assert (heard.silent, sorted(heard.stranded)) == ([], [gone.session, 999_999])
+    assert (heard.silent_sessions, sorted(heard.dead_sessions)) == ([], [gone.session, 999_999])
     assert await reap(conn, epoch, gone.session) == (1, 0)
     await reap(conn, epoch, 999_999)
-    assert (await hear(conn, epoch)).stranded == []
+    assert (await hear(conn, epoch)).dead_sessions == []
     assert await value(conn, "select array_agg(session) from lease") == [alive.session]
 
 
@@ -248,12 +276,12 @@ async def test_one_attempt_that_cannot_be_moved_keeps_no_other(conn: AsyncConnec
     assert await value(conn, "select count(*) from task where state = 'available'") == 99
     reason = "select reason from quarantine where kind = 'run' and subject_id = %s"
     assert "poison" in str(await value(conn, reason, made[50]))
-    assert (await hear(conn, epoch)).stranded == [], "it is left alone for a while"
+    assert (await hear(conn, epoch)).dead_sessions == [], "it is left alone for a while"
     journal = "select count(*) from audit_log where action = 'quarantine' and run_id = %s"
     assert await value(conn, journal, made[50]) == 1
     await cure(conn, "task")
     await set_clock(conn, later(1011))
-    assert (await hear(conn, epoch)).stranded == [runner.session]
+    assert (await hear(conn, epoch)).dead_sessions == [runner.session]
     assert await reap(conn, epoch, runner.session) == (1, 0)
     assert await invariants.violations(conn) == []
 
@@ -272,7 +300,7 @@ async def test_a_certificate_takes_what_it_can(conn: AsyncConnection) -> None:
     assert (key_of(poisoned).idx, await value(conn, "select count(*) from lease")) == (7, 0)
 
 
-async def test_who_holds_only_what_was_set_aside_is_left_alone_whatever_others_hold(conn: AsyncConnection) -> None:
+async def test_a_runner_with_only_quarantined_tasks_is_skipped(conn: AsyncConnection) -> None:
     epoch, gone, other = await lead(conn), await Runner.join(conn), await Runner.join(conn)
     await put(conn, make_dag("one", {"a": []}))
     aside = await start(conn, "one")
@@ -280,9 +308,9 @@ async def test_who_holds_only_what_was_set_aside_is_left_alone_whatever_others_h
     await start(conn, "one")
     await other.claim(1)
     await conn.execute("update runner set ended_at = clock() where session = %s", [gone.session])
-    assert (await hear(conn, epoch)).stranded == [gone.session]
+    assert (await hear(conn, epoch)).dead_sessions == [gone.session]
     await conn.execute("select quarantine_row('run', %s, 'bury', 'poison', true)", [aside])
-    assert (await hear(conn, epoch)).stranded == []
+    assert (await hear(conn, epoch)).dead_sessions == []
     assert await mark_runner_dead(conn, session=gone.session, reason="once more", infra_retries=3) == 0
     assert await states(conn, aside) == {"a": "running"}
 
@@ -309,7 +337,7 @@ async def test_looking_says_what_listening_does(rollback_conn: AsyncConnection) 
     conn = rollback_conn
     epoch, runner, _ = await holding(conn)
     await be_silent(conn, epoch, 8.5)
-    seen = await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=LOST_AFTER, seconds=5, elapsed=1.0)
-    assert (seen.silent, seen.stranded) == ([runner.session], [])
-    seen = await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=LOST_AFTER)
-    assert (seen.silent, seen.stranded) == (None, []), "a look that only reads counts no silence"
+    seen = await poll_work(conn, shard=0, epoch=epoch, lost_after=LOST_AFTER, seconds=5, elapsed=1.0)
+    assert (seen.silent_sessions, seen.dead_sessions) == ([runner.session], [])
+    seen = await poll_work(conn, shard=0, epoch=epoch, lost_after=LOST_AFTER)
+    assert (seen.silent_sessions, seen.dead_sessions) == (None, []), "a look that only reads counts no silence"

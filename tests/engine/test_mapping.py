@@ -9,13 +9,14 @@ from psycopg import AsyncConnection
 
 from evertick.db.queries import runs, tasks
 from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.access import Actor
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.mapping import MapHow, MappedList, Mapping
 from evertick.domain.dags.spec import DagSpec
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
 from evertick.engine.dags import pause, unpause
-from evertick.engine.maintenance import reconcile
+from evertick.engine.maintenance import reconcile_runs
 from evertick.engine.runs import cancel
 from evertick.engine.tasks import clear, select_tasks
 from tests.engine import invariants
@@ -219,7 +220,7 @@ async def test_one_instance_is_cleared_alone_and_the_others_stay(conn: AsyncConn
     assert await run_state(conn, run) == "failed"
     chosen = await select_tasks(conn, run_id=run, only_failed=True)
     assert [(row.task, row.map_index) for row in chosen] == [("work", 1), ("gather", -1)]
-    await clear(conn, run_id=run, chosen=chosen, actor="me")
+    await clear(conn, run_id=run, chosen=chosen, actor=Actor("me"))
     assert await shown(conn, run) == {
         "source": "success",
         "work[0]": "success",
@@ -238,7 +239,7 @@ async def test_cleared_as_a_whole_it_looks_at_its_lists_anew(conn: AsyncConnecti
     run, runner, claims = await begin(conn, mapped_dag(), [1, 2, 3])
     ((gather,), _) = await runner.step([(claim, "success", {"result": 1}) for claim in claims], free=1)
     await runner.finish(gather)
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("me"))
     assert await shown(conn, run) == {"source": "available", "work": "waiting", "gather": "waiting"}
     (source,) = await runner.claim()
     claims, _ = await runner.step([(source, "success", {"result": ["x", "y"]})], free=10)
@@ -256,7 +257,7 @@ async def test_an_instance_that_runs_is_stopped_before_the_whole_starts_again(co
     first, second, third = claims
     await runner.step([(first, "success", {"result": 1}), (third, "given_back", {})])
     assert (await shown(conn, run))["work[2]"] == "available"
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("me"))
     assert await shown(conn, run) == {"source": "available", "work[1]": "running", "gather": "waiting"}
     (source,) = await runner.claim()
     await runner.finish(source, result=[7])
@@ -271,7 +272,7 @@ async def test_an_instance_that_runs_is_stopped_before_the_whole_starts_again(co
 async def test_a_cancel_ends_all_instances(conn: AsyncConnection) -> None:
     run, runner, claims = await begin(conn, mapped_dag(), [1, 2, 3])
     await runner.finish(claims[0], "given_back")
-    await cancel(conn, run_id=run, actor="me")
+    await cancel(conn, run_id=run, actor=Actor("me"))
     for claim in claims[1:]:
         await runner.finish(claim, "killed")
     assert set((await shown(conn, run)).values()) == {"success", "canceled"}
@@ -283,10 +284,10 @@ async def test_instances_pass_gates_and_wait_while_their_dag_is_paused(conn: Asy
     run, runner, claims = await begin(conn, mapped_dag(gates=(gate,)), [1, 2, 3])
     assert [claim.map_index for claim in claims] == [0, 1]
     assert (await shown(conn, run))["work[2]"] == "pending"
-    await pause(conn, dag="mapped", actor="me")
+    await pause(conn, dag="mapped", actor=Actor("me"))
     claims_after, _ = await runner.step([(claims[0], "success", {})], free=5)
     assert claims_after == []
-    await unpause(conn, dag="mapped", actor="me")
+    await unpause(conn, dag="mapped", actor=Actor("me"))
     (third,) = await runner.claim()
     assert third.map_index == 2
     assert await invariants.violations(conn) == []
@@ -298,20 +299,20 @@ async def test_a_paused_dag_expands_when_it_goes_on(conn: AsyncConnection) -> No
     run = await start(conn, "mapped")
     runner = await Runner.join(conn)
     (source,) = await runner.claim()
-    await pause(conn, dag="mapped", actor="me")
+    await pause(conn, dag="mapped", actor=Actor("me"))
     await runner.finish(source, result=[1, 2])
     assert (await shown(conn, run))["work"] == "pending"
-    await unpause(conn, dag="mapped", actor="me")
+    await unpause(conn, dag="mapped", actor=Actor("me"))
     assert (await shown(conn, run))["work[1]"] == "available"
 
 
 async def test_reconcile_finds_nothing_wrong_with_instances_and_repairs_what_is(conn: AsyncConnection) -> None:
     run, _, _ = await begin(conn, mapped_dag(), [1, 2, 3])
     epoch = await lead(conn)
-    assert (await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)).repaired == []
+    assert (await reconcile_runs(conn, shard=0, epoch=epoch, limit=100)).repaired == []
     await conn.execute("update task set n_extra = 7 where idx = 2")
     await conn.execute("update run_status set open_tasks = 9, extra_tasks = 4")
-    await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)
+    await reconcile_runs(conn, shard=0, epoch=epoch, limit=100)
     assert (await shown(conn, run))["gather"] == "waiting"
     assert await value(conn, "select n_extra from task where idx = 2") == 2
     assert await value(conn, "select extra_tasks from run_status") == 2
@@ -328,7 +329,7 @@ async def test_instances_in_line_are_taken_back_by_a_clear_above_unless_one_has_
     (source,) = await runner.claim()
     await runner.finish(source, result=[1, 2, 3])
     held = await runner.claim(1) if has_started else []
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["source"]), actor="ann")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["source"]), actor=Actor("ann"))
     found = await shown(conn, run)
     if has_started:
         # They stand as they are, as every successor does that has begun.

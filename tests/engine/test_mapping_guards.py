@@ -12,6 +12,7 @@ from psycopg.errors import CheckViolation, UniqueViolation
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import tasks
 from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.dags.mapping import MapHow, MappedList, Mapping
@@ -81,10 +82,10 @@ async def test_the_tables_refuse(db: AsyncConnection, error: type[Exception], st
 @pytest.mark.parametrize("why", ["ended", "waits for its time"])
 async def test_what_is_not_pending_any_more_is_not_expanded(db: AsyncConnection, why: str) -> None:
     run, runner, source = await begin(db, mapped())
-    await pause(db, dag="mapped", actor="test")
+    await pause(db, dag="mapped", actor=Actor("test"))
     await runner.finish(source, result=[1, 2])
     if why == "ended":
-        await mark(db, TaskKey(run, 1, -1), state="skipped", actor="test")
+        await mark(db, TaskKey(run, 1, -1), state="skipped", actor=Actor("test"))
     else:
         await db.execute("update task set not_before = %s where run_id = %s and idx = 1", [later(60), run])
     before = await shown(db, run)
@@ -102,7 +103,7 @@ async def test_a_list_of_dicts_is_expanded_into_arguments(db: AsyncConnection) -
 
 async def test_what_has_ended_below_counts_no_more_instances(db: AsyncConnection) -> None:
     run, runner, source = await begin(db, mapped())
-    await mark(db, TaskKey(run, 2, -1), state="success", actor="test")
+    await mark(db, TaskKey(run, 2, -1), state="success", actor=Actor("test"))
     await runner.finish(source, result=[1, 2, 3])
     assert await value(db, "select n_extra from task where run_id = %s and idx = 2", run) is None
     await runner.drain()
@@ -113,12 +114,14 @@ async def test_what_has_ended_below_counts_no_more_instances(db: AsyncConnection
 
 
 async def clear_all(conn: AsyncConnection, run: int) -> None:
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["work", "gather"]), actor="test")
+    await clear(
+        conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["work", "gather"]), actor=Actor("test")
+    )
 
 
 async def test_an_instance_that_was_canceled_stays_so_when_the_whole_is_cleared(db: AsyncConnection) -> None:
     run, _, claims = await expanded(db, 2)
-    await cancel(db, run_id=run, actor="test")
+    await cancel(db, run_id=run, actor=Actor("test"))
     await clear_all(db, run)
     requests = "select array_agg(request::text order by map_index) from task where run_id = %s and idx = 1"
     assert await value(db, requests, run) == ["cancel"] * len(claims)
@@ -164,7 +167,7 @@ async def test_another_mapped_task_of_the_run_keeps_its_instances(db: AsyncConne
     run, runner = await start(db, "two"), await Runner.join(db)
     claims = await runner.claim()
     await runner.step([(claim, "failed" if claim.idx == 0 else "success", {}) for claim in claims])
-    await clear(db, run_id=run, chosen=await select_tasks(db, run_id=run, names=["x"]), actor="test")
+    await clear(db, run_id=run, chosen=await select_tasks(db, run_id=run, names=["x"]), actor=Actor("test"))
     found = await shown(db, run)
     assert {name for name, state in found.items() if state == "success"} == {"y[0]", "y[1]", "y[2]"}
     assert await value(db, "select count(*) from map_item where run_id = %s", run) == 6
@@ -188,7 +191,7 @@ async def test_an_attempt_that_does_not_succeed_chooses_nothing(db: AsyncConnect
         await runner.finish(claim, "failed", retry_in=60, **SKIP)
     else:
         chosen = await select_tasks(db, run_id=run, names=["choose"])
-        await clear(db, run_id=run, chosen=chosen, actor="test")
+        await clear(db, run_id=run, chosen=chosen, actor=Actor("test"))
         await runner.finish(claim, "success", **SKIP)
     found = await states(db, run)
     assert (found["a"], found["b"]) == ("waiting", "waiting")
@@ -196,7 +199,7 @@ async def test_an_attempt_that_does_not_succeed_chooses_nothing(db: AsyncConnect
 
 async def test_what_has_been_decided_already_stays_whatever_a_branch_chooses(db: AsyncConnection) -> None:
     run, runner, claim = await begin(db, branching())
-    await mark(db, TaskKey(run, 1, -1), state="success", actor="test")
+    await mark(db, TaskKey(run, 1, -1), state="success", actor=Actor("test"))
     await runner.finish(claim, "success", **SKIP)
     found = await states(db, run)
     assert (found["a"], found["b"], found["c"]) == ("success", "skipped", "available")
@@ -208,7 +211,7 @@ async def test_whoever_takes_a_branch_away_is_waited_for_before_it_chooses(
     run, runner, claim = await begin(conn, branching())
     async with await connect(database, purpose=Purpose.SCHEDULER) as other:
         async with other.transaction():
-            await mark(other, key_of(claim), state="failed", actor="test")
+            await mark(other, key_of(claim), state="failed", actor=Actor("test"))
             finishing = asyncio.ensure_future(runner.finish(claim, "success", **SKIP))
             waits = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
             await eventually(lambda: value(other, waits, conn.info.backend_pid))

@@ -11,22 +11,24 @@ from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import logs
-from evertick.db.queries.logs import BEFORE_ALL, EndedRun, Leading, NewChunk
-from evertick.db.queries.retention import PruneGrant
+from evertick.db.queries.logs import BEFORE_ALL, NewChunk, RunWithLogs
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotLeader
 from evertick.domain.log_archive import pack
 from evertick.domain.retention import Pace
 from evertick.engine.retention import (
+    Leading,
     PendingCleanup,
-    dead_objects,
-    forget_objects,
-    leave_runs,
-    list_object,
-    move_lines,
+    PruneGrant,
+    archive_logs,
+    create_archive_object,
+    delete_archive_objects,
+    finish_log_archiving,
+    orphaned_archive_objects,
     prune_runs,
+    queue_log_archiving,
     sweep,
-    watch_runs,
 )
 from evertick.engine.tasks import clear, select_tasks
 from tests.engine.world import Runner, key_of, later, lead, make_dag, put, set_clock, start, value
@@ -68,9 +70,9 @@ async def moved(conn: AsyncConnection, leading: Leading, run: int) -> tuple[UUID
     """As a mover does, but that nothing is put anywhere."""
     part = await logs.part(conn, run, after=BEFORE_ALL, chunks=100, bytes_=10_000)
     body, pieces = pack(content for _, content in part)
-    listed = await list_object(conn, leading, run_id=run, size=len(body))
+    listed = await create_archive_object(conn, leading, run_id=run, bytes=len(body))
     placed = [(key, piece) for (key, _), piece in zip(part, pieces, strict=True)]
-    return listed, await move_lines(conn, leading, listed, placed)
+    return listed, await archive_logs(conn, leading, listed, placed)
 
 
 async def here(conn: AsyncConnection, run: int) -> list[bool]:
@@ -121,13 +123,13 @@ async def test_an_object_holds_as_many_chunks_as_fit_and_the_next_goes_on_after_
 
 async def test_only_runs_that_ended_long_enough_ago_are_due(conn: AsyncConnection, leading: Leading) -> None:
     ended = await written(conn, "x\n")
-    assert await watch_runs(conn, leading, batch=10) == 0, "the youngest may not be the last to be seen"
+    assert await queue_log_archiving(conn, leading, limit=10) == 0, "the youngest may not be the last to be seen"
     await set_clock(conn, later(120))
     young, running = await written(conn, "x\n"), await start(conn, "d")
-    assert await watch_runs(conn, leading, batch=10) == 1
+    assert await queue_log_archiving(conn, leading, limit=10) == 1
     assert await due(conn) == [ended]
     await set_clock(conn, later(HOUR))
-    assert [await watch_runs(conn, leading, batch=1) for _ in range(3)] == [1, 1, 0]
+    assert [await queue_log_archiving(conn, leading, limit=1) for _ in range(3)] == [1, 1, 0]
     assert await value(conn, "select max(run_id) from log_archive_queue") == running
     assert await due(conn) == [ended, young]
     assert await due(conn, seconds=HOUR - 60) == [ended]
@@ -143,7 +145,7 @@ async def test_a_run_that_says_to_be_of_the_future_does_not_end_the_walk(
     await set_clock(conn, later(0))
     run = await written(conn, "x\n")
     await set_clock(conn, later(HOUR))
-    assert await watch_runs(conn, leading, batch=10) == 2
+    assert await queue_log_archiving(conn, leading, limit=10) == 2
     assert await due(conn) == [run] and future < run
 
 
@@ -152,18 +154,18 @@ async def test_a_run_is_left_when_it_is_moved_or_gone_but_not_when_it_began_agai
 ) -> None:
     done, again = await written(conn, "x\n"), await written(conn, "x\n")
     await set_clock(conn, later(120))
-    await watch_runs(conn, leading, batch=10)
+    await queue_log_archiving(conn, leading, limit=10)
     found = await logs.ended(conn, after=0, seconds=0, batch=10)
-    await clear(conn, run_id=again, chosen=await select_tasks(conn, run_id=again), actor="me")
-    await leave_runs(conn, leading, [*found, EndedRun(987, None, 0)])
+    await clear(conn, run_id=again, chosen=await select_tasks(conn, run_id=again), actor=Actor("me"))
+    await finish_log_archiving(conn, leading, [*found, RunWithLogs(987, None, 0)])
     assert await value(conn, "select array_agg(run_id) from log_archive_queue") == [again]
     await written(conn, "y\n", run_id=again)
     await set_clock(conn, later(240))
     assert await due(conn) == [again]
-    await leave_runs(conn, leading, found)
+    await finish_log_archiving(conn, leading, found)
     assert await due(conn) == [again], "it ended at another time than it did then"
-    await leave_runs(conn, leading, await logs.ended(conn, after=0, seconds=0, batch=10))
-    await clear(conn, run_id=done, chosen=await select_tasks(conn, run_id=done), actor="me")
+    await finish_log_archiving(conn, leading, await logs.ended(conn, after=0, seconds=0, batch=10))
+    await clear(conn, run_id=done, chosen=await select_tasks(conn, run_id=done), actor=Actor("me"))
     assert await value(conn, "select array_agg(run_id) from log_archive_queue") == [done], "and is looked after again"
 
 
@@ -172,29 +174,29 @@ async def test_a_clear_writes_nothing_down_where_logs_are_never_moved_or_are_sti
 ) -> None:
     run = await written(conn, "x\n")
     for _ in range(2):
-        await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
+        await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("me"))
         assert await value(conn, "select count(*) from log_archive_queue") == 0
         await written(conn, "x\n", run_id=run)
-        await watch_runs(conn, leading, batch=10)
+        await queue_log_archiving(conn, leading, limit=10)
 
 
 async def test_an_object_that_nothing_was_moved_into_within_the_hour_is_lost_and_then_removed(
     conn: AsyncConnection, leading: Leading
 ) -> None:
     run = await written(conn, "x\n")
-    lost = await list_object(conn, leading, run_id=run, size=1)
+    lost = await create_archive_object(conn, leading, run_id=run, bytes=1)
     part = await logs.part(conn, run, after=BEFORE_ALL, chunks=9, bytes_=99)
     _, pieces = pack(content for _, content in part)
     placed = [(part[0][0], pieces[0])]
     await set_clock(conn, later(HOUR - 1))
-    assert await dead_objects(conn, leading, batch=10) == []
+    assert await orphaned_archive_objects(conn, leading, limit=10) == []
     await set_clock(conn, later(HOUR))
-    assert await move_lines(conn, leading, lost, placed) == 0 and await here(conn, run) == [True]
+    assert await archive_logs(conn, leading, lost, placed) == 0 and await here(conn, run) == [True]
     kept, _ = await moved(conn, leading, run)
     for _ in range(2):
-        (dead,) = await dead_objects(conn, leading, batch=10)
+        (dead,) = await orphaned_archive_objects(conn, leading, limit=10)
         assert (dead.object_id, dead.run_id) == (lost, run), "until it is forgotten"
-    await forget_objects(conn, leading, [lost, kept])
+    await delete_archive_objects(conn, leading, [lost, kept])
     assert await value(conn, "select array_agg(object_id) from log_archive_object") == [kept], "only what is dead"
 
 
@@ -203,7 +205,7 @@ async def test_an_object_with_a_line_in_it_is_not_removed_whatever_the_list_says
 ) -> None:
     object_id, _ = await moved(conn, leading, await written(conn, "x\n"))
     await conn.execute("update log_archive_object set look_at = clock()")
-    assert await dead_objects(conn, leading, batch=10) == []
+    assert await orphaned_archive_objects(conn, leading, limit=10) == []
     assert await value(conn, "select look_at is null from log_archive_object where object_id = %s", object_id)
 
 
@@ -211,21 +213,21 @@ async def test_retention_lists_the_objects_of_what_it_deleted_and_gives_those_on
     conn: AsyncConnection, leading: Leading
 ) -> None:
     run, kept = await written(conn, "x\n", "y\n"), await start(conn, "d")
-    object_id = await list_object(conn, leading, run_id=run, size=1)
+    object_id = await create_archive_object(conn, leading, run_id=run, bytes=1)
     one, next_one = ([(BEFORE_ALL._replace(idx=0, epoch=1, seq=seq), pack(["x"])[1][0])] for seq in (0, 2))
-    assert await move_lines(conn, leading, object_id, one) == 1
+    assert await archive_logs(conn, leading, object_id, one) == 1
     await set_clock(conn, later(50 * HOUR))
-    coming = await list_object(conn, leading, run_id=run, size=1)
-    await list_object(conn, leading, run_id=kept, size=1)
-    given = PruneGrant(shard=0, epoch=leading.epoch, before=later(HOUR), actor="test")
+    coming = await create_archive_object(conn, leading, run_id=run, bytes=1)
+    await create_archive_object(conn, leading, run_id=kept, bytes=1)
+    given = PruneGrant(shard=0, epoch=leading.epoch, before=later(HOUR), actor=Actor("test"))
     assert (await prune_runs(conn, given, after=0, pace=ALL, now=later(50 * HOUR))).pruned == 1
-    assert await dead_objects(conn, leading, batch=10) == []
-    assert await move_lines(conn, leading, coming, next_one) == 0, "of a run that is gone nothing is moved"
+    assert await orphaned_archive_objects(conn, leading, limit=10) == []
+    assert await archive_logs(conn, leading, coming, next_one) == 0, "of a run that is gone nothing is moved"
     await sweep(conn, given, PendingCleanup.RUN, after=0, pace=ALL)
-    assert [each.object_id for each in await dead_objects(conn, leading, batch=10)] == [object_id]
+    assert [each.object_id for each in await orphaned_archive_objects(conn, leading, limit=10)] == [object_id]
     await set_clock(conn, later(51 * HOUR))
-    assert len(await dead_objects(conn, leading, batch=10)) == 3
-    assert len(await dead_objects(conn, leading, batch=2)) == 2
+    assert len(await orphaned_archive_objects(conn, leading, limit=10)) == 3
+    assert len(await orphaned_archive_objects(conn, leading, limit=2)) == 2
 
 
 async def test_a_prune_waits_for_lines_that_are_being_moved(
@@ -233,7 +235,7 @@ async def test_a_prune_waits_for_lines_that_are_being_moved(
 ) -> None:
     """It deletes by place, and a row that was changed meanwhile has another."""
     run = await written(conn, "x\n")
-    given = PruneGrant(shard=0, epoch=leading.epoch, before=later(HOUR), actor="test")
+    given = PruneGrant(shard=0, epoch=leading.epoch, before=later(HOUR), actor=Actor("test"))
     async with conn.transaction():
         assert (await moved(conn, leading, run))[1] == 1
         done = await prune_runs(other, given, after=0, pace=ALL, now=later(HOUR))
@@ -246,16 +248,16 @@ async def test_an_object_is_not_removed_while_lines_are_being_moved_into_it(
 ) -> None:
     """Whoever moves them came in time, and is held up until its hour is over."""
     run = await written(conn, "x\n")
-    coming = await list_object(conn, leading, run_id=run, size=1)
+    coming = await create_archive_object(conn, leading, run_id=run, bytes=1)
     placed = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["x"])[1][0])]
     async with conn.transaction():
         await conn.execute("select from log_chunk for update")
-        moving = asyncio.create_task(move_lines(other, leading, coming, placed))
+        moving = asyncio.create_task(archive_logs(other, leading, coming, placed))
         await eventually(lambda: waits(conn))
         await set_clock(conn, later(HOUR))
-        assert await dead_objects(conn, leading, batch=10) == []
+        assert await orphaned_archive_objects(conn, leading, limit=10) == []
     assert await moving == 1
-    assert await dead_objects(conn, leading, batch=10) == []
+    assert await orphaned_archive_objects(conn, leading, limit=10) == []
 
 
 async def test_leaving_a_run_waits_for_the_clear_that_reopens_it(
@@ -263,12 +265,12 @@ async def test_leaving_a_run_waits_for_the_clear_that_reopens_it(
 ) -> None:
     run = await written(conn, "x\n")
     await set_clock(conn, later(120))
-    await watch_runs(conn, leading, batch=10)
+    await queue_log_archiving(conn, leading, limit=10)
     found = await logs.ended(conn, after=0, seconds=0, batch=10)
     chosen = await select_tasks(conn, run_id=run)
     async with conn.transaction():
-        await clear(conn, run_id=run, chosen=chosen, actor="me")
-        leaving = asyncio.create_task(leave_runs(other, leading, found))
+        await clear(conn, run_id=run, chosen=chosen, actor=Actor("me"))
+        leaving = asyncio.create_task(finish_log_archiving(other, leading, found))
         await eventually(lambda: waits(conn))
     await leaving
     assert await value(conn, "select array_agg(run_id) from log_archive_queue") == [run]
@@ -283,55 +285,55 @@ async def waits(conn: AsyncConnection) -> object:
 
 async def test_of_several_objects_only_the_one_that_is_named_is_used(conn: AsyncConnection, leading: Leading) -> None:
     first, second = await written(conn, "x\n"), await written(conn, "y\n")
-    coming = await list_object(conn, leading, run_id=first, size=1)
+    coming = await create_archive_object(conn, leading, run_id=first, bytes=1)
     _, count = await moved(conn, leading, second)
     assert (count, await here(conn, first), await here(conn, second)) == (1, [True], [False])
     assert await value(conn, "select array_agg(object_id) from log_archive_object where look_at is not null") == [
         coming
     ]
-    late = await list_object(conn, leading, run_id=first, size=1)
+    late = await create_archive_object(conn, leading, run_id=first, bytes=1)
     await conn.execute("update log_archive_object set look_at = clock() where object_id = %s", [late])
     placed = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["x"])[1][0])]
-    assert await move_lines(conn, leading, late, placed) == 0, "its hour is over, whatever others have"
+    assert await archive_logs(conn, leading, late, placed) == 0, "its hour is over, whatever others have"
 
 
 async def test_only_the_named_attempt_is_moved_and_what_was_moved_stays_where_it_is(
     conn: AsyncConnection, leading: Leading
 ) -> None:
     run = await written(conn, "one\n")
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("me"))
     await written(conn, "two\n", run_id=run)
     placed = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["one\n"])[1][0])]
-    first, again = [await list_object(conn, leading, run_id=run, size=1) for _ in range(2)]
-    assert await move_lines(conn, leading, first, placed) == 1 and await here(conn, run) == [False, True]
-    assert await move_lines(conn, leading, again, placed) == 0
+    first, again = [await create_archive_object(conn, leading, run_id=run, bytes=1) for _ in range(2)]
+    assert await archive_logs(conn, leading, first, placed) == 1 and await here(conn, run) == [False, True]
+    assert await archive_logs(conn, leading, again, placed) == 0
     assert await value(conn, "select object_id from log_chunk where run_id = %s and epoch = 1", run) == first
 
 
 async def test_only_the_named_objects_are_forgotten(conn: AsyncConnection, leading: Leading) -> None:
-    one, other = [await list_object(conn, leading, run_id=1, size=1) for _ in range(2)]
+    one, other = [await create_archive_object(conn, leading, run_id=1, bytes=1) for _ in range(2)]
     await set_clock(conn, later(2 * HOUR))
-    await forget_objects(conn, leading, [one])
+    await delete_archive_objects(conn, leading, [one])
     assert await value(conn, "select array_agg(object_id) from log_archive_object") == [other]
 
 
 @pytest.mark.requirement("A4")
-async def test_who_does_not_lead_any_more_changes_nothing(conn: AsyncConnection, leading: Leading) -> None:
+async def test_a_former_leader_archives_nothing(conn: AsyncConnection, leading: Leading) -> None:
     run = await written(conn, "x\n")
-    object_id = await list_object(conn, leading, run_id=run, size=1)
+    object_id = await create_archive_object(conn, leading, run_id=run, bytes=1)
     await set_clock(conn, later(120))
-    await watch_runs(conn, leading, batch=10)
+    await queue_log_archiving(conn, leading, limit=10)
     await conn.execute("update log_archive_object set look_at = clock()")
     old = leading._replace(epoch=leading.epoch - 1)
     found = await logs.ended(conn, after=0, seconds=0, batch=10)
     placed = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["x"])[1][0])]
     for verb in (
-        lambda: watch_runs(conn, old, batch=10),
-        lambda: list_object(conn, old, run_id=run, size=1),
-        lambda: move_lines(conn, old, object_id, placed),
-        lambda: leave_runs(conn, old, found),
-        lambda: dead_objects(conn, old, batch=10),
-        lambda: forget_objects(conn, old, [object_id]),
+        lambda: queue_log_archiving(conn, old, limit=10),
+        lambda: create_archive_object(conn, old, run_id=run, bytes=1),
+        lambda: archive_logs(conn, old, object_id, placed),
+        lambda: finish_log_archiving(conn, old, found),
+        lambda: orphaned_archive_objects(conn, old, limit=10),
+        lambda: delete_archive_objects(conn, old, [object_id]),
     ):
         with pytest.raises(NotLeader):
             await verb()

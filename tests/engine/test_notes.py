@@ -13,12 +13,11 @@ from psycopg.sql import SQL
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import dags, listings, run_lists, runs
-from evertick.db.queries.listings import NewOutput
 from evertick.db.queries.run_lists import MatchingRuns, PageRequest, RunFilter
-from evertick.db.queries.runs import Particulars
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict, NotFound, UserError
-from evertick.engine.runs import LONGEST_NOTE, delete_run, of_run, put_output, write_note
+from evertick.engine.runs import LONGEST_NOTE, NewOutput, delete_run, of_run, put_output, trigger_run, write_note
 from tests.engine.world import Runner, make_dag, put, start, value
 from tests.waiting import eventually
 
@@ -37,20 +36,20 @@ async def test_a_note_is_written_changed_taken_away_and_goes_with_its_run(conn: 
     row = await dags.find(conn, "etl")
     assert row is not None
     for content in ("first", "second", None):
-        await write_note(conn, of_run(run_id), content=content, actor="ann")
+        await write_note(conn, of_run(run_id), content=content, actor=Actor("ann"))
         found = await listings.run_by_number(conn, dag_id=row.dag_id, run_id=run_id)
         assert found is not None and found.note == content
-    await write_note(conn, TaskKey(run_id, 0, -1), content="of a task", actor="ann")
+    await write_note(conn, TaskKey(run_id, 0, -1), content="of a task", actor=Actor("ann"))
     (task,) = await listings.tasks_of(conn, run_id=run_id, idxs=[0])
     assert task.note == "of a task"
     told = "select count(*) from audit_log where action = 'note' and actor = 'ann' and run_id = %s"
     assert await value(conn, told, run_id) == 4
     with pytest.raises(UserError, match="at most 1000"):
-        await write_note(conn, of_run(run_id), content="x" * (LONGEST_NOTE + 1), actor="ann")
+        await write_note(conn, of_run(run_id), content="x" * (LONGEST_NOTE + 1), actor=Actor("ann"))
     with pytest.raises(NotFound):
-        await write_note(conn, of_run(run_id + 1), content="x", actor="ann")
+        await write_note(conn, of_run(run_id + 1), content="x", actor=Actor("ann"))
     assert await value(conn, "select count(*) from note where run_id = %s", run_id + 1) == 0
-    await delete_run(conn, run_id=run_id, actor="ann")
+    await delete_run(conn, run_id=run_id, actor=Actor("ann"))
     epoch = await value(
         conn, "update shard set epoch = epoch + 1, lease_until = clock() + interval '1 h' returning epoch"
     )
@@ -66,13 +65,13 @@ async def test_only_a_run_that_is_over_is_deleted_and_once(conn: AsyncConnection
     running, queued = await start(conn, "etl"), await start(conn, "etl")
     for run_id in (running, queued):
         with pytest.raises(Conflict, match="has not ended"):
-            await delete_run(conn, run_id=run_id, actor="ann")
+            await delete_run(conn, run_id=run_id, actor=Actor("ann"))
     await (await Runner.join(conn)).drain({"a": outcome})
-    await delete_run(conn, run_id=running, actor="ann")
+    await delete_run(conn, run_id=running, actor=Actor("ann"))
     assert await runs.find(conn, running) is None and await runs.find(conn, queued) is not None
     assert await value(conn, "select array_agg(id) from pending_cleanup where kind = 'run'") == [running]
     with pytest.raises(NotFound):
-        await delete_run(conn, run_id=running, actor="ann")
+        await delete_run(conn, run_id=running, actor=Actor("ann"))
 
 
 async def test_a_dag_has_one_run_for_an_instant_of_ones_own(conn: AsyncConnection) -> None:
@@ -82,7 +81,7 @@ async def test_a_dag_has_one_run_for_an_instant_of_ones_own(conn: AsyncConnectio
     assert etl is not None and other is not None
 
     async def trigger(dag_id: int, **about: object) -> tuple[int, bool]:
-        made = await runs.trigger(conn, dag_id=dag_id, params={}, actor="ann", about=Particulars(**about))  # type: ignore[arg-type]
+        made = await trigger_run(conn, dag_id=dag_id, params={}, actor=Actor("ann"), **about)  # type: ignore[arg-type]
         assert made is not None
         return made.run_id, made.is_new
 
@@ -111,6 +110,17 @@ async def test_a_dag_has_one_run_for_an_instant_of_ones_own(conn: AsyncConnectio
     assert (await trigger(etl.dag_id, fire_at=NOON.replace(hour=14)))[1]
 
 
+async def test_the_tasks_of_a_triggered_run_get_its_date_or_that_of_its_trigger(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("etl", {"a": []}))
+    row, runner = await dags.find(conn, "etl"), await Runner.join(conn)
+    assert row is not None
+    for fire_at in (NOON, None):
+        await trigger_run(conn, dag_id=row.dag_id, params={}, actor=Actor("ann"), fire_at=fire_at)
+        (claim,) = await runner.claim()
+        made = await runs.find(conn, claim.run_id)
+        assert made is not None and (made.fire_at, claim.fire_at) == (fire_at, fire_at or made.created_at)
+
+
 async def test_outputs_are_put_beside_what_a_task_returned(conn: AsyncConnection) -> None:
     run_id = await ended(conn, "failed")
     a, b = TaskKey(run_id, 0, -1), TaskKey(run_id, 1, -1)
@@ -126,27 +136,27 @@ async def test_outputs_are_put_beside_what_a_task_returned(conn: AsyncConnection
         (NewOutput(name=None, must="old", is_removed=True), None),
         (NewOutput(name="y", value=[4], must="new"), {"$evertick": "outputs", "value": None, "named": {"y": [4]}}),
     ):
-        await put_output(conn, a, new, actor="ann")
+        await put_output(conn, a, new, actor=Actor("ann"))
         assert await stored() == expected, new
     with pytest.raises(Conflict, match="already"):
-        await put_output(conn, a, NewOutput(name="y", value=1, must="new"), actor="ann")
+        await put_output(conn, a, NewOutput(name="y", value=1, must="new"), actor=Actor("ann"))
     with pytest.raises(NotFound):
-        await put_output(conn, a, NewOutput(name=None, value=1, must="old"), actor="ann")
+        await put_output(conn, a, NewOutput(name=None, value=1, must="old"), actor=Actor("ann"))
     with pytest.raises(Conflict, match="succeeded"):
-        await put_output(conn, b, NewOutput(name=None, value=1, must="new"), actor="ann")
+        await put_output(conn, b, NewOutput(name=None, value=1, must="new"), actor=Actor("ann"))
     assert await value(conn, "select count(*) from result where run_id = %s and idx = 1", run_id) == 0
 
 
 async def noting(conn: AsyncConnection, run_id: int) -> object:
-    return await write_note(conn, of_run(run_id), content="late", actor="ann")
+    return await write_note(conn, of_run(run_id), content="late", actor=Actor("ann"))
 
 
 async def putting(conn: AsyncConnection, run_id: int) -> object:
-    return await put_output(conn, TaskKey(run_id, 0, -1), NewOutput(name=None, value=1, must="new"), actor="ann")
+    return await put_output(conn, TaskKey(run_id, 0, -1), NewOutput(name=None, value=1, must="new"), actor=Actor("ann"))
 
 
 async def deleting(conn: AsyncConnection, run_id: int) -> object:
-    return await delete_run(conn, run_id=run_id, actor="ann")
+    return await delete_run(conn, run_id=run_id, actor=Actor("ann"))
 
 
 @pytest.mark.parametrize("verb", [noting, putting, deleting])

@@ -9,16 +9,23 @@ from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import notifications
-from evertick.db.queries.notifications import ClaimedDelivery, DeliveryResult, Room
-from evertick.db.queries.retention import PruneGrant
+from evertick.db.queries.notifications import ClaimedDelivery
+from evertick.domain.access import Actor
 from evertick.domain.errors import Conflict, NotFound, NotLeader
-from evertick.domain.notifications import Event, NotificationRuleSpec
+from evertick.domain.notifications import NotificationEvent, NotificationRuleSpec
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.maintenance import raise_alerts
-from evertick.engine.notifications import retry_failed, retry_one, take_due, tend_outbox
-from evertick.engine.retention import Kind, prune_kind
+from evertick.engine.notifications import (
+    OutboxSettings,
+    Room,
+    claim_deliveries,
+    maintain_outbox,
+    retry_failed,
+    retry_one,
+)
+from evertick.engine.retention import Kind, PruneGrant, prune_kind
 from evertick.engine.runners import mark_runner_dead
 from evertick.engine.runs import cancel
 from evertick.engine.tasks import clear, select_tasks
@@ -28,7 +35,7 @@ HOOK, MAIL = "webhook:https://example.com/hook", "email:ops@example.com"
 TRY_AGAIN = RetryPolicy(retries=1, delay_seconds=0)
 
 
-def told(*events: Event, sink: str = HOOK, every_time: bool = False) -> tuple[NotificationRuleSpec, ...]:
+def told(*events: NotificationEvent, sink: str = HOOK, every_time: bool = False) -> tuple[NotificationRuleSpec, ...]:
     return tuple(NotificationRuleSpec(event=event, sink=sink, every_time=every_time) for event in events)
 
 
@@ -41,24 +48,24 @@ async def said(conn: AsyncConnection) -> list[tuple[str, object, object, str]]:
 async def take(
     conn: AsyncConnection, epoch: int, *passed_over: str, each: int = 10, batch: int = 100
 ) -> list[ClaimedDelivery]:
-    room = Room(passed_over=passed_over, each=each, batch=batch, seconds=30)
-    return await take_due(conn, shard=0, epoch=epoch, room=room)
+    room = Room(passed_over=list(passed_over), each=each, limit=batch, seconds=30)
+    return await claim_deliveries(conn, shard=0, epoch=epoch, room=room)
 
 
 async def put_defaults(
-    conn: AsyncConnection, epoch: int, *defaults: tuple[Event, str], every_time: bool = False
+    conn: AsyncConnection, epoch: int, *defaults: tuple[NotificationEvent, str], every_time: bool = False
 ) -> None:
     rows: list[dict[str, object]] = [
         {"event": event, "sink": sink, "every_time": every_time} for event, sink in defaults
     ]
-    wish = DeliveryResult(defaults=rows, give_up_seconds=1e9, batch=10, most=10)
-    await tend_outbox(conn, shard=0, epoch=epoch, wish=wish)
+    wish = OutboxSettings(defaults=rows, give_up_seconds=1e9, limit=10, most=10)
+    await maintain_outbox(conn, shard=0, epoch=epoch, wish=wish)
 
 
 async def give_up(conn: AsyncConnection, epoch: int, *, seconds: float, batch: int = 10) -> tuple[int, int]:
     """How many were given up, and how many still wait."""
-    wish = DeliveryResult(defaults=[], give_up_seconds=seconds, batch=batch, most=100)
-    done = await tend_outbox(conn, shard=0, epoch=epoch, wish=wish)
+    wish = OutboxSettings(defaults=[], give_up_seconds=seconds, limit=batch, most=100)
+    done = await maintain_outbox(conn, shard=0, epoch=epoch, wish=wish)
     return done.given_up, done.waiting
 
 
@@ -71,7 +78,9 @@ async def write(conn: AsyncConnection, count: int, sink: str = HOOK) -> None:
 
 
 async def test_every_end_of_a_task_is_told_to_who_asked_for_it(conn: AsyncConnection) -> None:
-    everything = told(Event.SUCCESS, Event.FAILURE, Event.RETRY, Event.SKIPPED)
+    everything = told(
+        NotificationEvent.SUCCESS, NotificationEvent.FAILURE, NotificationEvent.RETRY, NotificationEvent.SKIPPED
+    )
     shape: dict[str, list[str]] = {"good": [], "bad": [], "lazy": [], "after": ["bad"], "quiet": []}
     loud = {name: {"notices": everything} for name in ("good", "lazy", "after")}
     await put(conn, make_dag("d", shape, per_task={**loud, "bad": {"notices": everything, "retry": TRY_AGAIN}}))
@@ -90,14 +99,14 @@ async def test_every_end_of_a_task_is_told_to_who_asked_for_it(conn: AsyncConnec
 
 
 async def test_a_run_is_told_when_it_is_closed(conn: AsyncConnection) -> None:
-    await put(conn, make_dag("d", {"a": []}, notices=told(Event.SUCCESS, Event.FAILURE)))
+    await put(conn, make_dag("d", {"a": []}, notices=told(NotificationEvent.SUCCESS, NotificationEvent.FAILURE)))
     runner = await Runner.join(conn)
     good = await start(conn, "d")
     await runner.drain()
     bad = await start(conn, "d")
     await runner.drain({"a": "failed"})
     canceled = await start(conn, "d")
-    await cancel(conn, run_id=canceled, actor="ann", reason="no")
+    await cancel(conn, run_id=canceled, actor=Actor("ann"), reason="no")
     assert await said(conn) == [("success", good, None, HOOK), ("failure", bad, None, HOOK)]
     fact = (await notifications.list_deliveries(conn))[0].fact
     assert (fact["dag"], fact["state"], fact["run"]) == ("d", "failed", bad)
@@ -108,7 +117,11 @@ async def test_it_is_told_although_the_runner_was_killed(conn: AsyncConnection) 
     await put(
         conn,
         make_dag(
-            "d", {"a": []}, task_rerun_on_loss=False, task_notices=told(Event.FAILURE), notices=told(Event.FAILURE)
+            "d",
+            {"a": []},
+            task_rerun_on_loss=False,
+            task_notices=told(NotificationEvent.FAILURE),
+            notices=told(NotificationEvent.FAILURE),
         ),
     )
     run_id = await start(conn, "d")
@@ -118,12 +131,24 @@ async def test_it_is_told_although_the_runner_was_killed(conn: AsyncConnection) 
     assert await said(conn) == [("failure", run_id, "a", HOOK), ("failure", run_id, None, HOOK)]
     assert {each.fact.get("reason") for each in await notifications.list_deliveries(conn)} == {
         "agent_lost: it is gone",
-        None,
+        "a: agent_lost: it is gone",
     }
 
 
+async def test_the_message_of_a_failed_run_has_the_reasons_of_its_tasks(conn: AsyncConnection) -> None:
+    shape: dict[str, list[str]] = {"a": [], "b": [], "c": [], "d": [], "e": ["a"]}
+    await put(conn, make_dag("d", shape, notices=told(NotificationEvent.FAILURE), run_timeout_seconds=60))
+    await start(conn, "d")
+    runner = await Runner.join(conn)
+    for claim in await runner.claim():
+        await runner.finish(claim, "failed", reason=f"exited with code {claim.idx}")
+    (sent,) = await notifications.list_deliveries(conn)
+    lines = ["a: exited with code 0", "b: exited with code 1", "c: exited with code 2", "and 1 more failed task"]
+    assert sent.fact["reason"] == "\n".join(lines)
+
+
 async def test_nothing_is_told_where_the_move_was_refused(conn: AsyncConnection) -> None:
-    await put(conn, make_dag("d", {"a": []}, task_notices=told(Event.SUCCESS)))
+    await put(conn, make_dag("d", {"a": []}, task_notices=told(NotificationEvent.SUCCESS)))
     await start(conn, "d")
     one, two = await Runner.join(conn), await Runner.join(conn)
     (claim,) = await one.claim()
@@ -151,8 +176,10 @@ async def play(conn: AsyncConnection, epoch: int, *kinds: str) -> None:
 
 
 async def test_a_schedule_that_keeps_failing_is_told_once_per_episode(conn: AsyncConnection) -> None:
-    loud = told(Event.FAILURE, sink=MAIL, every_time=True)
-    epoch = await scheduled(conn, notices=told(Event.FAILURE), task_notices=(*told(Event.FAILURE), *loud))
+    loud = told(NotificationEvent.FAILURE, sink=MAIL, every_time=True)
+    epoch = await scheduled(
+        conn, notices=told(NotificationEvent.FAILURE), task_notices=(*told(NotificationEvent.FAILURE), *loud)
+    )
     await play(conn, epoch, "failed", "failed", "success", "failed")
     found = await said(conn)
     assert [run for _, run, task, sink in found if (task, sink) == ("a", HOOK)] == [1, 4]
@@ -160,14 +187,14 @@ async def test_a_schedule_that_keeps_failing_is_told_once_per_episode(conn: Asyn
     assert [run for _, run, task, sink in found if sink == MAIL] == [1, 2, 4]
     assert await value(conn, "select failures from failure_streak where task = ''") == 1
     # The same run again is the same episode.
-    await clear(conn, run_id=4, chosen=await select_tasks(conn, run_id=4), actor="ann")
+    await clear(conn, run_id=4, chosen=await select_tasks(conn, run_id=4), actor=Actor("ann"))
     await (await Runner.join(conn)).drain({"a": "failed"})
     assert await value(conn, "select failures from failure_streak where task = ''") == 2
     assert len([1 for _, run, task, sink in await said(conn) if (run, task, sink) == (4, None, HOOK)]) == 1
 
 
 async def test_runs_that_somebody_starts_are_told_each_time(conn: AsyncConnection) -> None:
-    await put(conn, make_dag("d", {"a": []}, notices=told(Event.FAILURE)))
+    await put(conn, make_dag("d", {"a": []}, notices=told(NotificationEvent.FAILURE)))
     runner = await Runner.join(conn)
     for _ in range(2):
         await start(conn, "d")
@@ -178,7 +205,7 @@ async def test_runs_that_somebody_starts_are_told_each_time(conn: AsyncConnectio
 
 async def test_the_settings_of_the_leader_hold_for_every_dag(conn: AsyncConnection) -> None:
     epoch = await scheduled(conn, start_within_seconds=10)
-    both = [(Event.FAILURE, HOOK), (Event.DEADLINE, MAIL)]
+    both = [(NotificationEvent.FAILURE, HOOK), (NotificationEvent.DEADLINE, MAIL)]
     await put_defaults(conn, epoch, *both)
     await play(conn, epoch, "success", "failed", "failed", "success")
     assert await said(conn) == [("failure", 2, None, HOOK)]
@@ -187,23 +214,25 @@ async def test_the_settings_of_the_leader_hold_for_every_dag(conn: AsyncConnecti
     await set_clock(conn, later(500))
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     await set_clock(conn, later(511))
-    await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
-    await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
+    await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, limit=10)
+    await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, limit=10)
     assert (await said(conn))[1:] == [("deadline", 5, None, MAIL)]
-    await put_defaults(conn, epoch, (Event.FAILURE, HOOK), every_time=True)
+    await put_defaults(conn, epoch, (NotificationEvent.FAILURE, HOOK), every_time=True)
     assert await value(conn, "select array_agg(event || every_time) from default_notification_rule") == ["failuretrue"]
     with pytest.raises(NotLeader):
         await put_defaults(conn, epoch - 1)
 
 
 async def test_a_dags_own_deadline_and_the_default_to_one_sink_are_one_message(conn: AsyncConnection) -> None:
-    epoch = await scheduled(conn, start_within_seconds=10, notices=told(Event.DEADLINE, Event.FAILURE))
-    both = [(Event.FAILURE, HOOK), (Event.DEADLINE, HOOK)]
+    epoch = await scheduled(
+        conn, start_within_seconds=10, notices=told(NotificationEvent.DEADLINE, NotificationEvent.FAILURE)
+    )
+    both = [(NotificationEvent.FAILURE, HOOK), (NotificationEvent.DEADLINE, HOOK)]
     await put_defaults(conn, epoch, *both)
     await set_clock(conn, later(100))
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     await set_clock(conn, later(111))
-    await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
+    await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, limit=10)
     await (await Runner.join(conn)).drain({"a": "failed"})
     assert await said(conn) == [("deadline", 1, None, HOOK), ("failure", 1, None, HOOK)]
     fact = (await notifications.list_deliveries(conn))[1].fact
@@ -291,14 +320,14 @@ async def test_people_try_failed_ones_again_and_only_those(conn: AsyncConnection
     for each in (two, three):
         await notifications.record(conn, each, state="failed", answer="HTTP 404", rest_seconds=0)
     with pytest.raises(Conflict, match="was already sent"):
-        await retry_one(conn, delivery_id=one.delivery_id, actor="ann")
+        await retry_one(conn, delivery_id=one.delivery_id, actor=Actor("ann"))
     with pytest.raises(NotFound, match="There is no notification 99"):
-        await retry_one(conn, delivery_id=99, actor="ann")
-    await retry_one(conn, delivery_id=two.delivery_id, actor="ann")
+        await retry_one(conn, delivery_id=99, actor=Actor("ann"))
+    await retry_one(conn, delivery_id=two.delivery_id, actor=Actor("ann"))
     with pytest.raises(Conflict, match="is still being tried"):
-        await retry_one(conn, delivery_id=two.delivery_id, actor="ann")
-    assert await retry_failed(conn, sink=HOOK, actor="ann") == 0
-    assert await retry_failed(conn, sink=None, actor="ann") == 1
+        await retry_one(conn, delivery_id=two.delivery_id, actor=Actor("ann"))
+    assert await retry_failed(conn, sink=HOOK, actor=Actor("ann")) == 0
+    assert await retry_failed(conn, sink=None, actor=Actor("ann")) == 1
     again = await take(conn, epoch)
     assert {(each.delivery_id, each.attempts) for each in again} == {(two.delivery_id, 1), (three.delivery_id, 1)}
     assert await value(conn, "select count(*) from audit_log where action = 'retry_notifications'") == 2
@@ -309,7 +338,7 @@ async def test_what_is_over_is_pruned_and_what_waits_is_not(conn: AsyncConnectio
     await write(conn, 2)
     (taken,) = await take(conn, epoch, each=1)
     await notifications.record(conn, taken, state="sent", answer="", rest_seconds=0)
-    given = PruneGrant(shard=0, epoch=epoch, before=later(1000), actor="test", entry=None)
+    given = PruneGrant(shard=0, epoch=epoch, before=later(1000), actor=Actor("test"), entry=None)
     assert (
         await prune_kind(conn, replace(given, before=later(-1)), Kind.NOTIFICATIONS, pace=Pace(batch=10))
     ).pruned == 0
@@ -343,7 +372,7 @@ async def test_taking_reads_a_handful_of_rows_however_many_wait(conn: AsyncConne
 
 
 async def test_what_a_runner_gives_back_is_no_retry(conn: AsyncConnection) -> None:
-    await put(conn, make_dag("d", {"a": []}, task_notices=told(Event.RETRY)))
+    await put(conn, make_dag("d", {"a": []}, task_notices=told(NotificationEvent.RETRY)))
     await start(conn, "d")
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
@@ -353,7 +382,9 @@ async def test_what_a_runner_gives_back_is_no_retry(conn: AsyncConnection) -> No
 
 async def test_the_success_of_one_task_ends_no_other_ones_episode(conn: AsyncConnection) -> None:
     await set_clock(conn, T0)
-    await put(conn, make_dag("d", {"a": [], "b": []}, every="@every 100s", task_notices=told(Event.FAILURE)))
+    await put(
+        conn, make_dag("d", {"a": [], "b": []}, every="@every 100s", task_notices=told(NotificationEvent.FAILURE))
+    )
     epoch = await lead(conn)
     await play(conn, epoch, "failed", "failed")
     assert [(run, task) for _, run, task, _ in await said(conn)] == [(1, "a")]
@@ -372,4 +403,4 @@ async def test_a_row_in_somebodys_hands_is_passed_over(conn: AsyncConnection, da
         await set_clock(conn, later(10))
         assert await give_up(conn, epoch, seconds=5) == (2, 1)
         await other.execute("select from outbox where delivery_id = 2 for update")
-        assert await retry_failed(conn, sink=None, actor="ann") == 1
+        assert await retry_failed(conn, sink=None, actor=Actor("ann")) == 1

@@ -11,6 +11,7 @@ from psycopg import AsyncConnection
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import gates
 from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.dags.params import declare_params
@@ -19,7 +20,7 @@ from evertick.domain.explain import describe
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.dags import pause, unpause
 from evertick.engine.gates import admit_gated_tasks, reconcile_gates, release_admissions, set_pool
-from evertick.engine.maintenance import promote, reconcile, time_out_waits
+from evertick.engine.maintenance import promote_due_tasks, reconcile_runs, time_out_queued_tasks
 from evertick.engine.runners import mark_runner_dead
 from evertick.engine.runs import cancel, trigger
 from evertick.engine.tasks import clear, mark, select_tasks
@@ -37,7 +38,7 @@ async def ordered(conn: AsyncConnection, name: str = "a", *also: GateSpec, **opt
 
 
 async def begin(conn: AsyncConnection, seq: int, dag: str = "a", account: str = "a") -> int:
-    return (await trigger(conn, dag=dag, params={"seq": seq, "account": account}, actor="test")).run_id
+    return (await trigger(conn, dag=dag, params={"seq": seq, "account": account}, actor=Actor("test"))).run_id
 
 
 async def state(conn: AsyncConnection, run: int) -> str:
@@ -109,13 +110,13 @@ async def test_versions_of_a_dag_that_starts_all_at_once(db: AsyncConnection) ->
 @pytest.mark.parametrize("way", ["retry_later", "pause", "unadmit", "pool", "given_back", "lost"])
 async def test_who_has_a_place_keeps_it_while_it_waits(db: AsyncConnection, way: str) -> None:
     """It is pending again, for whatever reason: larger versions of the key stay behind it, of paused DAGs, too."""
-    await set_pool(db, name="db", slots=1, actor="test")
+    await set_pool(db, name="db", slots=1, actor=Actor("test"))
     pool = (GateSpec(kind=GateKind.POOL, name="db"),) if way == "pool" else ()
     await ordered(db, "a", *pool, task_retry=RetryPolicy(retries=1))
     await ordered(db, "b")
     leader, runner = await lead(db), await Runner.join(db)
     if way == "pool":
-        await set_pool(db, name="db", slots=0, actor="test")
+        await set_pool(db, name="db", slots=0, actor=Actor("test"))
     first, second = await begin(db, 1), await begin(db, 2, "b")
     if way in ("retry_later", "given_back", "lost"):
         (claim,) = await runner.claim()
@@ -125,21 +126,21 @@ async def test_who_has_a_place_keeps_it_while_it_waits(db: AsyncConnection, way:
         else:
             await runner.finish(claim, "failed" if way == "retry_later" else way, retry_in=50)
     elif way == "pause":
-        await pause(db, dag="a", actor="test")
+        await pause(db, dag="a", actor=Actor("test"))
     elif way == "unadmit":
         await db.execute("update runner set ended_at = clock()")
         await set_clock(db, later(100))
-        assert await release_admissions(db, shard=0, epoch=leader, grace=60, batch=10) == 1
+        assert await release_admissions(db, shard=0, epoch=leader, grace=60, limit=10) == 1
         runner = await Runner.join(db)
     assert await state(db, second) == "pending"
     await sound(db)
-    kind = (await gates.why(db, TaskKey(second, 0, -1)))[0]
+    kind = (await gates.explain_task(db, TaskKey(second, 0, -1)))[0]
     assert (kind.detail["gate"], kind.detail["smaller"][0]["run_id"]) == ("order", first)
     await set_clock(db, later(200))
-    await promote(db, shard=0, epoch=leader, batch=10)
-    await unpause(db, dag="a", actor="test")
-    await set_pool(db, name="db", slots=1, actor="test")
-    await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
+    await promote_due_tasks(db, shard=0, epoch=leader, limit=10)
+    await unpause(db, dag="a", actor=Actor("test"))
+    await set_pool(db, name="db", slots=1, actor=Actor("test"))
+    await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)
     (claim,) = await runner.claim()
     assert claim.run_id == first
     ((claim,), _) = await runner.step([(claim, "success", {})], free=5)
@@ -154,14 +155,14 @@ async def test_one_that_becomes_pending_in_a_pause_has_its_place(db: AsyncConnec
     runner = await Runner.join(db)
     first = await begin(db, 1)
     (up,) = await runner.claim()
-    await pause(db, dag="a", actor="test")
+    await pause(db, dag="a", actor=Actor("test"))
     await runner.finish(up)
     assert await state(db, first) == "pending"
     second = await begin(db, 2, "b")
     assert await state(db, second) == "pending"
     await sound(db)
     assert await value(db, "select array_agg(kind::text) from gate") == ["order"], "nothing else was looked at"
-    await unpause(db, dag="a", actor="test")
+    await unpause(db, dag="a", actor=Actor("test"))
     assert [await state(db, run) for run in (first, second)] == ["available", "pending"]
     await sound(db)
 
@@ -180,17 +181,17 @@ async def test_whatever_ends_a_version_the_next_one_is_let_in(db: AsyncConnectio
     assert await state(db, second) == "pending"
     match door:
         case "cancel" | "cancel_waiting":
-            await cancel(db, run_id=first, actor="test")
+            await cancel(db, run_id=first, actor=Actor("test"))
         case "cancel_paused":
-            await pause(db, dag="a", actor="test")
+            await pause(db, dag="a", actor=Actor("test"))
             assert await value(db, "select count(*) from gate_holder") == 0
-            await cancel(db, run_id=first, actor="test")
-            await unpause(db, dag="a", actor="test")
+            await cancel(db, run_id=first, actor=Actor("test"))
+            await unpause(db, dag="a", actor=Actor("test"))
         case "mark" | "mark_waiting":
-            await mark(db, TaskKey(first, 0, -1), state="skipped", actor="test")
+            await mark(db, TaskKey(first, 0, -1), state="skipped", actor=Actor("test"))
         case "queue_timeout":
             await set_clock(db, later(100))
-            await time_out_waits(db, shard=0, epoch=leader, batch=100)
+            await time_out_queued_tasks(db, shard=0, epoch=leader, limit=100)
         case _:
             (claim,) = await runner.claim(1)
             await runner.finish(claim, door, no_retry=True)
@@ -208,10 +209,10 @@ async def test_a_clear_takes_its_place_again(db: AsyncConnection) -> None:
     second, third = await begin(db, 2), await begin(db, 3)
     (running,) = await runner.claim()
     assert running.run_id == second
-    await clear(db, run_id=first, chosen=await select_tasks(db, run_id=first), actor="test")
+    await clear(db, run_id=first, chosen=await select_tasks(db, run_id=first), actor=Actor("test"))
     assert await state(db, first) == "available", "the larger one was let in before there was a smaller one"
     # One that is asked to start anew while it runs stays on the key, too.
-    await clear(db, run_id=second, chosen=await select_tasks(db, run_id=second), actor="test")
+    await clear(db, run_id=second, chosen=await select_tasks(db, run_id=second), actor=Actor("test"))
     await runner.finish(running, "killed")
     assert [await state(db, run) for run in (first, second, third)] == ["available", "pending", "pending"]
     assert await value(db, "select count(*) from gate_order") == 3
@@ -222,7 +223,7 @@ async def test_why_and_keys_name_the_smaller_version(db: AsyncConnection) -> Non
     await ordered(db)
     first, second, third = await begin(db, 10), await begin(db, 20), await begin(db, 30)
     await Runner.join(db)
-    (reason,) = await gates.why(db, TaskKey(third, 0, -1))
+    (reason,) = await gates.explain_task(db, TaskKey(third, 0, -1))
     assert reason.detail["ahead"] == 2
     assert [each["version"] for each in reason.detail["smaller"]] == [10, 20]
     text = describe(reason)
@@ -244,14 +245,14 @@ async def test_a_place_without_its_task_is_dropped_and_counted(db: AsyncConnecti
     await db.execute("insert into gate_order select gate_id, 1, %s, 0, -1, clock() from gate", [first])
     second = await begin(db, 2)
     assert await state(db, second) == "pending"
-    done = await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
+    done = await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)
     assert (done.drifted, done.admitted, await state(db, second)) == (1, 1, "available")
     # A key that somebody has a place on is not deleted, also if nobody is in line or holds something.
-    await pause(db, dag="a", actor="test")
-    assert (await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)).drifted == 0
+    await pause(db, dag="a", actor=Actor("test"))
+    assert (await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)).drifted == 0
     assert await value(db, "select count(*) from gate_order join gate using (gate_id)") == 1
-    await cancel(db, run_id=second, actor="test")
-    await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
+    await cancel(db, run_id=second, actor=Actor("test"))
+    await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)
     assert await value(db, "select count(*) from gate") == 0
 
 
@@ -260,7 +261,7 @@ async def test_a_version_that_is_no_number_is_refused_when_a_run_is_made(db: Asy
     await put(db, make_dag("a", {"t": []}, task_gates=(ORDER,), params=params))
     for bad in (None, "7", 1.5, True, 2**63):
         with pytest.raises(InvalidParams, match=r"task 't'.*version from seq, which is .*whole number"):
-            await trigger(db, dag="a", params={"seq": bad}, actor="test")
+            await trigger(db, dag="a", params={"seq": bad}, actor=Actor("test"))
     assert await value(db, "select count(*) from run") == 0
 
 
@@ -270,7 +271,7 @@ async def test_order_holds_with_many_promoters_at_once(database: str) -> None:
     connections = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(8)]
     conn, watcher, *others = connections
     epoch = await lead(conn)
-    await set_pool(conn, name="db", slots=2, actor="test")
+    await set_pool(conn, name="db", slots=2, actor=Actor("test"))
     await ordered(conn, "a", task_retry=RetryPolicy(retries=1))
     await ordered(conn, "b", GateSpec(kind=GateKind.POOL, name="db"))
     doing = asyncio.Event()
@@ -291,11 +292,11 @@ async def test_order_holds_with_many_promoters_at_once(database: str) -> None:
 
     async def plan() -> None:
         while not doing.is_set():
-            await pause(conn, dag="a", actor="test")
-            await unpause(conn, dag="a", actor="test")
-            await admit_gated_tasks(conn, shard=0, epoch=epoch, batch=10)
-            assert (await reconcile_gates(conn, shard=0, epoch=epoch, after=0, batch=100)).drifted == 0
-            await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)
+            await pause(conn, dag="a", actor=Actor("test"))
+            await unpause(conn, dag="a", actor=Actor("test"))
+            await admit_gated_tasks(conn, shard=0, epoch=epoch, limit=10)
+            assert (await reconcile_gates(conn, shard=0, epoch=epoch, after=0, limit=100)).drifted == 0
+            await reconcile_runs(conn, shard=0, epoch=epoch, limit=100)
 
     async def watch() -> None:
         while not doing.is_set():
@@ -309,9 +310,9 @@ async def test_order_holds_with_many_promoters_at_once(database: str) -> None:
         busy += [group.create_task(work(each, random.Random(n))) for n, each in enumerate(others[3:])]
         await asyncio.wait(busy)
         doing.set()
-    await unpause(conn, dag="a", actor="test")
-    await admit_gated_tasks(conn, shard=0, epoch=epoch, batch=100)
-    await promote(conn, shard=0, epoch=epoch, batch=1000)
+    await unpause(conn, dag="a", actor=Actor("test"))
+    await admit_gated_tasks(conn, shard=0, epoch=epoch, limit=100)
+    await promote_due_tasks(conn, shard=0, epoch=epoch, limit=1000)
     await (await Runner.join(conn)).drain()
     assert await invariants.gate_violations(conn) == []
     assert await value(conn, "select count(*) from run_status where state in ('queued', 'running')") == 0

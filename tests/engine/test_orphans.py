@@ -6,30 +6,18 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import runs, tasks
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotLeader
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TERMINAL_TASK_STATES, TaskState
 from evertick.engine.dags import pause
-from evertick.engine.maintenance import reconcile
-from evertick.engine.runners import reap_orphan
+from evertick.engine.maintenance import fail_orphaned_run, reconcile_runs
 from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.poison import cure, refuse
 from tests.engine.subject import Subject, place_subject
-from tests.engine.world import (
-    Runner,
-    key_of,
-    later,
-    lead,
-    make_dag,
-    put,
-    run_state,
-    set_clock,
-    start,
-    states,
-    value,
-)
+from tests.engine.world import Runner, key_of, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
 AFTER = 300.0
 CHAIN: dict[str, list[str]] = {"a": [], "b": ["a"], "c": ["b"]}
@@ -55,12 +43,12 @@ async def stuck_run(conn: AsyncConnection, name: str = "stuck") -> tuple[int, Ru
 async def watch(conn: AsyncConnection, epoch: int, *rounds: float) -> None:
     """So many rounds, each so many seconds after the one before."""
     for elapsed in rounds:
-        done = await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=1000, elapsed=elapsed)
+        done = await reconcile_runs(conn, shard=0, epoch=epoch, limit=1000, elapsed=elapsed)
         assert (done.last, done.refused) == ((0, 0), 0)
 
 
 async def reap(conn: AsyncConnection, epoch: int, run_id: int) -> str:
-    return await reap_orphan(conn, shard=0, epoch=epoch, run_id=run_id, orphan_after=AFTER)
+    return await fail_orphaned_run(conn, shard=0, epoch=epoch, run_id=run_id, after=AFTER)
 
 
 async def listed(conn: AsyncConnection) -> list[int]:
@@ -108,7 +96,7 @@ async def _complete(subject: Subject, state: TaskState) -> None:
     if state is not TaskState.RUNNING:
         await conn.execute("delete from lease where run_id = %s", [subject.run_id])
     if state is TaskState.PENDING:
-        await pause(conn, dag="chain", actor="me")
+        await pause(conn, dag="chain", actor=Actor("me"))
 
 
 @pytest.mark.requirement("A6")
@@ -159,7 +147,7 @@ async def test_a_cleared_run_is_never_reaped_for_its_past(conn: AsyncConnection)
     run, runner = await stuck_run(conn)
     await watch(conn, epoch, 0, 400)
     assert await listed(conn) == [run]
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["a"]), actor="me")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["a"]), actor=Actor("me"))
     (claim,) = await runner.claim()
     await runner.finish(claim)
     assert await reap(conn, epoch, run) == "moved"
@@ -172,7 +160,7 @@ async def test_a_run_that_somebody_has_marked_starts_to_wait_anew(conn: AsyncCon
     epoch = await lead(conn)
     run, _ = await stuck_run(conn)
     await watch(conn, epoch, 0, 400)
-    await mark(conn, TaskKey(run, 1, -1), state="success", actor="me")
+    await mark(conn, TaskKey(run, 1, -1), state="success", actor=Actor("me"))
     assert await reap(conn, epoch, run) == "moved"
     assert (await states(conn, run))["c"] == "available"
 
@@ -192,7 +180,7 @@ async def test_a_run_that_ended_is_forgotten(conn: AsyncConnection) -> None:
     run, _ = await stuck_run(conn)
     await watch(conn, epoch, 0, 400)
     for idx in (1, 2):
-        await mark(conn, TaskKey(run, idx, -1), state="failed", actor="me")
+        await mark(conn, TaskKey(run, idx, -1), state="failed", actor=Actor("me"))
     assert await run_state(conn, run) == "failed"
     await watch(conn, epoch, 0)
     assert await value(conn, "select count(*) from orphan_watch") == 0

@@ -10,9 +10,10 @@ from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import schedules, tasks
+from evertick.domain.access import Actor
 from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy
 from evertick.engine.fire_schedules import Fired, fire_schedules
-from evertick.engine.maintenance import admit
+from evertick.engine.maintenance import admit_queued_runs
 from evertick.engine.tasks import clear
 from tests.engine import invariants
 from tests.engine.plans import fire_plan, plan
@@ -165,9 +166,9 @@ async def test_a_run_that_is_cleared_waits_for_the_one_that_runs(conn: AsyncConn
     runner = await Runner.join(conn)
     await runner.drain()
     await fire_at(conn, epoch, 20)
-    await clear(conn, run_id=1, chosen=await tasks.list_of_run(conn, run_id=1), actor="ann")
+    await clear(conn, run_id=1, chosen=await tasks.list_of_run(conn, run_id=1), actor=Actor("ann"))
     assert (await in_state(conn, "running"), await in_state(conn, "queued")) == ([20], [10])
-    assert (await admit(conn, shard=0, epoch=epoch)).admitted == 0
+    assert (await admit_queued_runs(conn, shard=0, epoch=epoch)).admitted == 0
     await runner.drain()
     assert await in_state(conn, "success") == [10, 20]
 
@@ -183,7 +184,7 @@ async def test_a_run_that_nobody_let_in_is_admitted_by_the_round(conn: AsyncConn
         "update run_status set state = 'success', open_tasks = 0, finished_at = clock() where run_id = 1"
     )
     assert await value(conn, "select array_agg(x) from dags_with_free_slots(0::smallint) x") == [1]
-    assert (await admit(conn, shard=0, epoch=epoch)).admitted == 1
+    assert (await admit_queued_runs(conn, shard=0, epoch=epoch)).admitted == 1
     assert await value(conn, "select array_agg(x) from dags_with_free_slots(0::smallint) x") is None
 
 
@@ -216,10 +217,7 @@ async def test_a_run_that_finishes_at_that_very_moment_leaves_nothing_behind(dat
 @pytest.mark.requirement("I7")
 @pytest.mark.parametrize(
     ("overlap", "runs", "expected"),
-    [
-        ("skip", 1, [(20, 340, "overlap_skip")]),
-        ("queue_one", 2, [(30, 340, "overlap_queue_one")]),
-    ],
+    [("skip", 1, [(20, 340, "overlap_skip")]), ("queue_one", 2, [(30, 340, "overlap_queue_one")])],
 )
 async def test_what_a_long_backlog_skips_is_one_record(
     conn: AsyncConnection, overlap: str, runs: int, expected: list[tuple[int, int, str]]

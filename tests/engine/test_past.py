@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries import gates, shards
-from evertick.db.queries.retention import PruneGrant
+from evertick.db.queries import gates
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.errors import UserError
@@ -17,9 +17,10 @@ from evertick.domain.retention import Pace
 from evertick.engine.backfills import BackfillRequest, advance, create
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.gates import admit_gated_tasks, reconcile_gates, set_pool
-from evertick.engine.maintenance import admit
-from evertick.engine.retention import prune_runs
+from evertick.engine.maintenance import admit_queued_runs
+from evertick.engine.retention import PruneGrant, prune_runs
 from evertick.engine.runs import cancel
+from evertick.engine.shards import poll_work
 from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
@@ -84,10 +85,10 @@ async def test_it_waits_for_the_run_before(db: AsyncConnection, way: str) -> Non
     second = await fired(db, 2)
     t, next_up = await runner.claim()
     await runner.finish(next_up)
-    (reason,) = await gates.why(db, TaskKey(second, 1, -1))
+    (reason,) = await gates.explain_task(db, TaskKey(second, 1, -1))
     assert describe(reason) == f"it waits for t of run {first} (the previous run, running), which is running"
     if way == "canceled":
-        await cancel(db, run_id=first, actor="test")
+        await cancel(db, run_id=first, actor=Actor("test"))
         await runner.finish(t, "killed")
     else:
         await runner.finish(t, "failed" if way in ("marked", "cleared") else way, no_retry=True)
@@ -96,16 +97,16 @@ async def test_it_waits_for_the_run_before(db: AsyncConnection, way: str) -> Non
         await sound(db)
         return
     assert await state(db, second) == "pending"
-    (reason,) = await gates.why(db, TaskKey(second, 1, -1))
+    (reason,) = await gates.explain_task(db, TaskKey(second, 1, -1))
     assert f"`evertick tasks clear {first} t`" in describe(reason)
     await sound(db)
     if way == "cleared":
-        await clear(db, run_id=first, chosen=await select_tasks(db, run_id=first, names=["t"]), actor="test")
+        await clear(db, run_id=first, chosen=await select_tasks(db, run_id=first, names=["t"]), actor=Actor("test"))
         assert await state(db, second) == "pending"
         (claim,) = await runner.claim()
         await runner.finish(claim)
     else:
-        await mark(db, TaskKey(first, 1, -1), state="success", actor="test")
+        await mark(db, TaskKey(first, 1, -1), state="success", actor=Actor("test"))
     assert await state(db, second) == "available"
     await sound(db)
 
@@ -125,7 +126,7 @@ async def test_many_runs_at_once_go_one_after_the_other_and_nothing_is_left(db: 
         claims, _ = await runner.step([(claim, "success", {})], free=10)
         await sound(db)
     assert order == sorted(order) and len(order) == 6
-    await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
+    await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)
     assert await value(db, "select count(*) from gate") == 0
 
 
@@ -137,7 +138,7 @@ async def test_manual_runs_have_no_past_and_are_none(db: AsyncConnection) -> Non
     second = await fired(db, 2)
     await finish_ups(runner)
     assert [await state(db, run) for run in (first, by_hand, second)] == ["available", "available", "pending"]
-    (reason,) = await gates.why(db, TaskKey(second, 1, -1))
+    (reason,) = await gates.explain_task(db, TaskKey(second, 1, -1))
     assert reason.detail["run_id"] == first
 
 
@@ -152,9 +153,9 @@ async def test_a_task_that_is_new_or_has_moved_is_found_by_its_name(db: AsyncCon
     await finish_ups(runner)
     found = await states(db, second)
     assert (found["new"], found["t"]) == ("available", "pending")
-    (reason,) = await gates.why(db, TaskKey(second, 2, -1))
+    (reason,) = await gates.explain_task(db, TaskKey(second, 2, -1))
     assert (reason.detail["run_id"], reason.detail["task"]) == (first, "t")
-    await mark(db, TaskKey(first, 1, -1), state="skipped", actor="test")
+    await mark(db, TaskKey(first, 1, -1), state="skipped", actor=Actor("test"))
     assert await state(db, second) == "available"
 
 
@@ -163,19 +164,19 @@ async def test_a_run_that_was_pruned_keeps_nobody_waiting(db: AsyncConnection) -
     runner, leader = await Runner.join(db), await epoch_of(db)
     first, second = await fired(db, 1), await fired(db, 2)
     await finish_ups(runner)
-    await cancel(db, run_id=first, actor="test")
+    await cancel(db, run_id=first, actor=Actor("test"))
     third = await fired(db, 3)
     await finish_ups(runner)
     assert [await state(db, run) for run in (second, third)] == ["pending", "pending"]
-    await set_pool(db, name="lane", slots=1, actor="test")
-    mandate = PruneGrant(shard=0, epoch=leader, before=later(3600 * 4), actor="test")
+    await set_pool(db, name="lane", slots=1, actor=Actor("test"))
+    mandate = PruneGrant(shard=0, epoch=leader, before=later(3600 * 4), actor=Actor("test"))
     await prune_runs(db, mandate, after=0, pace=Pace(batch=10), now=later(3600 * 4))
-    seen = await shards.poll_work(db, shard=0, epoch=leader, lost_after=90)
+    seen = await poll_work(db, shard=0, epoch=leader, lost_after=90)
     assert seen.has_gates, "the leader comes by"
     assert await value(db, "select array_agg(name) from gate where needs_admission") == [f"{first}/1"], (
         "for that one alone"
     )
-    await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
+    await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)
     assert [await state(db, run) for run in (second, third)] == ["available", "pending"]
     await sound(db)
 
@@ -196,15 +197,15 @@ async def test_a_cleared_run_is_admitted_past_the_limit_if_a_running_one_waits_f
     third = await fired(db, 3)
     chosen = await select_tasks(db, run_id=first, names=["t"])
     if is_early:
-        await clear(db, run_id=first, chosen=chosen, actor="test")
+        await clear(db, run_id=first, chosen=chosen, actor=Actor("test"))
         assert await run_state(db, first) == "queued", "nobody waits for it yet"
         await finish_ups(runner)
-        seen = await shards.poll_work(db, shard=0, epoch=leader, lost_after=90, watch=(False, False))
-        assert seen.with_room
-        await admit(db, shard=0, epoch=leader)
+        seen = await poll_work(db, shard=0, epoch=leader, lost_after=90)
+        assert seen.dags_with_free_slots
+        await admit_queued_runs(db, shard=0, epoch=leader)
     else:
         await finish_ups(runner)
-        await clear(db, run_id=first, chosen=chosen, actor="test")
+        await clear(db, run_id=first, chosen=chosen, actor=Actor("test"))
     assert [await run_state(db, run) for run in (first, second, third)] == ["running", "running", "queued"]
     (claim,) = await runner.claim()
     assert claim.run_id == first
@@ -220,8 +221,8 @@ async def test_a_backfill_depends_on_its_own_past_and_goes_forward_only(db: Asyn
     wish = BackfillRequest(dag="a", schedule="main", first=later(-7200), last=later(0), parallel=10)
     with pytest.raises(UserError, match=r"newest first.*depends_on_past"):
         await create(db, BackfillRequest(dag="a", schedule="main", first=later(-7200), last=later(0), newest_first=True),
-                     request="r1", actor="test")  # fmt: skip
-    made, _ = await create(db, wish, request="r2", actor="test")
+                     request="r1", actor=Actor("test"))  # fmt: skip
+    made, _ = await create(db, wish, request="r2", actor=Actor("test"))
     await advance(db, shard=0, epoch=leader, backfill_id=made.id)
     await fire_schedules(db, shard=0, epoch=leader, batch=10)
     await finish_ups(runner)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries import shards
-from evertick.db.queries.shards import PendingWork
+from evertick.engine.shards import PendingWork, poll_work
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, value
 
 BACKFILL = """insert into backfill (shard, dag_id, spec, params, first_at, last_at, reprocess, newest_first, parallel, request,
@@ -23,7 +22,7 @@ async def db(rollback_conn: AsyncConnection) -> AsyncConnection:
 
 
 async def look(conn: AsyncConnection) -> PendingWork:
-    return await shards.poll_work(conn, shard=0, epoch=await lead(conn), lost_after=90)
+    return await poll_work(conn, shard=0, epoch=await lead(conn), lost_after=90)
 
 
 async def test_backfills_that_go_on_or_have_runs_to_count(db: AsyncConnection) -> None:
@@ -62,11 +61,11 @@ async def test_who_is_silent_is_not_excused_by_what_another_one_claims(db: Async
         await db.execute("update runner set heartbeat_seq = heartbeat_seq + 1 where session = %s", [busy.session])
         await start(db, "d")
         assert len(await busy.claim()) == 1
-        seen = await shards.poll_work(db, shard=0, epoch=epoch, lost_after=90, seconds=5, elapsed=2)
-        assert seen.silent == ([silent.session] if second > 90 else []), second
+        seen = await poll_work(db, shard=0, epoch=epoch, lost_after=90, seconds=5, elapsed=2)
+        assert seen.silent_sessions == ([silent.session] if second > 90 else []), second
 
 
-async def test_runs_over_their_time_unless_all_was_asked_to_stop_or_they_were_set_aside(db: AsyncConnection) -> None:
+async def test_overdue_runs_unless_stopping_or_quarantined(db: AsyncConnection) -> None:
     await put(db, make_dag("d", {"a": []}, run_timeout_seconds=9))
     runs = [await start(db, "d") for _ in range(3)]
     runner = await Runner.join(db)
@@ -81,13 +80,13 @@ async def test_runs_over_their_time_unless_all_was_asked_to_stop_or_they_were_se
     assert (await look(db)).overdue == runs[1:], "it is tried again later"
 
 
-async def test_dags_with_room_unless_they_were_set_aside(db: AsyncConnection) -> None:
+async def test_dags_with_free_slots_unless_they_are_quarantined(db: AsyncConnection) -> None:
     for name in ("one", "two"):
         await put(db, make_dag(name, {"a": []}))
         run = await start(db, name)
         await db.execute("update run_status set state = 'queued', started_at = null where run_id = %s", [run])
     rows = await db.execute("select dag_id from dag order by dag_id")
     one, two = [row[0] for row in await rows.fetchall()]
-    assert (await look(db)).with_room == [one, two]
+    assert (await look(db)).dags_with_free_slots == [one, two]
     await db.execute("select quarantine_row('dag', %s, 'admit', 'it breaks', true)", [one])
-    assert (await look(db)).with_room == [two]
+    assert (await look(db)).dags_with_free_slots == [two]

@@ -6,6 +6,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import runs, tasks
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.errors import Conflict, NotFound, UserError
@@ -13,7 +14,7 @@ from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
 from evertick.engine.dags import delete, pause, unpause
 from evertick.engine.gates import set_pool
-from evertick.engine.maintenance import promote
+from evertick.engine.maintenance import promote_due_tasks
 from evertick.engine.runs import cancel, trigger
 from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine import invariants
@@ -49,7 +50,7 @@ async def test_canceling_ends_what_has_not_started_and_asks_the_running_to_stop(
     run = await start(conn, "chain")
     runner = await Runner.join(conn)
     (claim,) = await runner.claim(1)
-    assert await cancel(conn, run_id=run, actor="ann") == 1
+    assert await cancel(conn, run_id=run, actor=Actor("ann")) == 1
     assert await states(conn, run) == {"a": "running", "b": "canceled", "other": "canceled"}
     assert await run_state(conn, run) == "running"
     await runner.finish(claim, "killed", reason="stop requested")
@@ -63,9 +64,9 @@ async def test_a_run_that_has_ended_cannot_be_canceled(conn: AsyncConnection) ->
     run = await start(conn, "one")
     await (await Runner.join(conn)).drain()
     with pytest.raises(Conflict, match="already ended"):
-        await cancel(conn, run_id=run, actor="ann")
+        await cancel(conn, run_id=run, actor=Actor("ann"))
     with pytest.raises(NotFound, match="no run 999"):
-        await cancel(conn, run_id=999, actor="ann")
+        await cancel(conn, run_id=999, actor=Actor("ann"))
 
 
 async def test_canceling_a_queued_run_ends_it_at_once(conn: AsyncConnection) -> None:
@@ -73,7 +74,7 @@ async def test_canceling_a_queued_run_ends_it_at_once(conn: AsyncConnection) -> 
     await start(conn, "one")
     second = await start(conn, "one")
     assert await run_state(conn, second) == "queued"
-    await cancel(conn, run_id=second, actor="ann")
+    await cancel(conn, run_id=second, actor=Actor("ann"))
     assert await run_state(conn, second) == "canceled"
 
 
@@ -84,7 +85,7 @@ async def test_clearing_runs_a_task_and_what_follows_it_again(conn: AsyncConnect
     await runner.drain({"b": "failed"})
     chosen = await select_tasks(conn, run_id=run, only_failed=True)
     assert [row.task for row in chosen] == ["b", "c"]
-    done = await clear(conn, run_id=run, chosen=chosen, actor="ann")
+    done = await clear(conn, run_id=run, chosen=chosen, actor=Actor("ann"))
     assert (done.reopened, done.asked) == (2, 0)
     assert await states(conn, run) == {"a": "success", "b": "available", "c": "waiting"}
     assert await run_state(conn, run) == "running"
@@ -101,7 +102,7 @@ async def test_clearing_one_task_leaves_its_finished_successors_alone(conn: Asyn
     run = await start(conn, "chain")
     runner = await Runner.join(conn)
     await runner.drain()
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["a"]), actor="ann")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["a"]), actor=Actor("ann"))
     assert await runner.drain() == ["a"]
     assert await run_state(conn, run) == "success"
 
@@ -111,7 +112,7 @@ async def test_a_running_task_is_cleared_only_when_its_owner_confirms(conn: Asyn
     run = await start(conn, "one")
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
-    done = await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="ann")
+    done = await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("ann"))
     assert (done.reopened, done.asked) == (0, 1)
     assert await runner.claim() == []
     await runner.finish(claim, "killed")
@@ -131,7 +132,7 @@ async def test_marking_a_failed_task_lets_what_it_blocked_go_on(conn: AsyncConne
     run = await start(conn, "chain")
     runner = await Runner.join(conn)
     await runner.drain({"a": "failed"})
-    assert await mark(conn, TaskKey(run, 0, -1), state="success", actor="ann") == "marked"
+    assert await mark(conn, TaskKey(run, 0, -1), state="success", actor=Actor("ann")) == "marked"
     assert await states(conn, run) == {"a": "success", "b": "available", "c": "waiting"}
     assert await runner.drain() == ["b", "c"]
     assert await run_state(conn, run) == "success"
@@ -141,16 +142,16 @@ async def test_marking_the_last_task_of_a_failed_run_judges_the_run_anew(conn: A
     await put(conn, make_dag("one", {"a": []}))
     run = await start(conn, "one")
     await (await Runner.join(conn)).drain({"a": "failed"})
-    await mark(conn, TaskKey(run, 0, -1), state="success", actor="ann")
+    await mark(conn, TaskKey(run, 0, -1), state="success", actor=Actor("ann"))
     assert await run_state(conn, run) == "success"
-    await mark(conn, TaskKey(run, 0, -1), state="failed", actor="ann")
+    await mark(conn, TaskKey(run, 0, -1), state="failed", actor=Actor("ann"))
     assert await run_state(conn, run) == "failed"
 
 
 async def test_marking_a_waiting_task_decides_its_successors(conn: AsyncConnection) -> None:
     await put(conn, make_dag("chain", CHAIN))
     run = await start(conn, "chain")
-    await mark(conn, TaskKey(run, 1, -1), state="success", actor="ann")
+    await mark(conn, TaskKey(run, 1, -1), state="success", actor=Actor("ann"))
     assert await states(conn, run) == {"a": "available", "b": "success", "c": "available"}
 
 
@@ -159,7 +160,7 @@ async def test_a_running_task_is_marked_when_its_owner_confirms(conn: AsyncConne
     run = await start(conn, "one")
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
-    assert await mark(conn, key_of(claim), state="skipped", actor="ann") == "asked"
+    assert await mark(conn, key_of(claim), state="skipped", actor=Actor("ann")) == "asked"
     assert await states(conn, run) == {"a": "running"}
     await runner.finish(claim, "killed")
     assert await states(conn, run) == {"a": "skipped"}
@@ -169,9 +170,9 @@ async def test_a_task_cannot_be_marked_running(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", {"a": []}))
     run = await start(conn, "one")
     with pytest.raises(UserError, match="cannot be marked 'running'"):
-        await mark(conn, TaskKey(run, 0, -1), state="running", actor="ann")
+        await mark(conn, TaskKey(run, 0, -1), state="running", actor=Actor("ann"))
     with pytest.raises(Conflict):
-        await mark(conn, TaskKey(run, 7, -1), state="success", actor="ann")
+        await mark(conn, TaskKey(run, 7, -1), state="success", actor=Actor("ann"))
 
 
 async def test_a_paused_dag_offers_nothing_until_it_goes_on(conn: AsyncConnection) -> None:
@@ -179,14 +180,14 @@ async def test_a_paused_dag_offers_nothing_until_it_goes_on(conn: AsyncConnectio
     run = await start(conn, "chain")
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
-    assert await pause(conn, dag="chain", actor="ann")
-    assert not await pause(conn, dag="chain", actor="ann")
+    assert await pause(conn, dag="chain", actor=Actor("ann"))
+    assert not await pause(conn, dag="chain", actor=Actor("ann"))
     await runner.finish(claim)
     assert (await states(conn, run))["b"] == "pending"
     assert await runner.claim() == []
-    held = (await trigger(conn, dag="chain", params={}, actor="ann")).run_id
+    held = (await trigger(conn, dag="chain", params={}, actor=Actor("ann"))).run_id
     assert await run_state(conn, held) == "queued"
-    assert await unpause(conn, dag="chain", actor="ann")
+    assert await unpause(conn, dag="chain", actor=Actor("ann"))
     assert await runner.drain() == ["b", "a", "c", "b", "c"]
     assert await run_state(conn, run) == await run_state(conn, held) == "success"
 
@@ -194,7 +195,7 @@ async def test_a_paused_dag_offers_nothing_until_it_goes_on(conn: AsyncConnectio
 async def test_pausing_takes_available_tasks_out_of_the_line(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", {"a": []}))
     run = await start(conn, "one")
-    await pause(conn, dag="one", actor="ann")
+    await pause(conn, dag="one", actor=Actor("ann"))
     assert await states(conn, run) == {"a": "pending"}
     assert await value(conn, "select count(*) from ready_task") == 0
 
@@ -207,7 +208,7 @@ async def test_a_pause_walks_over_a_long_line_once(rollback_conn: AsyncConnectio
             await start(conn, name)
     read = "select idx_tup_fetch + coalesce(seq_tup_read, 0) from pg_stat_xact_user_tables where relname = 'ready_task'"
     before = await value(conn, read)
-    assert await pause(conn, dag="one", actor="ann")
+    assert await pause(conn, dag="one", actor=Actor("ann"))
     after = await value(conn, read)
     assert isinstance(before, int) and isinstance(after, int) and 150 <= after - before <= 900
     assert await value(conn, "select count(*) from ready_task") == 150
@@ -229,11 +230,11 @@ async def test_a_retry_that_comes_due_while_its_dag_is_paused_waits_for_the_unpa
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
     await runner.finish(claim, "failed", retry_in=5)
-    await pause(conn, dag="one", actor="ann")
+    await pause(conn, dag="one", actor=Actor("ann"))
     await set_clock(conn, later(10))
-    assert (await promote(conn, shard=0, epoch=epoch, batch=10)).promoted == 0
+    assert (await promote_due_tasks(conn, shard=0, epoch=epoch, limit=10)).promoted == 0
     assert await states(conn, run) == {"a": "pending"}
-    await unpause(conn, dag="one", actor="ann")
+    await unpause(conn, dag="one", actor=Actor("ann"))
     assert await states(conn, run) == {"a": "available"}
 
 
@@ -251,9 +252,9 @@ async def test_limited_runs_start_one_after_the_other_oldest_first(conn: AsyncCo
 async def test_a_deleted_dag_cannot_be_triggered_but_its_open_runs_go_on(conn: AsyncConnection) -> None:
     await put(conn, make_dag("chain", CHAIN))
     run = await start(conn, "chain")
-    assert await delete(conn, dag="chain", actor="ann")
+    assert await delete(conn, dag="chain", actor=Actor("ann"))
     with pytest.raises(NotFound, match="no DAG 'chain'"):
-        await trigger(conn, dag="chain", params={}, actor="ann")
+        await trigger(conn, dag="chain", params={}, actor=Actor("ann"))
     assert await (await Runner.join(conn)).drain() == ["a", "b", "c"]
     assert await run_state(conn, run) == "success"
 
@@ -261,7 +262,7 @@ async def test_a_deleted_dag_cannot_be_triggered_but_its_open_runs_go_on(conn: A
 @pytest.mark.requirement("M3", "F3")
 async def test_triggering_with_the_same_key_a_hundred_times_makes_one_run(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", {"a": []}))
-    made = [await trigger(conn, dag="one", params={}, actor="ann", key="nightly") for _ in range(100)]
+    made = [await trigger(conn, dag="one", params={}, actor=Actor("ann"), key="nightly") for _ in range(100)]
     assert len({each.run_id for each in made}) == 1
     assert [each.is_new for each in made] == [True] + [False] * 99
     assert await value(conn, "select count(*) from run") == 1
@@ -276,7 +277,7 @@ async def test_clearing_takes_back_what_its_end_had_let_in_and_has_not_started(c
     await runner.finish(first)
     assert await states(conn, run) == {"a": "success", "b": "available", "other": "running"}
     chosen = [row for row in await select_tasks(conn, run_id=run) if row.task == "a"]
-    await clear(conn, run_id=run, chosen=chosen, actor="ann")
+    await clear(conn, run_id=run, chosen=chosen, actor=Actor("ann"))
     assert await states(conn, run) == {"a": "available", "b": "waiting", "other": "running"}
     assert await value(conn, "select count(*) from ready_task") == 1
     await runner.finish(other)
@@ -296,7 +297,7 @@ async def test_clearing_leaves_a_task_that_a_runner_has_taken_and_one_that_may_s
     await runner.step([(a, "success", {}), (b, "success", {})])
     (taken,) = await runner.claim(1)
     chosen = [row for row in await select_tasks(conn, run_id=run) if row.task == "a"]
-    await clear(conn, run_id=run, chosen=chosen, actor="ann")
+    await clear(conn, run_id=run, chosen=chosen, actor=Actor("ann"))
     found = await states(conn, run)
     assert (found["a"], found["taken"], found["easy"]) == ("available", "running", "available")
     assert await value(conn, "select count(*) from ready_task") == 2
@@ -305,7 +306,7 @@ async def test_clearing_leaves_a_task_that_a_runner_has_taken_and_one_that_may_s
 
 async def test_clearing_takes_back_a_task_that_waits_for_its_retry_or_its_gates(conn: AsyncConnection) -> None:
     await set_clock(conn, T0)
-    await set_pool(conn, name="p", slots=1, actor="ann")
+    await set_pool(conn, name="p", slots=1, actor=Actor("ann"))
     gated = {"gates": (GateSpec(kind=GateKind.POOL, name="p"),)}
     again = {"retry": RetryPolicy(retries=1, delay_seconds=60)}
     shape = {"a": [], "full": [], "retries": ["a"], "waits": ["a"]}
@@ -319,12 +320,12 @@ async def test_clearing_takes_back_a_task_that_waits_for_its_retry_or_its_gates(
     await runner.finish(second, "failed", retry_in=60)
     assert await states(conn, run) == {"a": "success", "full": "running", "retries": "pending", "waits": "pending"}
     chosen = [row for row in await select_tasks(conn, run_id=run) if row.task == "a"]
-    await clear(conn, run_id=run, chosen=chosen, actor="ann")
+    await clear(conn, run_id=run, chosen=chosen, actor=Actor("ann"))
     assert await states(conn, run) == {"a": "available", "full": "running", "retries": "waiting", "waits": "waiting"}
     assert await value(conn, "select count(*) from gate_waiter") == 0
     await set_clock(conn, later(100))
     epoch = await lead(conn)
-    await promote(conn, shard=0, epoch=epoch, batch=10, max_active_retries=None)
+    await promote_due_tasks(conn, shard=0, epoch=epoch, limit=10, bound=None)
     assert (await states(conn, run))["retries"] == "waiting"
     await runner.finish(claims[names.index("full")])
     assert sorted(await runner.drain()) == ["a", "retries", "waits"]

@@ -11,15 +11,26 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import dags, logs, retention, runs
+from evertick.db.queries import dags, logs, runs
 from evertick.db.queries.logs import NewChunk
-from evertick.db.queries.retention import PruneGrant
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict, NotFound, NotLeader
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.fire_schedules import fire_schedules
-from evertick.engine.retention import Kind, PendingCleanup, prune_journal, prune_kind, prune_runs, sweep
+from evertick.engine.retention import (
+    Kind,
+    PendingCleanup,
+    PruneGrant,
+    _prune_runs,
+    delete_pending_cleanup,
+    prune_audit_log,
+    prune_journal,
+    prune_kind,
+    prune_runs,
+    sweep,
+)
 from evertick.engine.runs import cancel
 from evertick.engine.tasks import clear, mark, select_tasks
 from evertick.engine.waits import send_event, update_asset
@@ -68,7 +79,7 @@ async def rows_of(conn: AsyncConnection, run: int) -> dict[str, object]:
 async def mandate(conn: AsyncConnection, epoch: int, *, days: float) -> PruneGrant:
     """To prune what is older than that day. It is day 100 now."""
     await at(conn, 100)
-    return PruneGrant(shard=0, epoch=epoch, before=later(days * DAY), actor="test")
+    return PruneGrant(shard=0, epoch=epoch, before=later(days * DAY), actor=Actor("test"))
 
 
 async def prune_all(conn: AsyncConnection, given: PruneGrant, *, pace: Pace = ALL, is_alone: bool = True) -> int:
@@ -129,7 +140,7 @@ async def test_a_run_that_is_open_or_ended_late_stays_whatever_its_age(conn: Asy
     await at(conn, 0)
     await put(conn, make_dag("slow", ONE, max_active_runs=1, task_queue="slow"))
     late, running, queued, canceled = [await start(conn, "slow") for _ in range(4)]
-    await cancel(conn, run_id=canceled, actor="me")
+    await cancel(conn, run_id=canceled, actor=Actor("me"))
     await finished(conn, days=1)
     await at(conn, 20)
     runner = await Runner.join(conn)
@@ -160,7 +171,7 @@ async def test_a_run_that_is_being_cleared_stays(conn: AsyncConnection, other: A
     run = await finished(conn)
     given = await mandate(conn, epoch, days=10)
     async with other.transaction():
-        await clear(other, run_id=run, chosen=await select_tasks(other, run_id=run), actor="me")
+        await clear(other, run_id=run, chosen=await select_tasks(other, run_id=run), actor=Actor("me"))
         assert await prune_all(conn, given) == 0
     assert await run_state(conn, run) == "running"
     assert await prune_all(conn, given) == 0, "it is open now"
@@ -170,10 +181,10 @@ async def test_a_run_that_is_being_cleared_stays(conn: AsyncConnection, other: A
 async def test_a_run_that_was_cleared_after_the_walk_stays(conn: AsyncConnection, epoch: int) -> None:
     run = await finished(conn)
     given = await mandate(conn, epoch, days=10)
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
-    assert (await retention.prune_runs(conn, given, [run])).pruned == 0
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("me"))
+    assert (await _prune_runs(conn, given, [run])).pruned == 0
     await (await Runner.join(conn)).drain()
-    assert (await retention.prune_runs(conn, given, [run])).pruned == 0, "it ended again, and lately"
+    assert (await _prune_runs(conn, given, [run])).pruned == 0, "it ended again, and lately"
     assert await run_state(conn, run) == "success"
 
 
@@ -181,7 +192,7 @@ async def test_an_open_run_stays_even_if_it_has_an_end(conn: AsyncConnection, ep
     await at(conn, 0)
     run = await start(conn, "past")
     await conn.execute("update run_status set finished_at = clock()")
-    assert (await retention.prune_runs(conn, await mandate(conn, epoch, days=10), [run])).pruned == 0
+    assert (await _prune_runs(conn, await mandate(conn, epoch, days=10), [run])).pruned == 0
 
 
 async def test_clearing_or_marking_a_run_that_is_being_pruned_finds_none(
@@ -192,15 +203,15 @@ async def test_clearing_or_marking_a_run_that_is_being_pruned_finds_none(
     chosen = await select_tasks(other, run_id=run)
     async with asyncio.TaskGroup() as group:
         async with conn.transaction():
-            assert (await retention.prune_runs(conn, given, [run])).pruned == 1
-            clearing = group.create_task(_error_of(clear(other, run_id=run, chosen=chosen, actor="me")))
+            assert (await _prune_runs(conn, given, [run])).pruned == 1
+            clearing = group.create_task(_error_of(clear(other, run_id=run, chosen=chosen, actor=Actor("me"))))
             waiting = (
                 "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
             )
             await eventually(lambda: value(conn, waiting))
     assert isinstance(clearing.result(), NotFound)
-    assert isinstance(await _error_of(mark(other, TaskKey(run, 0, -1), state="failed", actor="me")), Conflict)
-    assert isinstance(await _error_of(cancel(other, run_id=run, actor="me")), NotFound)
+    assert isinstance(await _error_of(mark(other, TaskKey(run, 0, -1), state="failed", actor=Actor("me"))), Conflict)
+    assert isinstance(await _error_of(cancel(other, run_id=run, actor=Actor("me"))), NotFound)
     assert await value(conn, "select count(*) from task where state = 'waiting'") == 0, "nothing was reopened"
     assert await value(conn, "select count(*) from audit_log where action in ('clear', 'mark', 'cancel')") == 0
     await sweep_all(conn, given)
@@ -252,24 +263,24 @@ async def test_a_large_run_is_gone_at_once_and_its_rows_slice_by_slice(conn: Asy
     assert await sweep_all(conn, given, pace=small) == 40 - small.rows
 
 
-async def test_only_the_remains_that_were_asked_for_are_swept(conn: AsyncConnection, epoch: int) -> None:
+async def test_only_the_requested_kind_of_pending_cleanup_is_deleted(conn: AsyncConnection, epoch: int) -> None:
     seen = [await finished(conn) for _ in range(3)]
     given = await mandate(conn, epoch, days=10)
     await prune_runs(conn, given, after=0, pace=ALL, now=later(100 * DAY))
     await conn.execute("insert into pending_cleanup values (0, 'version', %s)", [seen[1]])
-    await retention.sweep(conn, given, PendingCleanup.RUN, [seen[1]], 1000)
+    await delete_pending_cleanup(conn, given, kind=PendingCleanup.RUN, ids=[seen[1]], limit=1000)
     assert [len(await rows_of(conn, run)) > 0 for run in seen] == [True, False, True]
     left = await (await conn.execute("select kind, id from pending_cleanup order by 1, 2")).fetchall()
     assert left == [("run", seen[0]), ("run", seen[2]), ("version", seen[1])]
 
 
-async def test_what_is_not_on_the_list_of_remains_by_its_kind_is_not_swept(conn: AsyncConnection, epoch: int) -> None:
+async def test_an_object_that_is_not_pending_cleanup_by_its_kind_is_kept(conn: AsyncConnection, epoch: int) -> None:
     run, version = await finished(conn), await put(conn, make_dag("dag", ONE))
     other_version = await put(conn, make_dag("dag", {"b": []}))
     given = await mandate(conn, epoch, days=10)
     await conn.execute("insert into pending_cleanup values (0, 'version', %s), (0, 'run', %s)", [run, version])
-    await retention.sweep(conn, given, PendingCleanup.RUN, [run], 1000)
-    await retention.sweep(conn, given, PendingCleanup.VERSION, [version, other_version], 1000)
+    await delete_pending_cleanup(conn, given, kind=PendingCleanup.RUN, ids=[run], limit=1000)
+    await delete_pending_cleanup(conn, given, kind=PendingCleanup.VERSION, ids=[version, other_version], limit=1000)
     assert len(await rows_of(conn, run)) == len(OF_A_RUN)
     specs = "select count(*) from task_spec where version_id = any(%s)"
     assert await value(conn, specs, [version, other_version]) == 2
@@ -278,13 +289,13 @@ async def test_what_is_not_on_the_list_of_remains_by_its_kind_is_not_swept(conn:
         "insert into pending_cleanup values (0, 'version', %s), (0, 'version', %s), (0, 'run', %s)",
         [version, other_version, version],
     )
-    await retention.sweep(conn, given, PendingCleanup.VERSION, [version], 1000)
+    await delete_pending_cleanup(conn, given, kind=PendingCleanup.VERSION, ids=[version], limit=1000)
     assert await value(conn, specs, [version, other_version]) == 1
     left = await (await conn.execute("select kind, id from pending_cleanup order by 1, 2")).fetchall()
     assert left == [("run", version), ("version", other_version)]
 
 
-async def test_a_thing_is_on_the_list_of_remains_once_and_by_its_kind(conn: AsyncConnection) -> None:
+async def test_an_object_is_pending_cleanup_once_and_by_its_kind(conn: AsyncConnection) -> None:
     await conn.execute("insert into pending_cleanup values (0, 'run', 1), (0, 'version', 1)")
     with pytest.raises(psycopg.errors.UniqueViolation):
         await conn.execute("insert into pending_cleanup values (0, 'run', 1)")
@@ -359,7 +370,7 @@ async def test_a_fire_whose_run_was_pruned_never_happens_again(conn: AsyncConnec
     same = plan(schedule, skipped=None)
     assert await fire_plan(conn, epoch, same) == 1
     await (await Runner.join(conn)).drain()
-    given = PruneGrant(shard=0, epoch=epoch, before=await at(conn, 100), actor="test")
+    given = PruneGrant(shard=0, epoch=epoch, before=await at(conn, 100), actor=Actor("test"))
     assert await prune_all(conn, given) == 1
     assert await fire_plan(conn, epoch, same) == 0, "the cursor has moved on"
     await set_clock(conn, later(125))
@@ -459,7 +470,7 @@ async def test_what_somebody_holds_is_passed_over_without_waiting(
 
 async def make_everything_old(conn: AsyncConnection, epoch: int) -> PruneGrant:
     await finished(conn)
-    await cancel(conn, run_id=await start(conn, "past"), actor="me")
+    await cancel(conn, run_id=await start(conn, "past"), actor=Actor("me"))
     await conn.execute("insert into skip_record select 1, clock(), clock(), 1, 'x', clock()")
     await put(conn, make_dag("scheduled", ONE, every="@every 3600s"))
     await put(conn, make_dag("scheduled", {"a": [], "b": ["a"]}, every="@every 3600s"))
@@ -479,9 +490,9 @@ async def make_everything_old(conn: AsyncConnection, epoch: int) -> PruneGrant:
         " total, created_by, created_at, finished_at) select 0, 1, '{}', '{}', clock(), clock(), 'none', false, 1, 'r', 'done', 1,"
         " 'me', clock(), clock()"
     )
-    await send_event(conn, name="loaded", payload=None, actor="me")
+    await send_event(conn, name="loaded", payload=None, actor=Actor("me"))
     await conn.execute("update event set is_delivered = true")
-    await update_asset(conn, asset="orders", extra={}, actor="me")
+    await update_asset(conn, asset="orders", extra={}, actor=Actor("me"))
     await conn.execute("update runner set ended_at = clock()")
     await dags.put_bundle(conn, bundle_hash="unused", file="f.py", archive=b"", uses_threads=None)
     await conn.execute("insert into pending_cleanup values (0, 'run', 777), (0, 'version', 777)")
@@ -513,7 +524,7 @@ async def test_the_journal_is_walked_from_its_beginning_to_the_first_young_entry
     young = await (
         await conn.execute("select entry_id from audit_log where occurred_at >= %s", [given.before])
     ).fetchall()
-    assert (await retention.prune_journal(conn, given, [row[0] for row in young])).pruned == 0
+    assert (await prune_audit_log(conn, given, [row[0] for row in young])).pruned == 0
     assert await value(conn, left) == [later(50 * DAY), later(3 * DAY), later(51 * DAY)]
 
 
@@ -648,8 +659,8 @@ async def test_young_notifications_young_events_and_events_that_nobody_heard_sta
             " values (0, 'email:a@example.com', 'failure', '{}', clock(), clock(), clock(), 'sent', clock())"
         )
         for name in ("heard", "new"):
-            await send_event(conn, name=f"{name} on day {days}", payload=None, actor="me")
-        await update_asset(conn, asset=f"of day {days}", extra={}, actor="me")
+            await send_event(conn, name=f"{name} on day {days}", payload=None, actor=Actor("me"))
+        await update_asset(conn, asset=f"of day {days}", extra={}, actor=Actor("me"))
     await conn.execute("update event set is_delivered = true where name ~ 'heard'")
     given = await mandate(conn, epoch, days=10)
     assert (await prune_kind(conn, given, Kind.NOTIFICATIONS, pace=ALL)).pruned == 1

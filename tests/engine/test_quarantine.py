@@ -11,11 +11,12 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import runs, schedules, shards
+from evertick.db.queries import runs, schedules
 from evertick.domain.errors import NotLeader
 from evertick.engine import fire_schedules as firing
 from evertick.engine.fire_schedules import CpuLimitExceeded, cpu_limit, fire_schedules
-from evertick.engine.maintenance import admit, reconcile, skip_one
+from evertick.engine.maintenance import Reconciled, admit_queued_runs, reconcile_runs, skip_run_once
+from evertick.engine.shards import poll_work
 from tests.engine import invariants
 from tests.engine.poison import cure, refuse
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
@@ -45,8 +46,8 @@ async def is_set_aside(conn: AsyncConnection, kind: str, subject_id: int) -> obj
     return await value(conn, "select is_quarantined(%s, %s)", kind, subject_id)
 
 
-async def round_of(conn: AsyncConnection, epoch: int) -> runs.Reconciled:
-    return await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=1000)
+async def round_of(conn: AsyncConnection, epoch: int) -> Reconciled:
+    return await reconcile_runs(conn, shard=0, epoch=epoch, limit=1000)
 
 
 # being set aside -----------------------------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ async def test_it_is_tried_again_later_and_later_with_every_failure(conn: AsyncC
     assert await value(conn, "select failures from quarantine") == 12
 
 
-async def test_only_what_was_set_aside_is_and_only_until_its_time(conn: AsyncConnection) -> None:
+async def test_only_quarantined_rows_are_skipped_and_only_until_their_next_try(conn: AsyncConnection) -> None:
     await set_aside(conn, "run", 7)
     await set_aside(conn, "schedule", 8, again=False)
     assert [await is_set_aside(conn, kind, 7) for kind in ("run", "dag", "schedule")] == [True, False, False]
@@ -172,7 +173,7 @@ def test_what_is_over_in_time_is_left_alone() -> None:
         pass
 
 
-async def test_an_old_leader_sets_no_schedule_aside(conn: AsyncConnection) -> None:
+async def test_a_former_leader_quarantines_no_schedule(conn: AsyncConnection) -> None:
     old = await lead(conn)
     await put(conn, make_dag("bad", ONE, every=MINUTE))
     await conn.execute("update schedule set spec = '7'")
@@ -233,10 +234,10 @@ async def test_a_run_that_takes_too_long_to_look_at_is_passed_by(conn: AsyncConn
     epoch = await lead(conn)
     await put(conn, make_dag("one", ONE))
     first, second = await start(conn, "one"), await start(conn, "one")
-    dag_id, run_id = await skip_one(conn, shard=0, epoch=epoch, after=(0, 0))
+    dag_id, run_id = (await skip_run_once(conn, shard=0, epoch=epoch, after_dag=0, after_run=0)).last
     assert run_id == first
-    assert (await skip_one(conn, shard=0, epoch=epoch, after=(dag_id, run_id)))[1] == second
-    assert await skip_one(conn, shard=0, epoch=epoch, after=(dag_id, second)) == (0, 0)
+    assert (await skip_run_once(conn, shard=0, epoch=epoch, after_dag=dag_id, after_run=run_id)).last[1] == second
+    assert (await skip_run_once(conn, shard=0, epoch=epoch, after_dag=dag_id, after_run=second)).last == (0, 0)
     assert await value(conn, "select array_agg(subject_id order by subject_id) from quarantine") == [first, second]
 
 
@@ -244,9 +245,10 @@ async def test_a_run_that_has_not_started_is_not_passed_by_in_the_place_of_one_t
     epoch = await lead(conn)
     await put(conn, make_dag("one_at_a_time", ONE, max_active_runs=1))
     running, queued = await start(conn, "one_at_a_time"), await start(conn, "one_at_a_time")
-    dag_id, run_id = await skip_one(conn, shard=0, epoch=epoch, after=(0, 0))
+    dag_id, run_id = (await skip_run_once(conn, shard=0, epoch=epoch, after_dag=0, after_run=0)).last
     assert run_id == running
-    assert await skip_one(conn, shard=0, epoch=epoch, after=(dag_id, run_id)) == (0, 0), f"{queued} is left alone"
+    skipped = await skip_run_once(conn, shard=0, epoch=epoch, after_dag=dag_id, after_run=run_id)
+    assert skipped.last == (0, 0), f"{queued} is left alone"
 
 
 async def test_a_large_run_comes_alone(conn: AsyncConnection) -> None:
@@ -300,11 +302,11 @@ async def test_a_dag_whose_runs_cannot_start_keeps_no_other(conn: AsyncConnectio
     await conn.execute("delete from task")
     await conn.execute("update run_status set state = 'queued', started_at = null")
     await refuse(conn, "task", f"new.run_id = {passed_over['bad']}", on="insert")
-    done = await admit(conn, shard=0, epoch=epoch)
+    done = await admit_queued_runs(conn, shard=0, epoch=epoch)
     assert (done.admitted, done.refused) == (1, 1)
     assert [await run_state(conn, run) for run in passed_over.values()] == ["queued", "running"]
-    assert (await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=9)).with_room == []
+    assert (await poll_work(conn, shard=0, epoch=epoch, lost_after=9)).dags_with_free_slots == []
     await cure(conn, "task")
     await set_clock(conn, later(11))
-    assert (await admit(conn, shard=0, epoch=epoch)).admitted == 1
+    assert (await admit_queued_runs(conn, shard=0, epoch=epoch)).admitted == 1
     assert await states(conn, passed_over["bad"]) == {"a": "available"}

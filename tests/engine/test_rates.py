@@ -10,13 +10,15 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import gates, shards
+from evertick.db.queries import gates
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.dags.params import declare_params
 from evertick.domain.explain import describe
 from evertick.engine.gates import admit_gated_tasks, reconcile_gates, set_pool
 from evertick.engine.runs import cancel, trigger
+from evertick.engine.shards import poll_work
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, states, value
 
@@ -58,18 +60,18 @@ async def test_slots_come_back_by_time_and_not_by_the_end_of_a_task(db: AsyncCon
     made += [await start(db, "a") for _ in range(4)]
     assert await let_in(db, made) == [True, True, False, False, False]
     await runner.step([(claim, "success", {}) for claim in await runner.claim()])
-    done = await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
+    done = await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)
     assert (done.admitted, done.next_opening) == (0, later(10)), "their end gives nothing back"
     await set_clock(db, later(9.999))
-    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 0
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)).admitted == 0
     await set_clock(db, later(10))
-    done = await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
+    done = await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)
     assert (done.admitted, done.next_opening) == (1, later(14))
     await sound(db)
     await set_clock(db, later(30))
-    done = await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
+    done = await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)
     assert (done.admitted, done.next_opening) == (2, None), "two slots have come back; nobody else waits for one"
-    assert (await shards.poll_work(db, shard=0, epoch=leader, lost_after=90, watch=(False, False))).next_opening is None
+    assert (await poll_work(db, shard=0, epoch=leader, lost_after=90)).next_opening is None
     await sound(db)
     await runner.finish(holder)
 
@@ -79,7 +81,7 @@ async def test_the_leader_knows_when_to_come_by(db: AsyncConnection) -> None:
     await limited(db, "a", rate(1, 60))
     for _ in range(2):
         await start(db, "a")
-    seen = await shards.poll_work(db, shard=0, epoch=leader, lost_after=90, watch=(False, False))
+    seen = await poll_work(db, shard=0, epoch=leader, lost_after=90)
     assert (seen.next_opening, seen.has_gates) == (later(60), False)
 
 
@@ -87,7 +89,7 @@ async def test_a_rate_counts_by_key_and_a_retry_counts_again(db: AsyncConnection
     runner = await Runner.join(db)
     gate = rate(2, 10, "api:{params.host}")
     await put(db, make_dag("a", {"t": []}, task_gates=(gate,), params=HOST))
-    one, two = [(await trigger(db, dag="a", params={"host": host}, actor="test")).run_id for host in "xy"]
+    one, two = [(await trigger(db, dag="a", params={"host": host}, actor=Actor("test"))).run_id for host in "xy"]
     (first, _) = await runner.claim()
     assert first.run_id == one
     await runner.finish(first, "given_back")
@@ -110,8 +112,8 @@ async def test_who_waits_for_a_slot_of_a_rate_takes_nothing_else(db: AsyncConnec
     assert claim.run_id == third, "the one that waits for time does not keep the key"
     # Its time comes while the key is taken: it moves to the key's line, and its slot is taken only when it is let in.
     await set_clock(db, later(10))
-    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 0
-    assert [each.detail["gate"] for each in await gates.why(db, TaskKey(second, 0, -1))] == ["mutex"]
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)).admitted == 0
+    assert [each.detail["gate"] for each in await gates.explain_task(db, TaskKey(second, 0, -1))] == ["mutex"]
     await set_clock(db, later(15))
     ((claim,), _) = await runner.step([(claim, "success", {})], free=5)
     assert claim.run_id == second
@@ -126,17 +128,17 @@ async def test_why_says_until_when(db: AsyncConnection) -> None:
     made = [await start(db, "a") for _ in range(5)][1:]
     until = []
     for run in made:
-        (reason,) = await gates.why(db, TaskKey(run, 0, -1))
+        (reason,) = await gates.explain_task(db, TaskKey(run, 0, -1))
         until.append(datetime.fromisoformat(reason.detail["until"]))
         assert "rate api is used up: 2/2 in 60 s; next slot at 2030-01-01T00:0" in describe(reason)
     assert until == [later(60), later(65), later(120), later(125)]
     leader = await lead(db)
     for run, instant in zip(made, until, strict=True):
         await set_clock(db, instant - timedelta(milliseconds=1))
-        await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
+        await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)
         assert await let_in(db, [run]) == [False]
         await set_clock(db, instant)
-        await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
+        await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)
         assert await let_in(db, [run]) == [True]
 
 
@@ -148,25 +150,25 @@ async def test_a_new_version_changes_the_rate_and_what_is_taken_stays_taken(db: 
     made.append(await start(db, "a"))
     assert await let_in(db, made) == [True, True, True, False]
     await set_clock(db, later(10))
-    assert (await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)).admitted == 1
+    assert (await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)).admitted == 1
     assert await value(db, "select until from rate_slot") == later(110)
     (row,) = await gates.list_gates(db, kinds=["rate"])
-    assert (row.used, row.capacity, row.period) == (1, 1, 100.0)
+    assert (row.used, row.slots, row.period) == (1, 1, 100.0)
 
 
 async def test_reconcile_adds_up_a_rate_and_deletes_one_that_nobody_needs(db: AsyncConnection) -> None:
     leader, runner = await lead(db), await Runner.join(db)
     await limited(db, "a", rate(1, 10))
     first, second = await start(db, "a"), await start(db, "a")
-    assert (await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)).drifted == 0
+    assert (await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)).drifted == 0
     await db.execute("update gate set used = 0")
-    done = await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
+    done = await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)
     assert (done.drifted, done.admitted) == (1, 0)
-    await cancel(db, run_id=second, actor="test")
+    await cancel(db, run_id=second, actor=Actor("test"))
     await set_clock(db, later(10))
-    done = await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
+    done = await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)
     assert done.drifted == 0
-    await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
+    await reconcile_gates(db, shard=0, epoch=leader, after=0, limit=100)
     assert await value(db, "select count(*) from gate") == 0
     # The first one still runs: it held nothing of the rate.
     assert await runner.drain() == ["t"]
@@ -180,7 +182,7 @@ async def test_no_window_has_more_than_the_limit_with_many_promoters(database: s
     connections = [await connect(database, purpose=Purpose.SCHEDULER) for _ in range(6)]
     conn, *others = connections
     epoch = await lead(conn)
-    await set_pool(conn, name="db", slots=2, actor="test")
+    await set_pool(conn, name="db", slots=2, actor=Actor("test"))
     await limited(conn, "a", rate(3, 0.05))
     await limited(conn, "b", rate(3, 0.05), GateSpec(kind=GateKind.POOL, name="db"))
     count, is_over = 60, asyncio.Event()
@@ -196,8 +198,8 @@ async def test_no_window_has_more_than_the_limit_with_many_promoters(database: s
 
     async def plan() -> None:
         while await value(conn, "select count(*) from run_status where state = 'success'") != count:
-            await admit_gated_tasks(conn, shard=0, epoch=epoch, batch=10)
-            assert (await reconcile_gates(conn, shard=0, epoch=epoch, after=0, batch=100)).drifted == 0
+            await admit_gated_tasks(conn, shard=0, epoch=epoch, limit=10)
+            assert (await reconcile_gates(conn, shard=0, epoch=epoch, after=0, limit=100)).drifted == 0
         is_over.set()
 
     await conn.execute("create table seen as select * from rate_slot")
@@ -235,6 +237,6 @@ async def test_a_slot_that_came_back_while_somebody_looked_elsewhere_is_not_forg
     await runner.finish(claims[1])
     assert await let_in(db, [both]) == [True]
     await sound(db)
-    await admit_gated_tasks(db, shard=0, epoch=leader, batch=10)
+    await admit_gated_tasks(db, shard=0, epoch=leader, limit=10)
     assert await let_in(db, made) == [True, True, True]
     await sound(db)

@@ -7,7 +7,7 @@ from psycopg import AsyncConnection
 
 from evertick.db.queries import runs
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.maintenance import promote, reconcile
+from evertick.engine.maintenance import promote_due_tasks, reconcile_runs
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -16,8 +16,8 @@ DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
 
 async def repair(conn: AsyncConnection) -> list[str]:
     epoch = await lead(conn)
-    done = await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)
-    assert (await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)).repaired == []
+    done = await reconcile_runs(conn, shard=0, epoch=epoch, limit=100)
+    assert (await reconcile_runs(conn, shard=0, epoch=epoch, limit=100)).repaired == []
     assert await invariants.violations(conn) == []
     return done.repaired
 
@@ -124,7 +124,7 @@ async def test_a_retry_whose_timer_was_lost_still_comes(conn: AsyncConnection) -
     assert await repair(conn) == ["timer_missing"]
     await set_clock(conn, later(60))
     epoch = await lead(conn)
-    assert (await promote(conn, shard=0, epoch=epoch, batch=10)).promoted == 1
+    assert (await promote_due_tasks(conn, shard=0, epoch=epoch, limit=10)).promoted == 1
     assert await states(conn, run) == {"a": "available"}
 
 
@@ -146,7 +146,7 @@ async def test_reconciling_goes_through_all_runs_slice_by_slice(conn: AsyncConne
     await conn.execute("delete from ready_task")
     epoch, after, slices = await lead(conn), (0, 0), 0
     while True:
-        done = await reconcile(conn, shard=0, epoch=epoch, after=after, batch=2)
+        done = await reconcile_runs(conn, shard=0, epoch=epoch, after_dag=after[0], after_run=after[1], limit=2)
         slices += 1
         if done.last == (0, 0):
             break

@@ -6,10 +6,10 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import dags
-from evertick.db.queries.dags import Published
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import DagSpec
 from evertick.domain.routing import Routing, read_routing
-from evertick.engine.publish import NO_RULES, publish
+from evertick.engine.publish import NO_RULES, Published, publish
 from tests.engine.world import make_dag, value
 
 pytestmark = pytest.mark.requirement("K6")
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.requirement("K6")
 
 async def put(conn: AsyncConnection, spec: DagSpec, routing: Routing) -> Published:
     await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
-    return await publish(conn, spec=spec, file="f.py", bundle_hash="b", actor="test", routing=routing)
+    return await publish(conn, spec=spec, file="f.py", bundle_hash="b", actor=Actor("test"), routing=routing)
 
 
 async def test_only_what_other_rules_change_is_routed_anew_and_noted(conn: AsyncConnection) -> None:

@@ -6,6 +6,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import tasks
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import DagSpec
 from evertick.engine.runners import mark_runner_dead
 from evertick.engine.tasks import clear, select_tasks
@@ -45,7 +46,7 @@ async def test_what_was_cleared_has_no_result_until_it_has_run_again(conn: Async
     assert second.inputs == '{"a": 1}'
     await runner.finish(second)
     chosen = await select_tasks(conn, run_id=run_id, names=["a"], with_downstream=True)
-    await clear(conn, run_id=run_id, chosen=chosen, actor="test")
+    await clear(conn, run_id=run_id, chosen=chosen, actor=Actor("test"))
     assert await tasks.result(conn, key_of(first)) is None
     (again,) = await runner.claim()
     (below,), _ = await runner.step([(again, "failed", {"no_retry": True})], free=1)

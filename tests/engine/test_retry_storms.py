@@ -11,10 +11,11 @@ from psycopg import AsyncConnection
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import tasks
 from evertick.db.queries.runners import NewRunner, register
-from evertick.db.queries.tasks import ExchangeRow, Promoted
+from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.access import Actor
 from evertick.domain.retry import Backoff, RetryPolicy, delay_before
 from evertick.engine.dags import pause, unpause
-from evertick.engine.maintenance import promote, reconcile
+from evertick.engine.maintenance import Promoted, promote_due_tasks, reconcile_runs
 from evertick.engine.runners import mark_runner_dead
 from evertick.engine.runs import cancel
 from evertick.engine.tasks import clear, select_tasks
@@ -43,7 +44,7 @@ async def storm(conn: AsyncConnection, shape: dict[str, list[str]] = MANY, **opt
 
 
 async def let_in(conn: AsyncConnection, epoch: int, bound: int | None = 4) -> Promoted:
-    return await promote(conn, shard=0, epoch=epoch, batch=1000, max_active_retries=bound)
+    return await promote_due_tasks(conn, shard=0, epoch=epoch, limit=1000, bound=bound)
 
 
 async def finish_all(runner: Runner, claims: list[ExchangeRow], kind: str = "success") -> None:
@@ -56,7 +57,7 @@ async def test_no_more_retries_are_active_than_the_bound(conn: AsyncConnection) 
     epoch = await lead(conn)
     run, runner = await storm(conn)
     first = await let_in(conn, epoch)
-    assert (first.promoted, first.has_line, first.next_due) == (4, True, None)
+    assert (first.promoted, first.has_waiting_retries, first.next_due) == (4, True, None)
     assert (await let_in(conn, epoch)).promoted == 0, "those in line count"
     claims = await runner.claim()
     assert len(claims) == 4
@@ -81,7 +82,7 @@ async def test_every_retry_comes_in_the_order_in_which_it_was_due(conn: AsyncCon
         claims = await runner.claim()
         batches.append(sorted(await names_of(conn, claims)))
         await finish_all(runner, claims)
-    assert not done.has_line
+    assert not done.has_waiting_retries
     names = sorted(shape)
     assert batches == [names[8:], names[4:8], names[:4]]
     assert set((await states(conn, run)).values()) == {"success"}
@@ -98,7 +99,7 @@ async def test_a_timer_of_a_task_that_is_in_line_gives_it_no_second_place(conn: 
         " select shard, due_at, run_id, idx, map_index from retry_queue"
     )
     done = await let_in(conn, epoch)
-    assert (done.promoted, done.has_line, done.next_due) == (0, True, None)
+    assert (done.promoted, done.has_waiting_retries, done.next_due) == (0, True, None)
     assert await value(conn, "select count(*) from retry_queue") == 36
 
 
@@ -133,7 +134,9 @@ async def test_a_timer_for_another_instant_gives_no_place_in_line(conn: AsyncCon
         " select shard, due_at - interval '1 second', run_id, idx, map_index from moved"
     )
     done = await let_in(conn, epoch, 1)
-    assert (done.promoted, done.has_line, done.next_due) == (0, False, None), "nobody asks for it again and again"
+    assert (done.promoted, done.has_waiting_retries, done.next_due) == (0, False, None), (
+        "nobody asks for it again and again"
+    )
 
 
 @pytest.mark.requirement("H5")
@@ -155,10 +158,12 @@ async def test_lost_canceled_and_cleared_retries_leave_room(conn: AsyncConnectio
     await mark_runner_dead(conn, session=runner.session, reason="gone", infra_retries=3)
     # What was lost is in line once more, by the ordinary door. It was tried, and so is no retry of this kind.
     assert (await let_in(conn, epoch)).promoted == 2
-    await cancel(conn, run_id=run, actor="me")
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
+    await cancel(conn, run_id=run, actor=Actor("me"))
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("me"))
     done = await let_in(conn, epoch)
-    assert (done.promoted, done.has_line) == (0, False), "what is in line for a task that waits no more is dropped"
+    assert (done.promoted, done.has_waiting_retries) == (0, False), (
+        "what is in line for a task that waits no more is dropped"
+    )
     assert await value(conn, "select count(*) from retry_slot") == 0, "and what was cleared is no retry"
 
 
@@ -202,7 +207,7 @@ async def test_a_full_queue_holds_up_no_other(conn: AsyncConnection) -> None:
     (claim,) = await other.claim(queues=("rare",))
     await other.finish(claim, "failed", retry_in=5)
     await set_clock(conn, later(12))
-    done = await promote(conn, shard=0, epoch=epoch, batch=1000, max_active_retries=2)
+    done = await promote_due_tasks(conn, shard=0, epoch=epoch, limit=1000, bound=2)
     assert done.promoted == 2 + 1
     assert (await states(conn, run))["z"] == "available"
 
@@ -232,17 +237,17 @@ async def test_a_retry_that_is_held_back_says_why(conn: AsyncConnection) -> None
 async def test_retries_of_a_paused_dag_wait_for_it_and_take_no_room(conn: AsyncConnection) -> None:
     epoch = await lead(conn)
     run, _ = await storm(conn)
-    await pause(conn, dag="storm", actor="me")
+    await pause(conn, dag="storm", actor=Actor("me"))
     assert (await let_in(conn, epoch)).promoted == 0
     assert await value(conn, "select count(*) from retry_slot") == 0
-    while (await let_in(conn, epoch)).has_line:
+    while (await let_in(conn, epoch)).has_waiting_retries:
         pass
-    await unpause(conn, dag="storm", actor="me")
+    await unpause(conn, dag="storm", actor=Actor("me"))
     assert set((await states(conn, run)).values()) == {"available"}
 
 
 @pytest.mark.requirement("V11", "A1")
-async def test_a_retry_that_cannot_be_let_in_is_set_aside_and_comes_back(conn: AsyncConnection) -> None:
+async def test_a_retry_that_cannot_be_admitted_is_quarantined_and_tried_again(conn: AsyncConnection) -> None:
     await invariants.install(conn)
     epoch = await lead(conn)
     await put(conn, make_dag("one", {"a": []}, task_retry=RETRIED))
@@ -252,13 +257,13 @@ async def test_a_retry_that_cannot_be_let_in_is_set_aside_and_comes_back(conn: A
     await set_clock(conn, later(6))
     await refuse(conn, "task", f"new.run_id = {made[3]}")
     done = await let_in(conn, epoch, 100)
-    assert (done.promoted, done.refused, done.has_line) == (9, 1, False)
+    assert (done.promoted, done.refused, done.has_waiting_retries) == (9, 1, False)
     assert await states(conn, made[3]) == {"a": "pending"}
     assert "poison" in str(await value(conn, "select reason from quarantine"))
     await cure(conn, "task")
-    assert (await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)).repaired == [], "not yet"
+    assert (await reconcile_runs(conn, shard=0, epoch=epoch, limit=100)).repaired == [], "not yet"
     await set_clock(conn, later(17))
-    assert (await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)).repaired == ["timer_missing"]
+    assert (await reconcile_runs(conn, shard=0, epoch=epoch, limit=100)).repaired == ["timer_missing"]
     assert (await let_in(conn, epoch, 100)).promoted == 1
     assert await invariants.violations(conn) == []
 
@@ -267,7 +272,7 @@ async def test_what_waits_in_line_needs_no_repair(conn: AsyncConnection) -> None
     epoch = await lead(conn)
     await storm(conn)
     await let_in(conn, epoch)
-    done = await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)
+    done = await reconcile_runs(conn, shard=0, epoch=epoch, limit=100)
     assert done.repaired == []
     assert await value(conn, "select count(*) from task_timer") == 0
 
@@ -297,7 +302,7 @@ async def test_a_retry_whose_run_somebody_works_on_keeps_its_place_in_line(datab
         async with person.transaction():
             await person.execute("select 1 from run_status where run_id = %s for no key update", [run])
             done = await let_in(conn, epoch, 1)
-            assert (done.promoted, done.has_line) == (0, True)
+            assert (done.promoted, done.has_waiting_retries) == (0, True)
         assert (await let_in(conn, epoch, 1)).promoted == 1
 
 
@@ -311,7 +316,7 @@ async def test_thousands_of_failures_at_once_drain_through_the_bound(database: s
         run, runner = await storm(conn, {f"t{number}": [] for number in range(size)})
         let, rounds = 0, 0
         while True:
-            done = await promote(conn, shard=0, epoch=epoch, batch=2_000, max_active_retries=bound)
+            done = await promote_due_tasks(conn, shard=0, epoch=epoch, limit=2_000, bound=bound)
             claims = await runner.claim(bound)
             assert len(claims) == done.promoted <= bound
             if not claims:

@@ -6,11 +6,12 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import notifications, runs
+from evertick.domain.access import Actor
 from evertick.domain.dags.mapping import MappedList, Mapping
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.dags.validation import validate
 from evertick.domain.errors import InvalidDag
-from evertick.domain.notifications import Event, NotificationRuleSpec
+from evertick.domain.notifications import NotificationEvent, NotificationRuleSpec
 from evertick.domain.schedules.dependencies import after
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.domain.states import TriggerRule
@@ -63,7 +64,7 @@ async def test_after_its_last_it_has_failed_and_a_clear_counts_anew(conn: AsyncC
     runner = await Runner.join(conn)
     assert await runner.drain({"b": "failed"}) == ["a", "b"] * 3
     assert (await run_state(conn, run), await retried(conn, run)) == ("failed", 2)
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="ann")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("ann"))
     assert await runner.drain({"b": "failed"}) == ["a", "b"] * 3
     assert await run_state(conn, run) == "failed"
 
@@ -95,7 +96,7 @@ async def test_who_is_canceled_does_not_begin_again_and_who_took_too_long_does(c
     await set_clock(conn, T0)
     await put(conn, make_dag("d", {"a": []}, retries=1, run_timeout_seconds=10))
     run = await start(conn, "d")
-    await cancel(conn, run_id=run, actor="ann")
+    await cancel(conn, run_id=run, actor=Actor("ann"))
     assert await run_state(conn, run) == "canceled"
     second = await start(conn, "d")
     epoch = await lead(conn)
@@ -109,7 +110,10 @@ async def test_who_is_canceled_does_not_begin_again_and_who_took_too_long_does(c
 
 
 async def test_to_all_others_it_has_not_ended_meanwhile(conn: AsyncConnection) -> None:
-    told = tuple(NotificationRuleSpec(event=event, sink=HOOK) for event in (Event.FAILURE, Event.RETRY, Event.SUCCESS))
+    told = tuple(
+        NotificationRuleSpec(event=event, sink=HOOK)
+        for event in (NotificationEvent.FAILURE, NotificationEvent.RETRY, NotificationEvent.SUCCESS)
+    )
     await put(conn, make_dag("d", {"a": []}, retries=1, notices=told, max_active_runs=1))
     waits = NamedSchedule(name="main", spec=parse_schedule(after("d")))
     await put(conn, make_dag("next", {"x": []}, schedules=(waits,)))

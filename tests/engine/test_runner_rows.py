@@ -10,9 +10,11 @@ from psycopg import AsyncConnection
 
 from evertick.db.queries import runners
 from evertick.db.queries.runners import NewRunner
+from evertick.domain.access import Actor
 from evertick.domain.attempt import RunnerRequest
-from evertick.engine.maintenance import promote
-from evertick.engine.runners import drain, extend, mark_runner_dead, observe_heartbeats, undrain
+from evertick.engine.maintenance import promote_due_tasks
+from evertick.engine.runners import drain, extend, mark_runner_dead, undrain
+from evertick.engine.shards import observe_heartbeats
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, states, value
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -38,9 +40,9 @@ async def test_what_is_asked_comes_with_the_heartbeat_until_it_is_taken_back(con
     mine, other = await Runner.join(conn), await Runner.join(conn)
     assert await asked_of(conn, mine) is None
     for then_leave, request in ((False, RunnerRequest.DRAIN), (True, RunnerRequest.LEAVE)):
-        assert await drain(conn, sessions=[mine.session], actor="ann", then_leave=then_leave) == [mine.session]
+        assert await drain(conn, sessions=[mine.session], actor=Actor("ann"), then_leave=then_leave) == [mine.session]
         assert (await asked_of(conn, mine), await asked_of(conn, other)) == (request, None)
-    assert await undrain(conn, sessions=[mine.session], actor="bob") == [mine.session]
+    assert await undrain(conn, sessions=[mine.session], actor=Actor("bob")) == [mine.session]
     assert await asked_of(conn, mine) is None
     kept = "select array_agg(concat_ws(' ', action, actor, detail->>'request') order by entry_id) from audit_log"
     assert await value(conn, kept) == ["drain ann drain", "drain ann leave", "undrain bob"]
@@ -50,7 +52,7 @@ async def test_asking_twice_is_asking_once_and_the_dead_are_not_asked(conn: Asyn
     mine, gone = await Runner.join(conn), await Runner.join(conn)
     await runners.leave(conn, gone.session)
     sessions = [mine.session, gone.session]
-    assert [await drain(conn, sessions=sessions, actor="ann") for _ in range(2)] == [[mine.session], []]
+    assert [await drain(conn, sessions=sessions, actor=Actor("ann")) for _ in range(2)] == [[mine.session], []]
     assert await value(conn, "select count(*) from audit_log where action = 'drain'") == 1
     assert await value(conn, "select request from runner where session = %s", gone.session) is None
 
@@ -66,9 +68,9 @@ async def test_a_session_that_registers_again_is_the_same_and_one_that_is_gone_g
     assert await value(conn, "select ended_at from runner") == later(10)
 
 
-async def test_a_heartbeat_of_a_buried_runner_hears_of_its_end_and_of_nothing_else(conn: AsyncConnection) -> None:
+async def test_a_heartbeat_of_a_dead_runner_returns_only_its_end(conn: AsyncConnection) -> None:
     mine = await Runner.join(conn)
-    await drain(conn, sessions=[mine.session], actor="ann")
+    await drain(conn, sessions=[mine.session], actor=Actor("ann"))
     await mark_runner_dead(conn, session=mine.session, reason="gone", infra_retries=3)
     reply = await extend(conn, session=mine.session, held=[])
     assert (reply.is_gone, reply.request) == (True, None)
@@ -85,7 +87,7 @@ async def test_a_heartbeat_says_when_it_was(conn: AsyncConnection) -> None:
 
 
 @pytest.mark.requirement("V5")
-async def test_neighbours_are_alive_and_of_the_same_host_boot_and_namespace(conn: AsyncConnection) -> None:
+async def test_peers_are_alive_and_of_the_same_host_boot_and_namespace(conn: AsyncConnection) -> None:
     for session, changes in enumerate(({}, {}, {"host": "x"}, {"boot_id": "x"}, {"pid_namespace": "x"}), 1):
         await runners.register(conn, replace(SOMEBODY, session=session, **changes))  # type: ignore[arg-type]
     await runners.leave(conn, 2)
@@ -107,7 +109,9 @@ async def test_namesakes_are_others_that_live_under_the_same_id(conn: AsyncConne
 async def silent_for(conn: AsyncConnection, seconds: int, *, lost_after: float) -> list[int]:
     epoch = await lead(conn)
     for _ in range(seconds):
-        told = (await observe_heartbeats(conn, shard=0, epoch=epoch, elapsed=1.0, lost_after=lost_after)).silent
+        told = (
+            await observe_heartbeats(conn, shard=0, epoch=epoch, elapsed=1.0, lost_after=lost_after)
+        ).silent_sessions
     return told
 
 
@@ -145,7 +149,7 @@ async def test_losses_wait_longer_each_time_and_end_the_task_when_they_are_too_m
     for number in range(4):
         now, runner = later(1000 * number), await Runner.join(conn)
         await set_clock(conn, now)
-        await promote(conn, shard=0, epoch=epoch, batch=10)
+        await promote_due_tasks(conn, shard=0, epoch=epoch, limit=10)
         assert [claim.epoch for claim in await runner.claim()] == [number + 1]
         await mark_runner_dead(conn, session=runner.session, reason="agent_lost: test", infra_retries=3)
         not_before = await value(conn, "select not_before from task")

@@ -11,6 +11,8 @@ from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import schedules
+from evertick.domain.access import Actor
+from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import Conflict, NotFound
 from evertick.domain.schedules.misfire import MisfirePolicy, delay_of
@@ -58,14 +60,14 @@ async def world(conn: AsyncConnection, **options: object) -> int:
 @pytest.mark.requirement("I2", "S3")
 async def test_one_schedule_is_paused_and_goes_on_while_the_others_fire(conn: AsyncConnection) -> None:
     epoch = await world(conn)
-    await put_schedule(conn, dag="one", schedule=every("@every 20s", "other"), actor="ann")
+    await put_schedule(conn, dag="one", schedule=every("@every 20s", "other"), actor=Actor("ann"))
     await set_clock(conn, later(12))
-    assert await pause_schedule(conn, dag="one", name="main", actor="ann", expected_version=1) == 2
+    assert await pause_schedule(conn, dag="one", name="main", actor=Actor("ann"), expected_version=1) == 2
     assert await fires(conn) == [10]
     await set_clock(conn, later(35))
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await fires(conn) == [10, 20]
-    assert await unpause_schedule(conn, dag="one", name="main", actor="ann") == 3
+    assert await unpause_schedule(conn, dag="one", name="main", actor=Actor("ann")) == 3
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await fires(conn) == [10, 20]
     assert await skipped(conn) == [(20, 30, 2, "paused")]
@@ -80,27 +82,27 @@ async def test_unpausing_what_is_not_paused_changes_nothing(conn: AsyncConnectio
     epoch = await world(conn)
     await set_clock(conn, later(25))
     for _ in range(2):
-        assert await unpause_schedule(conn, dag="one", name="main", actor="ann") == 1
-        assert not await unpause(conn, dag="one", actor="ann")
+        assert await unpause_schedule(conn, dag="one", name="main", actor=Actor("ann")) == 1
+        assert not await unpause(conn, dag="one", actor=Actor("ann"))
     assert (await fires(conn), await skipped(conn)) == ([], [])
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert (await fires(conn), await skipped(conn)) == ([20], [(10, 10, 1, "misfire_latest")])
-    assert [await pause_schedule(conn, dag="one", name="main", actor="ann") for _ in range(2)] == [2, 2]
+    assert [await pause_schedule(conn, dag="one", name="main", actor=Actor("ann")) for _ in range(2)] == [2, 2]
 
 
 @pytest.mark.requirement("I2")
 async def test_the_pause_of_a_schedule_and_of_its_dag_are_two(conn: AsyncConnection) -> None:
     epoch = await world(conn)
-    await pause_schedule(conn, dag="one", name="main", actor="ann")
-    await pause(conn, dag="one", actor="ann")
-    await unpause(conn, dag="one", actor="ann")
+    await pause_schedule(conn, dag="one", name="main", actor=Actor("ann"))
+    await pause(conn, dag="one", actor=Actor("ann"))
+    await unpause(conn, dag="one", actor=Actor("ann"))
     await set_clock(conn, later(15))
     assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
-    await pause(conn, dag="one", actor="ann")
-    await unpause_schedule(conn, dag="one", name="main", actor="ann")
+    await pause(conn, dag="one", actor=Actor("ann"))
+    await unpause_schedule(conn, dag="one", name="main", actor=Actor("ann"))
     await set_clock(conn, later(25))
     assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
-    await unpause(conn, dag="one", actor="ann")
+    await unpause(conn, dag="one", actor=Actor("ann"))
     assert await skipped(conn) == [(10, 20, 2, "paused")]
     await set_clock(conn, later(30))
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
@@ -123,16 +125,16 @@ async def test_what_a_pause_kept_back_runs_if_somebody_asks_for_it(
 ) -> None:
     await world(conn)
     if of_dag:
-        await pause(conn, dag="one", actor="ann")
+        await pause(conn, dag="one", actor=Actor("ann"))
     else:
-        await pause_schedule(conn, dag="one", name="main", actor="ann")
+        await pause_schedule(conn, dag="one", name="main", actor=Actor("ann"))
     await set_clock(conn, later(35))
     (seen,) = await preview(conn, dag="one", name=None if of_dag else "main", catch_up=catch_up)
     assert [(run - T0).total_seconds() for run in seen.runs] == expected
     if of_dag:
-        await unpause(conn, dag="one", actor="ann", catch_up=catch_up)
+        await unpause(conn, dag="one", actor=Actor("ann"), catch_up=catch_up)
     else:
-        await unpause_schedule(conn, dag="one", name="main", actor="ann", catch_up=catch_up)
+        await unpause_schedule(conn, dag="one", name="main", actor=Actor("ann"), catch_up=catch_up)
     assert await fires(conn) == expected
     assert await skipped(conn) == range_
     assert await value(conn, "select next_due from schedule_state") == later(40)
@@ -144,14 +146,14 @@ async def test_a_deleted_schedule_settles_what_was_due_and_publishing_does_not_b
 ) -> None:
     epoch = await world(conn)
     await set_clock(conn, later(12))
-    assert await delete_schedule(conn, dag="one", name="main", actor="ann", expected_version=1) == 2
+    assert await delete_schedule(conn, dag="one", name="main", actor=Actor("ann"), expected_version=1) == 2
     assert await fires(conn) == [10]
     await put(conn, make_dag("one", {"a": [], "b": []}, every="@every 10s"))
     await set_clock(conn, later(30))
     assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
     with pytest.raises(NotFound, match="has no schedule"):
-        await pause_schedule(conn, dag="one", name="main", actor="ann")
-    assert await reset_schedule(conn, dag="one", name="main", actor="ann")
+        await pause_schedule(conn, dag="one", name="main", actor=Actor("ann"))
+    assert await reset_schedule(conn, dag="one", name="main", actor=Actor("ann"))
     await set_clock(conn, later(40))
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await fires(conn) == [10, 40]
@@ -166,13 +168,13 @@ async def test_a_paused_schedule_that_is_deleted_or_changed_leaves_what_it_misse
     conn: AsyncConnection,
 ) -> None:
     await world(conn)
-    await pause_schedule(conn, dag="one", name="main", actor="ann")
+    await pause_schedule(conn, dag="one", name="main", actor=Actor("ann"))
     await set_clock(conn, later(25))
-    await put_schedule(conn, dag="one", schedule=every("@every 7s"), actor="ann")
+    await put_schedule(conn, dag="one", schedule=every("@every 7s"), actor=Actor("ann"))
     assert await skipped(conn) == [(10, 20, 2, "paused")]
     assert await value(conn, "select is_paused_directly and is_paused from schedule_state") is True
     await set_clock(conn, later(30))
-    await delete_schedule(conn, dag="one", name="main", actor="ann")
+    await delete_schedule(conn, dag="one", name="main", actor=Actor("ann"))
     assert len(await skipped(conn)) == 2
     assert await fires(conn) == []
 
@@ -180,12 +182,12 @@ async def test_a_paused_schedule_that_is_deleted_or_changed_leaves_what_it_misse
 @pytest.mark.requirement("I1")
 async def test_every_version_is_on_record_with_who_made_it(conn: AsyncConnection) -> None:
     await world(conn)
-    await put_schedule(conn, dag="one", schedule=every("@every 20s", misfire=MisfirePolicy.ALL), actor="bob")
-    await pause_schedule(conn, dag="one", name="main", actor="cid")
+    await put_schedule(conn, dag="one", schedule=every("@every 20s", misfire=MisfirePolicy.ALL), actor=Actor("bob"))
+    await pause_schedule(conn, dag="one", name="main", actor=Actor("cid"))
     with pytest.raises(Conflict, match="is at version 3, not at 2"):
-        await unpause_schedule(conn, dag="one", name="main", actor="dan", expected_version=2)
-    await unpause_schedule(conn, dag="one", name="main", actor="dan", expected_version=3)
-    await delete_schedule(conn, dag="one", name="main", actor="eve")
+        await unpause_schedule(conn, dag="one", name="main", actor=Actor("dan"), expected_version=2)
+    await unpause_schedule(conn, dag="one", name="main", actor=Actor("dan"), expected_version=3)
+    await delete_schedule(conn, dag="one", name="main", actor=Actor("eve"))
     found = await schedules.history(conn, dag="one", name="main")
     assert [(each.version, each.change, each.changed_by, each.is_held) for each in found] == [
         (5, "delete", "eve", False),
@@ -202,8 +204,19 @@ async def test_a_change_settles_a_long_backlog_whole(conn: AsyncConnection) -> N
     """More than one call fires at once: none of it may be lost to the new version."""
     await world(conn, misfire=MisfirePolicy.ALL)
     await set_clock(conn, later(3005))
-    await put_schedule(conn, dag="one", schedule=every("@every 7s"), actor="ann")
+    await put_schedule(conn, dag="one", schedule=every("@every 7s"), actor=Actor("ann"))
     assert await fires(conn) == [10 * n for n in range(1, 301)]
+    assert await invariants.violations(conn) == []
+
+
+@pytest.mark.requirement("I7")
+async def test_the_runs_of_a_long_backlog_pass_their_gates(conn: AsyncConnection) -> None:
+    """Also those of the parts that are decided before the change itself."""
+    key = GateSpec(kind=GateKind.MUTEX, name="k", weight=1)
+    await world(conn, misfire=MisfirePolicy.ALL, task_gates=(key,))
+    await set_clock(conn, later(3005))
+    await put_schedule(conn, dag="one", schedule=every("@every 7s"), actor=Actor("ann"))
+    assert await value(conn, "select count(*) from ready_task") == 300
     assert await invariants.violations(conn) == []
 
 
@@ -256,7 +269,7 @@ async def test_a_change_of_the_jitter_alone_neither_loses_nor_repeats_a_fire(con
     for step, jitter in enumerate((600, 0, 300, 0, 600, 10)):
         spec = parse_schedule("@every 60s", jitter_seconds=jitter)
         wanted = NamedSchedule(name="main", spec=spec, misfire=MisfirePolicy.ALL)
-        await put_schedule(conn, dag="one", schedule=wanted, actor="ann")
+        await put_schedule(conn, dag="one", schedule=wanted, actor=Actor("ann"))
         for _ in range(40):
             now += timedelta(seconds=15 + step)
             await set_clock(conn, now)
@@ -283,11 +296,11 @@ async def test_changes_race_a_firing_leader_and_lose_no_fire(database: str) -> N
             ann, bob, cid = others
             await asyncio.gather(
                 fire_schedules(leader, shard=0, epoch=epoch, batch=10),
-                put_schedule(ann, dag="one", schedule=every(f"@every {5 + step % 3}s"), actor="ann"),
-                pause_schedule(bob, dag="one", name="main", actor="bob"),
-                unpause_schedule(cid, dag="one", name="main", actor="cid", catch_up=ALL),
+                put_schedule(ann, dag="one", schedule=every(f"@every {5 + step % 3}s"), actor=Actor("ann")),
+                pause_schedule(bob, dag="one", name="main", actor=Actor("bob")),
+                unpause_schedule(cid, dag="one", name="main", actor=Actor("cid"), catch_up=ALL),
             )
-            await unpause_schedule(cid, dag="one", name="main", actor="cid", catch_up=ALL)
+            await unpause_schedule(cid, dag="one", name="main", actor=Actor("cid"), catch_up=ALL)
             assert await invariants.violations(leader) == []
         assert await value(leader, "select count(*) > 10 from run") is True
         assert await value(leader, "select count(*) = max(version) from schedule_version") is True

@@ -10,6 +10,7 @@ from psycopg.errors import InFailedSqlTransaction, SerializationFailure
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import schedules
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import Conflict
 from evertick.domain.retry import RetryPolicy
@@ -30,9 +31,11 @@ async def test_a_schedule_is_put_read_back_and_fires(conn: AsyncConnection) -> N
     await set_clock(conn, T0)
     epoch = await lead(conn)
     await put(conn, make_dag("one", {"a": []}))
-    assert await put_schedule(conn, dag="one", schedule=every("@every 10s"), actor="ann", expected_version=0) == 1
+    assert (
+        await put_schedule(conn, dag="one", schedule=every("@every 10s"), actor=Actor("ann"), expected_version=0) == 1
+    )
     once = NamedSchedule(name="single", spec=parse_schedule(later(15)))
-    assert await put_schedule(conn, dag="one", schedule=once, actor="ann") == 1
+    assert await put_schedule(conn, dag="one", schedule=once, actor=Actor("ann")) == 1
     listed = {row.name: row.next_due for row in await schedules.list_all(conn, dag="one")}
     assert listed == {"extra": later(10), "single": later(15)}
     await set_clock(conn, later(20))
@@ -42,7 +45,7 @@ async def test_a_schedule_is_put_read_back_and_fires(conn: AsyncConnection) -> N
     cursor = await conn.execute(
         "select c.name, count(*) from run r join schedule c using (schedule_id) group by 1 order by 1"
     )
-    assert await cursor.fetchall() == [("extra", 2), ("single", 1)]
+    assert await cursor.fetchall() == [("extra", 3), ("single", 1)]
 
 
 @pytest.mark.requirement("I1", "M1")
@@ -52,7 +55,9 @@ async def test_of_many_writers_with_one_expected_version_one_wins(database: str)
         await put(rivals[0], make_dag("one", {"a": []}))
         for expected in (0, 1, 2):
             tries = [
-                put_schedule(rival, dag="one", schedule=every(f"@every {n + 5}s"), actor="x", expected_version=expected)
+                put_schedule(
+                    rival, dag="one", schedule=every(f"@every {n + 5}s"), actor=Actor("x"), expected_version=expected
+                )
                 for n, rival in enumerate(rivals)
             ]
             answers = await asyncio.gather(*tries, return_exceptions=True)
@@ -68,22 +73,28 @@ async def test_a_put_repeated_after_a_lost_reply_changes_once(conn: AsyncConnect
     await put(conn, make_dag("one", {"a": []}))
     for _ in range(3):
         made = await put_schedule(
-            conn, dag="one", schedule=every("@every 9s"), actor="ann", expected_version=0, request="r-1"
+            conn, dag="one", schedule=every("@every 9s"), actor=Actor("ann"), expected_version=0, request="r-1"
         )
         assert made == 1
     with pytest.raises(Conflict, match="is at version 1, not at 0"):
-        await put_schedule(conn, dag="one", schedule=every("@every 9s"), actor="bob", expected_version=0, request="r-2")
+        await put_schedule(
+            conn, dag="one", schedule=every("@every 9s"), actor=Actor("bob"), expected_version=0, request="r-2"
+        )
     with pytest.raises(Conflict, match="does not exist"):
-        await put_schedule(conn, dag="one", schedule=every("@every 9s", "other"), actor="bob", expected_version=4)
+        await put_schedule(
+            conn, dag="one", schedule=every("@every 9s", "other"), actor=Actor("bob"), expected_version=4
+        )
 
 
 async def test_a_put_settles_what_was_due_under_the_old_version(conn: AsyncConnection) -> None:
     await invariants.install(conn)
     await set_clock(conn, T0)
     await put(conn, make_dag("one", {"a": []}))
-    await put_schedule(conn, dag="one", schedule=every("@every 10s"), actor="ann")
+    await put_schedule(conn, dag="one", schedule=every("@every 10s"), actor=Actor("ann"))
     await set_clock(conn, later(12))
-    assert await put_schedule(conn, dag="one", schedule=every("@every 60s"), actor="ann", expected_version=1) == 2
+    assert (
+        await put_schedule(conn, dag="one", schedule=every("@every 60s"), actor=Actor("ann"), expected_version=1) == 2
+    )
     assert await value(conn, "select fire_at from run") == later(10)
     assert await value(conn, "select next_due from schedule_state") == later(60)
     assert await invariants.violations(conn) == []
@@ -91,8 +102,8 @@ async def test_a_put_settles_what_was_due_under_the_old_version(conn: AsyncConne
 
 async def test_a_schedule_that_somebody_put_is_not_removed_by_publishing(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", {"a": []}, every="@every 5s"))
-    await put_schedule(conn, dag="one", schedule=every("@every 9s"), actor="ann")
-    await put_schedule(conn, dag="one", schedule=every("@every 7s", "main"), actor="ann")
+    await put_schedule(conn, dag="one", schedule=every("@every 9s"), actor=Actor("ann"))
+    await put_schedule(conn, dag="one", schedule=every("@every 7s", "main"), actor=Actor("ann"))
     await put(conn, make_dag("one", {"a": [], "b": ["a"]}, every="@every 5s"))
     assert {row.name: row.spec["every_seconds"] for row in await schedules.list_all(conn)} == {"extra": 9, "main": 7}
 
@@ -105,7 +116,7 @@ async def test_state_survives_a_new_connection_and_views_can_be_made_again(datab
         await put(conn, make_dag("one", {"a": [], "b": ["a"]}, every="@every 10s"))
         await set_clock(conn, later(10))
         await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
-        await pause(conn, dag="one", actor="ann")
+        await pause(conn, dag="one", actor=Actor("ann"))
         seen = await states(conn, 1)
     async with await connect(database, purpose=Purpose.SCHEDULER) as conn:
         (row,) = await schedules.list_all(conn)

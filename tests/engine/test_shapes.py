@@ -47,8 +47,8 @@ PLANTED = {
     "a group that begins again for ever": """
         create or replace function should_retry_group(p_group group_ref) returns boolean language sql as $$ select true $$""",
     "instances that are not taken back when something above them runs again": """
-        create or replace function collapse_unready(p_tasks task_ref[]) returns task_ref[] language sql
-        as $$ select '{}'::task_ref[] $$""",
+        create or replace function collapse_unready(p_tasks task_ref[], fx effects) returns move_result language sql
+        as $$ select row('{}'::task_ref[], fx)::move_result $$""",
 }
 
 

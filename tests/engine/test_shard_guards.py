@@ -10,8 +10,16 @@ import pytest
 from psycopg import AsyncConnection, conninfo
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import shards
-from evertick.engine.maintenance import choose_shards, rebalance_shard, reconcile, set_shards
+from evertick.domain.access import Actor
+from evertick.engine.maintenance import reconcile_runs
+from evertick.engine.shards import (
+    acquire_shard,
+    rebalance_shard,
+    set_shard_count,
+    set_shards,
+    survey_shards,
+    try_acquire_shard,
+)
 from tests.engine.test_shards import MINUTE, ONE, fewer, lead_all
 from tests.engine.world import OWN_LOCKS, T0, later, make_dag, put, set_clock, value
 from tests.waiting import eventually
@@ -34,8 +42,8 @@ async def other(database: str) -> AsyncIterator[AsyncConnection]:
 
 async def test_of_two_that_choose_at_the_same_time_one_has_chosen(db: AsyncConnection, other: AsyncConnection) -> None:
     async with other.transaction():
-        assert await choose_shards(other, shards=3, actor="first start")
-        second = asyncio.ensure_future(choose_shards(db, shards=5, actor="second start"))
+        assert await set_shard_count(other, shards=3, actor=Actor("first start"), if_never_chosen=True)
+        second = asyncio.ensure_future(set_shard_count(db, shards=5, actor=Actor("second start"), if_never_chosen=True))
         await eventually(
             lambda: value(other, f"select exists (select from {OWN_LOCKS} where classid = 4714 and not granted)")
         )
@@ -47,7 +55,7 @@ async def close_two(db: AsyncConnection) -> dict[int, int]:
     """Of four shards the last two are closed; returns the epochs under which they were led."""
     epochs = await fewer(db)
     for shard in (2, 3):
-        assert (await rebalance_shard(db, shard=shard, epoch=epochs[shard], batch=10)).is_closed
+        assert (await rebalance_shard(db, shard=shard, epoch=epochs[shard], limit=10)).is_closed
     return epochs
 
 
@@ -56,11 +64,11 @@ async def test_who_changes_how_many_there_are_waits_for_who_does_so(
 ) -> None:
     """Each counts the shards after its change: two at once would both be right, and the sum wrong."""
     epochs = await fewer(db)
-    await rebalance_shard(db, shard=3, epoch=epochs[3], batch=10)
+    await rebalance_shard(db, shard=3, epoch=epochs[3], limit=10)
     await db.execute("update dag set shard = 3 where name = 'd1'")
     deeds: list[Callable[[], Awaitable[object]]] = [
-        lambda: set_shards(db, shards=3, actor="me"),
-        lambda: rebalance_shard(db, shard=2, epoch=epochs[2], batch=10),
+        lambda: set_shards(db, shards=3, actor=Actor("me")),
+        lambda: rebalance_shard(db, shard=2, epoch=epochs[2], limit=10),
         lambda: db.execute("select reopen_shards()"),
     ]
     await db.execute("set lock_timeout = '30ms'")
@@ -75,7 +83,7 @@ async def test_who_changes_how_many_there_are_waits_for_who_does_so(
 
 async def test_a_closed_shard_stays_closed_when_the_number_is_set_again(db: AsyncConnection) -> None:
     await close_two(db)
-    await set_shards(db, shards=1, actor="me")
+    await set_shards(db, shards=1, actor=Actor("me"))
     rows = await db.execute("select state, rebalancing_since is not null from shard order by shard")
     assert await rows.fetchall() == [("open", True), ("draining", True), ("closed", False), ("closed", False)]
     assert await value(db, "select array_agg(distinct shard_count) from shard") == [2]
@@ -90,31 +98,31 @@ async def test_only_the_leader_of_that_epoch_ends_the_moves(db: AsyncConnection)
 
 async def test_what_is_where_it_belongs_brings_no_shard_back(db: AsyncConnection) -> None:
     epochs = await close_two(db)
-    await reconcile(db, shard=0, epoch=epochs[0], after=(0, 0), batch=100)
+    await reconcile_runs(db, shard=0, epoch=epochs[0], limit=100)
     assert await value(db, "select array_agg(state order by shard) from shard") == ["open", "open", "closed", "closed"]
 
 
 async def test_the_minute_begins_again_with_every_change(db: AsyncConnection) -> None:
     await put(db, make_dag("d", ONE))
-    await set_shards(db, shards=2, actor="me")
+    await set_shards(db, shards=2, actor=Actor("me"))
     epochs = await lead_all(db, 2)
     await set_clock(db, later(MINUTE - 1))
-    await set_shards(db, shards=2, actor="me")
-    await rebalance_shard(db, shard=0, epoch=epochs[0], batch=10)
+    await set_shards(db, shards=2, actor=Actor("me"))
+    await rebalance_shard(db, shard=0, epoch=epochs[0], limit=10)
     await set_clock(db, later(MINUTE + 1))
-    assert not (await rebalance_shard(db, shard=0, epoch=epochs[0], batch=10)).is_over
+    assert not (await rebalance_shard(db, shard=0, epoch=epochs[0], limit=10)).is_over
     await set_clock(db, later(2 * MINUTE))
-    assert (await rebalance_shard(db, shard=0, epoch=epochs[0], batch=10)).is_over
+    assert (await rebalance_shard(db, shard=0, epoch=epochs[0], limit=10)).is_over
 
 
 async def test_who_stands_by_does_not_wait_for_a_leader_that_lives(db: AsyncConnection, other: AsyncConnection) -> None:
     """Nor does it make the leader wait: it asks for the fence only where there is something to take."""
-    await set_shards(db, shards=2, actor="me")
+    await set_shards(db, shards=2, actor=Actor("me"))
     epochs = await lead_all(db, 2)
     await other.execute("set lock_timeout = '30ms'")
     async with db.transaction():
         await db.execute("select fence(1::smallint, %s)", [epochs[1]])
-        assert (await shards.try_acquire_shard(other, shard=1, owner="x", seconds=5, watches=True)).epoch is None
+        assert (await try_acquire_shard(other, shard=1, owner="x", seconds=5, watches=True)).epoch is None
 
 
 @pytest.mark.requirement("A4", "A10")
@@ -127,8 +135,7 @@ async def test_of_two_that_wait_for_the_fence_one_takes_the_shard(
         async with db.transaction():
             await db.execute("select fence(0::smallint, %s)", [epochs[0]])
             asked = [
-                asyncio.ensure_future(shards.acquire_shard(conn, shard=0, owner="x", seconds=1000))
-                for conn in (other, third)
+                asyncio.ensure_future(acquire_shard(conn, shard=0, owner="x", seconds=1000)) for conn in (other, third)
             ]
             await eventually(
                 lambda: value(db, f"select count(*) = 2 from {OWN_LOCKS} where classid = 4711 and not granted")
@@ -141,7 +148,7 @@ async def test_of_two_that_wait_for_the_fence_one_takes_the_shard(
 
 async def survey(conn: AsyncConnection) -> dict[int, bool]:
     """Which shards are led or should be, and whether each is free."""
-    found = await shards.survey(conn, owner="me", seconds=1000, watches=True)
+    found = await survey_shards(conn, owner="me", seconds=1000, watches=True)
     return {each.shard: each.is_free for each in found}
 
 
@@ -151,8 +158,8 @@ async def test_a_survey_tells_of_no_closed_shard(db: AsyncConnection) -> None:
 
 
 async def test_a_survey_waits_for_nobody_who_forgets_the_same(db: AsyncConnection, other: AsyncConnection) -> None:
-    await set_shards(db, shards=2, actor="me")
-    await shards.survey(db, owner="old", seconds=1, watches=False)
+    await set_shards(db, shards=2, actor=Actor("me"))
+    await survey_shards(db, owner="old", seconds=1, watches=False)
     await set_clock(db, later(100))
     await db.execute("set lock_timeout = '30ms'")
     async with other.transaction():
@@ -174,7 +181,7 @@ OTHER_LOCKS = {
 async def test_a_lock_of_something_else_does_not_make_a_dead_leader_look_alive(
     db: AsyncConnection, other: AsyncConnection, lock: str
 ) -> None:
-    await set_shards(db, shards=3, actor="me")
+    await set_shards(db, shards=3, actor=Actor("me"))
     await other.execute(OTHER_LOCKS[lock])
     await lead_and_die(db)
     assert (await survey(db))[1]
@@ -184,7 +191,7 @@ async def test_a_lock_of_something_else_does_not_make_a_dead_leader_look_alive(
 async def test_a_lock_in_another_database_does_not_make_a_dead_leader_look_alive(
     database: str, db: AsyncConnection
 ) -> None:
-    await set_shards(db, shards=3, actor="me")
+    await set_shards(db, shards=3, actor=Actor("me"))
     elsewhere = conninfo.make_conninfo(database, dbname="postgres")
     async with await AsyncConnection.connect(elsewhere, autocommit=True) as stranger:
         # Shared: other tests on this server may do the same.
@@ -195,6 +202,6 @@ async def test_a_lock_in_another_database_does_not_make_a_dead_leader_look_alive
 
 async def lead_and_die(conn: AsyncConnection) -> None:
     """A leader of shard 1 that was watched, and whose session is over."""
-    led = await shards.try_acquire_shard(conn, shard=1, owner="dead", seconds=1000, watches=True)
-    assert led.is_watched
+    led = await try_acquire_shard(conn, shard=1, owner="dead", seconds=1000, watches=True)
+    assert led.has_session_lock
     await conn.execute("select pg_advisory_unlock(4712, 1)")

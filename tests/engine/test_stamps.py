@@ -9,10 +9,11 @@ from psycopg import AsyncConnection
 
 from evertick.db.queries import overview
 from evertick.db.queries.overview import RunAttempt
+from evertick.domain.access import Actor
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.gates import set_pool
-from evertick.engine.maintenance import promote
+from evertick.engine.maintenance import promote_due_tasks
 from evertick.engine.remote_attempts import DispatchResult, NotStarted, claim_for_dispatch, end_queued
 from evertick.engine.tasks import clear, select_tasks
 from tests.engine.remote_agents import as_claim, begin
@@ -45,7 +46,7 @@ async def test_a_task_without_gates_has_no_stamp(conn: AsyncConnection) -> None:
 
 
 async def test_when_gates_let_in_is_kept_for_every_attempt(conn: AsyncConnection) -> None:
-    await set_pool(conn, name="p", slots=1, actor="test")
+    await set_pool(conn, name="p", slots=1, actor=Actor("test"))
     retry = RetryPolicy(retries=1, delay_seconds=10)
     await put(conn, make_dag("d", {"a": [], "b": []}, task_gates=(POOL,), task_retry=retry))
     run_id = await start(conn, "d")
@@ -59,7 +60,7 @@ async def test_when_gates_let_in_is_kept_for_every_attempt(conn: AsyncConnection
     await set_clock(conn, later(7))
     (second,) = await runner.claim()
     await set_clock(conn, later(20))
-    assert await promote(conn, shard=0, epoch=await lead(conn), batch=10) is not None
+    assert await promote_due_tasks(conn, shard=0, epoch=await lead(conn), limit=10) is not None
     assert await runner.claim() == [], "it waits for the pool"
     await set_clock(conn, later(30))
     await runner.finish(second)
@@ -101,14 +102,14 @@ async def test_when_an_executor_elsewhere_was_asked_is_kept(conn: AsyncConnectio
 
 
 async def test_a_cleared_attempt_keeps_its_stamps_and_says_that_nobody_planned_the_next(conn: AsyncConnection) -> None:
-    await set_pool(conn, name="p", slots=1, actor="test")
+    await set_pool(conn, name="p", slots=1, actor=Actor("test"))
     await put(conn, make_dag("d", {"t": []}, task_gates=(POOL,)))
     run_id = await start(conn, "d")
     runner = await Runner.join(conn)
     (claim,) = await runner.claim()
     await runner.finish(claim, start_in=0.5)
     await set_clock(conn, later(60))
-    await clear(conn, run_id=run_id, chosen=await select_tasks(conn, run_id=run_id, names=["t"]), actor="test")
+    await clear(conn, run_id=run_id, chosen=await select_tasks(conn, run_id=run_id, names=["t"]), actor=Actor("test"))
     await set_clock(conn, later(61))
     (claim,) = await runner.claim()
     running = (await attempts(conn, run_id))[1]

@@ -8,28 +8,18 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
-from evertick.db.queries import shards, tasks
+from evertick.db.queries import tasks
+from evertick.domain.access import Actor
 from evertick.domain.errors import NotLeader
 from evertick.engine.dags import pause, unpause
-from evertick.engine.maintenance import time_out_run, time_out_waits
+from evertick.engine.maintenance import time_out_queued_tasks, time_out_run
 from evertick.engine.runners import extend, mark_runner_dead
 from evertick.engine.runs import cancel
+from evertick.engine.shards import poll_work
 from evertick.engine.tasks import clear, select_tasks
 from tests.engine import invariants
 from tests.engine.poison import cure, refuse
-from tests.engine.world import (
-    Runner,
-    key_of,
-    later,
-    lead,
-    make_dag,
-    put,
-    run_state,
-    set_clock,
-    start,
-    states,
-    value,
-)
+from tests.engine.world import Runner, key_of, later, lead, make_dag, put, run_state, set_clock, start, states, value
 from tests.waiting import eventually
 
 CHAIN: dict[str, list[str]] = {"a": [], "b": ["a"], "c": ["b"]}
@@ -45,7 +35,7 @@ async def conn(rollback_conn: AsyncConnection) -> AsyncConnection:
 
 
 async def overdue(conn: AsyncConnection, epoch: int) -> list[int]:
-    found = (await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90)).overdue
+    found = (await poll_work(conn, shard=0, epoch=epoch, lost_after=90)).overdue
     assert found is not None
     return found
 
@@ -111,7 +101,7 @@ async def test_a_cleared_run_has_all_its_time_again(conn: AsyncConnection) -> No
     run = await start(conn, "timed")
     await runner.drain()
     await set_clock(conn, later(1000))
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("me"))
     assert await overdue(conn, epoch) == []
     await set_clock(conn, later(1060))
     assert await overdue(conn, epoch) == [run]
@@ -125,7 +115,7 @@ async def test_what_is_cleared_in_a_run_that_is_over_its_time_is_stopped_again(c
     await runner.finish(a)
     await set_clock(conn, later(61))
     assert await time_out_run(conn, shard=0, epoch=epoch, run_id=run) == 1
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["a"]), actor="me")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["a"]), actor=Actor("me"))
     assert (await states(conn, run))["a"] == "available"
     assert await overdue(conn, epoch) == [run]
 
@@ -135,7 +125,7 @@ async def test_a_run_that_somebody_canceled_keeps_that_reason(conn: AsyncConnect
     await put(conn, make_dag("timed", CHAIN, **MINUTE))
     run = await start(conn, "timed")
     await runner.claim()
-    await cancel(conn, run_id=run, actor="me")
+    await cancel(conn, run_id=run, actor=Actor("me"))
     await set_clock(conn, later(61))
     assert await overdue(conn, epoch) == []
     assert await time_out_run(conn, shard=0, epoch=epoch, run_id=run) is None
@@ -178,7 +168,7 @@ async def test_losing_its_runner_ends_a_task_that_was_asked_to_stop(conn: AsyncC
 
 
 async def late(conn: AsyncConnection, epoch: int, batch: int = 100) -> tuple[int, int]:
-    done = await time_out_waits(conn, shard=0, epoch=epoch, batch=batch)
+    done = await time_out_queued_tasks(conn, shard=0, epoch=epoch, limit=batch)
     return done.failed, done.refused
 
 
@@ -187,7 +177,7 @@ async def test_a_task_that_no_runner_takes_in_time_fails_without_another_try(con
     epoch = await lead(conn)
     await put(conn, make_dag("patient", CHAIN, **PATIENT))
     run = await start(conn, "patient")
-    seen = await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90)
+    seen = await poll_work(conn, shard=0, epoch=epoch, lost_after=90)
     assert seen.next_expiry == later(30)
     await set_clock(conn, later(29.9))
     assert await late(conn, epoch) == (0, 0)
@@ -219,10 +209,10 @@ async def test_a_pause_stops_the_clock_of_what_waits(conn: AsyncConnection) -> N
     epoch = await lead(conn)
     await put(conn, make_dag("patient", ONE, **PATIENT))
     run = await start(conn, "patient")
-    await pause(conn, dag="patient", actor="me")
+    await pause(conn, dag="patient", actor=Actor("me"))
     await set_clock(conn, later(1000))
     assert await late(conn, epoch) == (0, 0)
-    await unpause(conn, dag="patient", actor="me")
+    await unpause(conn, dag="patient", actor=Actor("me"))
     assert await late(conn, epoch) == (0, 0)
     await set_clock(conn, later(1030))
     assert await late(conn, epoch) == (1, 0)
@@ -320,7 +310,7 @@ async def test_the_line_is_one_for_all_shards_so_one_leader_ends_all_waits(conn:
     await conn.execute("update dag set shard = 1 where name = 'theirs'")
     ours, theirs = await start(conn, "ours"), await start(conn, "theirs")
     await set_clock(conn, later(31))
-    assert (await time_out_waits(conn, shard=0, epoch=epoch, batch=10)).failed == 2
+    assert (await time_out_queued_tasks(conn, shard=0, epoch=epoch, limit=10)).failed == 2
     assert (await states(conn, ours), await states(conn, theirs)) == ({"a": "failed"}, {"a": "failed"})
 
 

@@ -8,12 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries import runs, shards, tasks
+from evertick.db.queries import tasks
 from evertick.db.queries import waits as waits_queries
 from evertick.db.queries.dags import find
-from evertick.db.queries.retention import PruneGrant
-from evertick.db.queries.waits import Woken
-from evertick.domain.access import Role
+from evertick.domain.access import Actor, Role
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.mapping import MapHow, MappedList, Mapping
@@ -25,12 +23,13 @@ from evertick.domain.explain import describe
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.dags import pause, unpause
-from evertick.engine.maintenance import reconcile, time_out_run
-from evertick.engine.retention import Kind, prune_kind
+from evertick.engine.maintenance import reconcile_runs, time_out_run
+from evertick.engine.retention import Kind, PruneGrant, prune_kind
 from evertick.engine.runners import mark_runner_dead
-from evertick.engine.runs import cancel
+from evertick.engine.runs import cancel, trigger_run
+from evertick.engine.shards import poll_work
 from evertick.engine.tasks import clear, mark, select_tasks
-from evertick.engine.waits import Decision, decide_approval, find_approval, send_event, wake
+from evertick.engine.waits import Decision, Woken, _decide_approval, decide_approval, find_approval, send_event, wake
 from tests.engine import invariants
 from tests.engine.reasons import explain
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
@@ -265,10 +264,10 @@ async def test_an_event_ends_the_wait_and_is_its_result(conn: AsyncConnection) -
     assert (await woken(conn, epoch)).looked_at == 1, "it may be there already"
     assert (await woken(conn, epoch)) == Woken(looked_at=0, refused=0, next_wake=None)
     assert "it waits for event file: `evertick events send file`" in await why(conn, run)
-    await send_event(conn, name="other", payload=1, actor="me")
+    await send_event(conn, name="other", payload=1, actor=Actor("me"))
     await woken(conn, epoch)
     assert (await states(conn, run))["wait"] == "deferred"
-    await send_event(conn, name="file", payload={"path": "/in"}, actor="me")
+    await send_event(conn, name="file", payload={"path": "/in"}, actor=Actor("me"))
     await woken(conn, epoch)
     assert (await runner.claim())[0].inputs == '{"wait": {"path": "/in"}}'
 
@@ -278,7 +277,7 @@ async def test_what_was_sent_since_the_run_began_counts_and_with_lookback_what_w
     conn: AsyncConnection, lookback: float, ended: str
 ) -> None:
     await set_clock(conn, later(-10))
-    await send_event(conn, name="file", payload=None, actor="me")
+    await send_event(conn, name="file", payload=None, actor=Actor("me"))
     wait = WaitSpec(kind=WaitKind.EVENT, name="file", lookback_seconds=lookback)
     run, _, epoch = await world(conn, waiting(wait))
     await woken(conn, epoch)
@@ -291,7 +290,7 @@ async def test_an_event_that_came_before_its_wait_began_is_found(conn: AsyncConn
     await put(conn, waiting(WaitSpec(kind=WaitKind.EVENT, name="file")))
     epoch = await lead(conn)
     run = await start(conn, "d")
-    await send_event(conn, name="file", payload=7, actor="me")
+    await send_event(conn, name="file", payload=7, actor=Actor("me"))
     await woken(conn, epoch)
     runner = await Runner.join(conn)
     await runner.finish((await runner.claim())[0])
@@ -306,7 +305,7 @@ async def test_one_event_is_for_all_who_wait_however_small_the_batches(conn: Asy
     await runner.drain()
     await woken(conn, epoch)
     for name in ("other", "another", "file"):
-        await send_event(conn, name=name, payload=None, actor="me")
+        await send_event(conn, name=name, payload=None, actor=Actor("me"))
     for _ in range(8):
         await wake(conn, shard=0, epoch=epoch, batch=2)
     assert await value(conn, "select count(*) from deferral") == 0
@@ -320,24 +319,26 @@ async def test_the_name_of_an_event_is_made_of_the_params(conn: AsyncConnection)
     epoch = await lead(conn)
     row = await find(conn, "d")
     assert row is not None
-    made = await runs.trigger(conn, dag_id=row.dag_id, params={"day": "tue"}, key=None, actor="me")
+    made = await trigger_run(conn, dag_id=row.dag_id, params={"day": "tue"}, key=None, actor=Actor("me"))
     assert made is not None and not made.defers
     runner = await Runner.join(conn)
     await runner.drain()
-    await send_event(conn, name="file-mon", payload=None, actor="me")
+    await send_event(conn, name="file-mon", payload=None, actor=Actor("me"))
     await woken(conn, epoch)
     assert (await states(conn, made.run_id))["wait"] == "deferred"
-    await send_event(conn, name="file-tue", payload=None, actor="me")
+    await send_event(conn, name="file-tue", payload=None, actor=Actor("me"))
     await woken(conn, epoch)
     assert (await states(conn, made.run_id))["wait"] == "success"
 
 
 async def test_a_key_makes_an_event_one_however_often_it_is_sent(conn: AsyncConnection) -> None:
-    first = await send_event(conn, name="file", payload=1, actor="me", key="k")
-    again = await send_event(conn, name="file", payload=2, actor="you", key="k")
+    first = await send_event(conn, name="file", payload=1, actor=Actor("me"), key="k")
+    again = await send_event(conn, name="file", payload=1, actor=Actor("you"), key="k")
+    with pytest.raises(Conflict, match="another payload"):
+        await send_event(conn, name="file", payload=2, actor=Actor("you"), key="k")
     assert (first.is_new, again.is_new, again.sent_by) == (True, False, "me")
     assert again.event_id == first.event_id
-    assert (await send_event(conn, name="other", payload=2, actor="you", key="k")).is_new
+    assert (await send_event(conn, name="other", payload=2, actor=Actor("you"), key="k")).is_new
 
 
 @pytest.mark.parametrize(
@@ -355,7 +356,7 @@ async def test_bad_events_are_refused(
     conn: AsyncConnection, name: str, payload: object, key: str | None, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        await send_event(conn, name=name, payload=payload, actor="me", key=key)
+        await send_event(conn, name=name, payload=payload, actor=Actor("me"), key=key)
 
 
 async def test_an_event_that_does_not_come_fails_the_task(conn: AsyncConnection) -> None:
@@ -367,7 +368,7 @@ def says(
     version: str | None = "2", *, is_approved: bool = True, actor: str = "ann", note: str | None = None
 ) -> Decision:
     given = {} if version is None else {"version": version}
-    return Decision(is_approved=is_approved, actor=actor, note=note, fields=lambda form: given)
+    return Decision(is_approved=is_approved, actor=Actor(actor), note=note, fields=lambda form: given)
 
 
 async def test_who_approves_fills_in_the_form_and_the_first_decision_stands(conn: AsyncConnection) -> None:
@@ -420,7 +421,7 @@ async def test_of_two_who_decide_at_once_one_is_too_late(conn: AsyncConnection) 
     run, _, _ = await world(conn, waiting(ASK))
     (asked,) = await waits_queries.list_approvals(conn)
     taken = [
-        await waits_queries.decide(conn, asked, is_approved=is_approved, actor=who, note=None, fields={})
+        await _decide_approval(conn, asked, is_approved=is_approved, actor=Actor(who), note=None, fields={})
         for who, is_approved in (("ann", True), ("bob", False))
     ]
     assert taken == [True, False]
@@ -437,7 +438,7 @@ async def test_a_dag_may_say_who_decides(conn: AsyncConnection) -> None:
 
 async def test_nobody_decides_in_time(conn: AsyncConnection) -> None:
     wait = WaitSpec(kind=WaitKind.APPROVAL, name="Release?", timeout_seconds=60, on_timeout=TimeoutAction.SKIP)
-    assert await fails(conn, wait, 60) == ("skipped", "approval_timeout: nobody decided within 60 s")
+    assert await fails(conn, wait, 60) == ("skipped", "approval_timeout: no decision within 60 s")
     with pytest.raises(Conflict, match="timed out"):
         await decide_approval(conn, run_id=1, task="wait", decision=says(None))
 
@@ -461,14 +462,14 @@ async def test_whatever_waits_can_be_ended_by_hand_and_by_time(
         await runner.finish((await runner.claim())[0], "deferred")
     await woken(conn, epoch)
     if verb == "cancel":
-        await cancel(conn, run_id=run, actor="me")
+        await cancel(conn, run_id=run, actor=Actor("me"))
     elif verb == "mark":
-        await mark(conn, TaskKey(run, 1, -1), state="skipped", actor="me")
+        await mark(conn, TaskKey(run, 1, -1), state="skipped", actor=Actor("me"))
     else:
         await set_clock(conn, later(21))
         await time_out_run(conn, shard=0, epoch=epoch, run_id=run)
     assert (await states(conn, run))["wait"] == {"mark": "skipped"}.get(verb, "canceled")
-    await send_event(conn, name="file", payload=None, actor="me")
+    await send_event(conn, name="file", payload=None, actor=Actor("me"))
     assert (await woken(conn, epoch, 86_400)).next_wake is None
     assert (await states(conn, run))["wait"] == {"mark": "skipped"}.get(verb, "canceled")
 
@@ -479,8 +480,10 @@ async def test_cleared_it_waits_anew(conn: AsyncConnection, wait: WaitSpec) -> N
     if wait.kind is WaitKind.POLL:
         await runner.finish((await runner.claim())[0], "deferred")
     await woken(conn, epoch)
-    await cancel(conn, run_id=run, actor="me")
-    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["wait", "after"]), actor="me")
+    await cancel(conn, run_id=run, actor=Actor("me"))
+    await clear(
+        conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["wait", "after"]), actor=Actor("me")
+    )
     if wait.kind is WaitKind.POLL:
         await runner.finish((await runner.claim())[0], "deferred")
         assert await value(conn, "select polls from sensor_poll") == 1
@@ -497,21 +500,21 @@ async def test_a_wait_that_lost_its_row_is_found_by_reconcile(conn: AsyncConnect
     await woken(conn, epoch)
     before = await value(conn, "select row(kind, key) from deferral")
     await conn.execute("delete from deferral")
-    assert (await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=10)).repaired == ["deferral_missing"]
+    assert (await reconcile_runs(conn, shard=0, epoch=epoch, limit=10)).repaired == ["deferral_missing"]
     if wait.kind is not WaitKind.POLL:
         await woken(conn, epoch)
         assert await value(conn, "select row(kind, key) from deferral") == before
-    assert (await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=10)).repaired == []
+    assert (await reconcile_runs(conn, shard=0, epoch=epoch, limit=10)).repaired == []
 
 
 async def test_a_paused_dag_polls_nothing_and_goes_on_when_it_is_unpaused(conn: AsyncConnection) -> None:
     run, runner, epoch = await world(conn, waiting(POLL))
     await runner.finish((await runner.claim())[0], "deferred")
-    await pause(conn, dag="d", actor="me")
+    await pause(conn, dag="d", actor=Actor("me"))
     await woken(conn, epoch, 60)
     assert (await states(conn, run))["wait"] == "pending"
     assert await runner.claim() == []
-    await unpause(conn, dag="d", actor="me")
+    await unpause(conn, dag="d", actor=Actor("me"))
     assert len(await runner.claim()) == 1
 
 
@@ -522,7 +525,7 @@ async def test_what_waits_first_says_so_to_who_starts_the_run(conn: AsyncConnect
     for name, defers in (("d", True), ("plain", False)):
         row = await find(conn, name)
         assert row is not None
-        made = await runs.trigger(conn, dag_id=row.dag_id, params={}, key=None, actor="me")
+        made = await trigger_run(conn, dag_id=row.dag_id, params={}, key=None, actor=Actor("me"))
         assert made is not None and made.defers is defers
 
 
@@ -541,10 +544,10 @@ async def test_the_look_of_the_leader_says_when_the_next_wait_is_over(conn: Asyn
     _, _, epoch = await world(conn, waiting(WaitSpec(kind=WaitKind.TIME, seconds=30)))
 
     async def next_wake() -> datetime | None:
-        return (await shards.poll_work(conn, shard=0, epoch=epoch, lost_after=90)).next_wake
+        return (await poll_work(conn, shard=0, epoch=epoch, lost_after=90)).next_wake
 
     assert await next_wake() == later(30)
-    await send_event(conn, name="x", payload=None, actor="me")
+    await send_event(conn, name="x", payload=None, actor=Actor("me"))
     assert await next_wake() == later(0), "an event that nobody was told of"
 
 
@@ -585,8 +588,8 @@ async def test_old_events_go_with_the_runs_of_their_time(conn: AsyncConnection) 
     epoch = await lead(conn)
     for at in (0, 1, 100):
         await set_clock(conn, later(at))
-        await send_event(conn, name="file", payload=at, actor="me")
-    mandate = PruneGrant(shard=0, epoch=epoch, before=later(50), actor="me")
+        await send_event(conn, name="file", payload=at, actor=Actor("me"))
+    mandate = PruneGrant(shard=0, epoch=epoch, before=later(50), actor=Actor("me"))
     assert (await prune_kind(conn, mandate, Kind.EVENTS, pace=Pace())).pruned == 0, "nobody was told of them"
     await wake(conn, shard=0, epoch=epoch, batch=10)
     assert (await prune_kind(conn, mandate, Kind.EVENTS, pace=Pace())).pruned == 2
@@ -603,7 +606,7 @@ async def test_a_mapped_condition_is_polled_by_instance_and_cleared_as_a_whole(c
     await runner.finish(third, "deferred")
     await woken(conn, epoch)
     chosen = await select_tasks(conn, run_id=run, names=["first", "wait"])
-    await clear(conn, run_id=run, chosen=chosen, actor="me")
+    await clear(conn, run_id=run, chosen=chosen, actor=Actor("me"))
     assert await value(conn, "select count(*) from deferral") == 0
     assert await runner.drain() == ["first", "wait", "wait", "wait", "after"]
     assert await run_state(conn, run) == "success"

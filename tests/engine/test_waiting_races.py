@@ -6,6 +6,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import TaskKind
 from evertick.domain.dags.waits import WaitKind, WaitSpec
 from evertick.engine.waits import send_event, wake
@@ -39,7 +40,7 @@ class Stage:
                 )
             case "send":
                 await self.sending.execute("begin")
-                await send_event(self.sending, name="file", payload=1, actor="me")
+                await send_event(self.sending, name="file", payload=1, actor=Actor("me"))
             case "look":
                 await wake(self.leading, shard=0, epoch=self.epoch, batch=10)
             case "deferred":
@@ -125,7 +126,7 @@ async def test_a_cancel_and_an_event_at_once_neither_wait_for_each_other_nor_los
         for step in ("defer", "deferred", "look"):
             await stage.act(step)
         await stage.deferring.execute("begin")
-        await stage.deferring.execute("select stop_run(%s, 'me', null)", [stage.run])
+        await stage.deferring.execute("select stop_run(%s, ('me', null, null), null, null)", [stage.run])
         for step in ("send", "sent", "look"):
             await stage.act(step)
         assert not await value(stage.leading, "select is_delivered from event")

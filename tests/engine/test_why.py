@@ -10,13 +10,14 @@ from psycopg import AsyncConnection
 
 from evertick.db.queries import gates
 from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.explain import Explained, Reason, describe
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.dags import pause, unpause
 from evertick.engine.gates import release_admissions, set_pool
-from evertick.engine.maintenance import promote
+from evertick.engine.maintenance import promote_due_tasks
 from tests.engine.reasons import explain
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -33,7 +34,7 @@ GATES = {
 @pytest.fixture
 async def db(conn: AsyncConnection) -> AsyncConnection:
     await set_clock(conn, later(0))
-    await set_pool(conn, name="db", slots=1, actor="test")
+    await set_pool(conn, name="db", slots=1, actor=Actor("test"))
     return conn
 
 
@@ -97,11 +98,11 @@ async def test_every_gate_that_is_full_is_told_the_binding_one_first(db: AsyncCo
 
 async def test_a_pool_that_is_too_small_says_what_to_do(db: AsyncConnection) -> None:
     await put(db, make_dag("a", {"t": []}, task_gates=(POOL,)))
-    await set_pool(db, name="db", slots=0, actor="test")
+    await set_pool(db, name="db", slots=0, actor=Actor("test"))
     run = await start(db, "a")
     name, detail = await only(db, run)
     assert "evertick pools set db 1" in describe(Reason(name, detail))
-    await set_pool(db, name="db", slots=1, actor="test")
+    await set_pool(db, name="db", slots=1, actor=Actor("test"))
     assert (await only(db, run))[0] != "gate"
 
 
@@ -134,12 +135,12 @@ async def test_time_pause_limits_and_runners_are_reasons(db: AsyncConnection) ->
     assert name == "time" and detail["until"].startswith("2030-01-01T00:00:50")
     await set_clock(db, later(60))
     assert (await only(db, first))[0] == "retry_line"
-    await promote(db, shard=0, epoch=leader, batch=10)
-    await pause(db, dag="a", actor="test")
+    await promote_due_tasks(db, shard=0, epoch=leader, limit=10)
+    await pause(db, dag="a", actor=Actor("test"))
     assert (await states(db, first))["t"] == "pending"
     assert [each.kind for each in await reasons(db, first)] == ["dag_paused"]
     assert [each.kind for each in await reasons(db, second)] == ["dag_paused", "run_queued"]
-    await unpause(db, dag="a", actor="test")
+    await unpause(db, dag="a", actor=Actor("test"))
     assert (await only(db, first))[0] == "in_line"
     await db.execute("update runner set ended_at = clock() where session = %s", [runner.session])
     name, detail = await only(db, first)
@@ -151,14 +152,14 @@ async def test_what_was_taken_back_says_that_no_runner_serves_it(db: AsyncConnec
     await put(db, make_dag("a", {"t": []}, task_gates=(KEY,), task_queue="gpu"))
     run = await start(db, "a")
     await set_clock(db, later(100))
-    assert await release_admissions(db, shard=0, epoch=leader, grace=10, batch=10) == 1
+    assert await release_admissions(db, shard=0, epoch=leader, grace=10, limit=10) == 1
     name, detail = await only(db, run)
     assert (name, detail["queue"], (await states(db, run))["t"]) == ("no_runner", "gpu", "pending")
     (blocked,) = await gates.blocked(db, limit=10)
     assert (blocked.kind, blocked.name, blocked.waiting) == ("no_runner", "gpu", 1)
 
 
-async def test_a_run_that_was_set_aside_says_so(db: AsyncConnection) -> None:
+async def test_a_quarantined_run_is_reported_as_such(db: AsyncConnection) -> None:
     await put(db, make_dag("a", {"t": []}))
     run = await start(db, "a")
     await Runner.join(db)
@@ -175,7 +176,7 @@ async def test_blocked_counts_what_waits_for_what(db: AsyncConnection) -> None:
             await start(db, name)
     found = {(each.kind, each.name): each.waiting for each in await gates.blocked(db, limit=10)}
     assert found == {("gate", "pool db"): 3, ("run_queued", "b"): 2}
-    await pause(db, dag="b", actor="test")
+    await pause(db, dag="b", actor=Actor("test"))
     found = {(each.kind, each.name): each.waiting for each in await gates.blocked(db, limit=10)}
     assert found[("dag_paused", "b")] in (1, 2)
 
@@ -185,7 +186,7 @@ async def test_what_why_names_is_what_lets_the_task_in(db: AsyncConnection, seed
     """Some task at the head of its line: ending the holders that why names, one by one, lets it past exactly that gate as soon as
     there is room, and not before."""
     dice = random.Random(seed)
-    await set_pool(db, name="db", slots=3, actor="test")
+    await set_pool(db, name="db", slots=3, actor=Actor("test"))
     choices = [
         GateSpec(kind=GateKind.POOL, name="db", weight=2),
         POOL,
@@ -232,4 +233,4 @@ async def test_what_why_names_is_what_lets_the_task_in(db: AsyncConnection, seed
 
 
 async def test_an_unknown_task_is_refused_and_an_unknown_key_explains_nothing(db: AsyncConnection) -> None:
-    assert await gates.why(db, TaskKey(99, 0, -1)) == []
+    assert await gates.explain_task(db, TaskKey(99, 0, -1)) == []

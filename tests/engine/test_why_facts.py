@@ -8,6 +8,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import gates
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.dags.params import declare_params
@@ -28,7 +29,7 @@ async def db(rollback_conn: AsyncConnection) -> AsyncConnection:
 
 
 async def reasons(conn: AsyncConnection, run: int, idx: int = 0) -> list[tuple[str, dict[str, Any]]]:
-    return [(each.kind, dict(each.detail)) for each in await gates.why(conn, TaskKey(run, idx, -1))]
+    return [(each.kind, dict(each.detail)) for each in await gates.explain_task(conn, TaskKey(run, idx, -1))]
 
 
 async def only(conn: AsyncConnection, run: int, idx: int = 0) -> dict[str, Any]:
@@ -44,7 +45,7 @@ async def test_the_runner_that_has_the_task_is_named_and_no_other(db: AsyncConne
     assert (await only(db, run))["runner"] == f"r{owner.session}"
 
 
-async def test_what_is_set_aside_is_told_of_its_own_run_and_dag_until_it_is_tried_again(db: AsyncConnection) -> None:
+async def test_a_quarantined_row_explains_its_own_run_and_dag_until_its_next_try(db: AsyncConnection) -> None:
     await Runner.join(db)
     for name in ("a", "b"):
         await put(db, make_dag(name, {"t": []}))
@@ -124,7 +125,9 @@ async def test_those_who_wait_for_the_same_gate_before_it_are_ahead(db: AsyncCon
 async def test_smaller_versions_are_named_and_larger_ones_are_not(db: AsyncConnection) -> None:
     gate = GateSpec(kind=GateKind.ORDER, name="k", version="{params.seq}")
     await put(db, make_dag("a", {"t": []}, task_gates=(gate,), params=declare_params({"seq": 0})))
-    runs = {seq: (await trigger(db, dag="a", params={"seq": seq}, actor="test")).run_id for seq in (5, 6, 7, 7, 9)}
+    runs = {
+        seq: (await trigger(db, dag="a", params={"seq": seq}, actor=Actor("test"))).run_id for seq in (5, 6, 7, 7, 9)
+    }
     detail = await only(db, runs[7])
     assert (detail["ahead"], [each["version"] for each in detail["smaller"]]) == (2, [5, 6])
 
@@ -148,7 +151,9 @@ async def test_a_queue_is_described_by_the_runners_that_take_the_task(db: AsyncC
     # Those that do not take it are named by their patterns, as long as they take anything of this queue.
     for queue, match in (("gpu", "ml::**"), ("gpu", "etl::*"), ("default", "**")):
         await join(queue, match)
-    await drain(db, sessions=[(await join("gpu")).session, (await join("gpu", "asked::*")).session], actor="test")
+    await drain(
+        db, sessions=[(await join("gpu")).session, (await join("gpu", "asked::*")).session], actor=Actor("test")
+    )
     last = await join("gpu", "etl::*")
     for runner, seconds in (
         (await join("gpu"), 10),

@@ -10,15 +10,18 @@ from datetime import UTC, datetime, timedelta
 from psycopg import AsyncConnection
 
 from evertick.db.function_sets import lock_key, own_set
-from evertick.db.queries import dags, runners, runs, shards, tasks
+from evertick.db.queries import dags, runners, runs, tasks
 from evertick.db.queries.runners import NewRunner
 from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.access import Actor
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.dags.spec import DagSpec, NamedSchedule, TaskSpec
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine.finish_and_claim import encode_report, finish_and_claim
 from evertick.engine.publish import publish
+from evertick.engine.runs import trigger_run
+from evertick.engine.shards import acquire_shard
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 # The server shows those of all its databases, and other tests are at work in theirs. Each connection also shares the lock of its
@@ -55,13 +58,13 @@ def hourly_from_half_an_hour_on() -> tuple[NamedSchedule, ...]:
 async def put(conn: AsyncConnection, spec: DagSpec) -> int:
     """Publish; returns the version's id."""
     await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
-    return (await publish(conn, spec=spec, file=f"{spec.name}.py", bundle_hash="b", actor="test")).out_version_id
+    return (await publish(conn, spec=spec, file=f"{spec.name}.py", bundle_hash="b", actor=Actor("test"))).out_version_id
 
 
 async def start(conn: AsyncConnection, dag: str, key: str | None = None) -> int:
     row = await dags.find(conn, dag)
     assert row is not None
-    made = await runs.trigger(conn, dag_id=row.dag_id, params={}, key=key, actor="test")
+    made = await trigger_run(conn, dag_id=row.dag_id, params={}, key=key, actor=Actor("test"))
     assert made is not None
     return made.run_id
 
@@ -73,7 +76,7 @@ async def set_clock(conn: AsyncConnection, instant: datetime) -> None:
 async def lead(conn: AsyncConnection) -> int:
     """Become the leader of shard 0, whoever leads it."""
     await conn.execute("update shard set lease_until = null")
-    epoch = await shards.acquire_shard(conn, shard=0, owner="test", seconds=1e6)
+    epoch = await acquire_shard(conn, shard=0, owner="test", seconds=1e6)
     assert epoch is not None
     return epoch
 

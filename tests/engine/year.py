@@ -23,6 +23,7 @@ from pathlib import Path
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import NotLeader
 from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy, delay_of
@@ -157,7 +158,7 @@ class Year:
     async def edit(self) -> None:
         dag, name, life = self._any()
         wanted = self._schedule(name, life.wanted)
-        await self._crash_first(lambda: put_schedule(self.conns[1], dag=dag, schedule=wanted, actor="ann"))
+        await self._crash_first(lambda: put_schedule(self.conns[1], dag=dag, schedule=wanted, actor=Actor("ann")))
         life.set(wanted, delay_of(wanted.spec, dag=dag, name=name), self.now)
         life.by_hand = True
 
@@ -169,12 +170,12 @@ class Year:
             policy, window = self._catch_up()
             asked = CatchUp(policy=policy, window_seconds=window)
             await self._crash_first(
-                lambda: unpause_schedule(self.conns[1], dag=dag, name=name, actor="bob", catch_up=asked)
+                lambda: unpause_schedule(self.conns[1], dag=dag, name=name, actor=Actor("bob"), catch_up=asked)
             )
             life.by_hand |= life.is_held
             life.unpause(self.now, policy, window, dag=False)
         else:
-            await self._crash_first(lambda: pause_schedule(self.conns[1], dag=dag, name=name, actor="bob"))
+            await self._crash_first(lambda: pause_schedule(self.conns[1], dag=dag, name=name, actor=Actor("bob")))
             life.pause(self.now, dag=False)
             life.by_hand = True
 
@@ -188,12 +189,12 @@ class Year:
         if dag in self.paused:
             policy, window = self._catch_up()
             asked = CatchUp(policy=policy, window_seconds=window)
-            await self._crash_first(lambda: unpause(self.conns[1], dag=dag, actor="bob", catch_up=asked))
+            await self._crash_first(lambda: unpause(self.conns[1], dag=dag, actor=Actor("bob"), catch_up=asked))
             self.paused.remove(dag)
             for life in lives:
                 life.unpause(self.now, policy, window, dag=True)
         else:
-            await self._crash_first(lambda: pause(self.conns[1], dag=dag, actor="bob"))
+            await self._crash_first(lambda: pause(self.conns[1], dag=dag, actor=Actor("bob")))
             self.paused.add(dag)
             for life in lives:
                 life.pause(self.now, dag=True)
@@ -201,12 +202,12 @@ class Year:
     async def remove(self) -> None:
         dag, name, life = self._any()
         if life.wanted is None or self.dice.random() < 0.3:
-            await reset_schedule(self.conns[1], dag=dag, name=name, actor="cid")
+            await reset_schedule(self.conns[1], dag=dag, name=name, actor=Actor("cid"))
             wanted = self.code[dag][name]
             life.set(wanted, delay_of(wanted.spec, dag=dag, name=name), self.now)
             life.by_hand = life.is_held = False
         else:
-            await self._crash_first(lambda: delete_schedule(self.conns[1], dag=dag, name=name, actor="cid"))
+            await self._crash_first(lambda: delete_schedule(self.conns[1], dag=dag, name=name, actor=Actor("cid")))
             life.remove(self.now)
             life.by_hand = True
 
@@ -247,9 +248,15 @@ class Year:
             if isinstance(due, datetime):
                 late = timedelta(milliseconds=self.dice.choice([0, 0, 1, 900, 9_999, 10_001]))
                 self.now = max(self.now, min(due + late, self.end))
+        elif (later := self._later_times()) and self.dice.random() < 0.3:
+            self.now = min(min(later) + timedelta(milliseconds=self.dice.choice([9_000, 9_999, 10_001])), self.end)
         else:
             self.now = min(self.now + timedelta(seconds=round(self.dice.expovariate(1 / (8 * 3600)), 3)), self.end)
         await self._set_clock()
+
+    def _later_times(self) -> list[datetime]:
+        lives = [each for each in self.lives.values() if each.wanted and each.wanted.spec.kind is ScheduleKind.TIMES]
+        return [at + each.delay for each in lives for at in each.instants if at + each.delay > self.now]
 
     async def _set_clock(self) -> None:
         for conn in self.conns:
@@ -295,7 +302,9 @@ class Year:
             case "once":
                 return self._moment()
             case _:
-                return [self._moment() for _ in range(dice.randint(2, 30))]
+                # In bursts: a look that is a little late finds several, some of them on time.
+                moments = [self._moment() for _ in range(dice.randint(2, 20))]
+                return [at + timedelta(seconds=4 * n) for at in moments for n in range(dice.choice([1, 4]))]
 
     def _moment(self) -> datetime:
         return BEGIN + timedelta(seconds=round((self.end - BEGIN).total_seconds() * self.dice.random()))

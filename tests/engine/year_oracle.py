@@ -143,18 +143,20 @@ class Life:
         )
         oldest = now - self.delay - max(reach, _ON_TIME)
         young = [at for at in due if at >= oldest]
+        punctual = [at for at in due if at >= now - self.delay - _ON_TIME]
         if policy == "all":
             most = self.wanted.catchup_limit or _MOST
-            kept = young[-most:]
-            self._skip(due[: len(due) - len(kept)], "over_limit" if len(young) > most else "outside_window")
+            kept = young[-max(most, len(punctual)) :]
+            self._skip(due[: len(due) - len(kept)], "over_limit" if len(young) > len(kept) else "outside_window")
             self._run(kept, chunk)
         elif not young:
             self._skip(due, "outside_window")
         elif policy == "skip" and len(due) > 1 and due[-1] < now - self.delay - _ON_TIME:
             self._skip(due, "misfire_skip")
         else:
-            self._skip(due[:-1], "misfire_skip" if policy == "skip" else "misfire_latest")
-            self._run(due[-1:], chunk)
+            kept = punctual or due[-1:]
+            self._skip(due[: len(due) - len(kept)], "misfire_skip" if policy == "skip" else "misfire_latest")
+            self._run(kept, chunk)
 
     def _run(self, kept: list[datetime], chunk: int) -> None:
         """Which of them become runs, while as many are open as there are."""

@@ -57,10 +57,7 @@ def test_agents_are_told_where_the_api_is(settings: Settings, url: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            Settings(executor="kubernetes"),
-            "pods need the API's address in the cluster: set EVERTICK_AGENT_API_URL",
-        ),
+        (Settings(executor="kubernetes"), "pods need the API's address in the cluster: set EVERTICK_AGENT_API_URL"),
         (Settings(executor="process", agent_api_url="https://"), "EVERTICK_AGENT_API_URL cannot be used: 'https://'"),
         (Settings(executor="process", agent_api_url="http://me:pw@host"), "EVERTICK_AGENT_API_URL cannot be used"),
     ],

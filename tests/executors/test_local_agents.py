@@ -150,8 +150,12 @@ async def test_agents_outlive_their_runner_and_are_found_again(place: Place) -> 
         await executor.submit(one)
         (pid,) = await eventually(place.pids)
     async with place.executor() as executor:
+        (token,) = place.folder.rglob("token")
+        left = token.with_name("outcome")
+        left.write_bytes(b"left")
         seen = await executor.find(one.name)
-        assert seen is not None and seen.phase is Phase.RUNNING
+        assert seen is not None and (seen.phase, seen.outcome) == (Phase.RUNNING, b"left")
+        left.unlink()
         hints = executor.hints()
         os.kill(pid, signal.SIGKILL)
         await anext(hints)

@@ -39,7 +39,8 @@ class Thing:
 class Place:
     """What is over there. It outlives executors. `lives`: whether what is taken begins by itself, and how it goes on:
     `run` to its end, `hold` until it is let go, `idle` (it never begins), `die` after it began, `leave`: it ends with nothing but
-    its outcome, as an agent does that cannot reach the API; `linger`: it tells its end, and goes on until it is let go.
+    its outcome, as an agent does that cannot reach the API; `deaf`: the same, but it goes on; `linger`: it tells its end, and goes
+    on until it is let go.
     `stale` is what looks show instead of what there is, and `stuck` what cannot be taken away; `taken_away` says as what each was.
     """
 
@@ -88,7 +89,10 @@ class Place:
             if lives == "hold":
                 await self.let_go.wait()
             left = outcome_of(thing.order)
-            if lives != "leave":
+            if lives == "deaf":
+                self.end(thing.order.name, Observed(phase=Phase.RUNNING, outcome=left))
+                await self.let_go.wait()
+            if lives not in ("leave", "deaf"):
                 await finish(conn, thing.order)
             if lives == "linger":
                 await self.let_go.wait()
@@ -114,9 +118,12 @@ async def finish(conn: AsyncConnection, order: RemoteOrder) -> None:
         )
 
 
+def outcome_for(order: RemoteOrder) -> Outcome:
+    return Outcome(key=order.key, epoch=order.epoch, kind=OutcomeKind.SUCCESS, result_json='"far"')
+
+
 def outcome_of(order: RemoteOrder) -> bytes:
-    outcome = Outcome(key=order.key, epoch=order.epoch, kind=OutcomeKind.SUCCESS, result_json='"far"')
-    return to_bytes(outcome, session=order.session)
+    return to_bytes(outcome_for(order), session=order.session)
 
 
 class UnrulyExecutor:

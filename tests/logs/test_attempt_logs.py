@@ -27,7 +27,7 @@ TALKING = dag_of(
     "    logging.getLogger('lib.part').error('from a library')\n    logging.getLogger('lib').debug('hidden')\n"
     "    os.write(1, b'from C\\n')\n    subprocess.run('echo from a subprocess', shell=True)\n"
     "    sys.stdout.buffer.write(b'bytes \\xff\\x00\\n')\n    print('NUL \\0 and lone \\udc80 and \\x1e')\n"
-    "    print('two\\nlines')\n    print('unfinished', end='')",
+    "    print('two\\nlines')\n    print('unfinished', end='')"
 )
 TALK = [
     "OUT to stdout in parts",
@@ -121,7 +121,7 @@ async def test_the_middle_of_a_flood_is_dropped_with_a_mark_and_the_disk_stays_s
 
 async def test_a_full_spool_costs_the_log_but_not_the_task(tmp_path: Path) -> None:
     source = dag_of("def talks():\n    print('x')\n    return 1")
-    async with rig(tmp_path, source, limits=ExecutorLimits(min_stock=1)) as it:
+    async with rig(tmp_path, source, limits=ExecutorLimits(min_idle=1)) as it:
         await it.run("talks")
         (folder,) = it.spool_dir.iterdir()
         moved = folder.rename(it.spool_dir / "moved")
@@ -160,7 +160,7 @@ import asyncio, json, sys
 from pathlib import Path
 from evertick.domain.attempt import AttemptOrder, Isolation, TaskKey
 from evertick.executors.local.executor import LocalExecutor
-from evertick.executors.local.process_pool import BundlePlace
+from evertick.executors.local.fork_server_client import BundlePlace
 
 async def main(folder, spool):
     async def resolve(bundle, file): return BundlePlace(Path(folder), False)
@@ -168,7 +168,7 @@ async def main(folder, spool):
                              put=lambda outcomes: None) as executor:
         executor.start_many([
             AttemptOrder(key=TaskKey(n, 0, -1), epoch=3, session=11, attempt=1, dag="d", task=task, version_id=1,
-                         bundle="b", file="d.py", fire_at=None, params_json="{}", inputs_json="{}",
+                         bundle="b", file="d.py", fire_at="2030-01-02T06:00:00+00:00", params_json="{}", inputs_json="{}",
                          timeout_seconds=None, isolation=isolation)
             for n, (task, isolation) in enumerate([("family", Isolation.PROCESS), ("family", Isolation.WARM),
                                                    ("linger", Isolation.WARM)])])

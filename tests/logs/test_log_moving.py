@@ -15,6 +15,7 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.db.connect import Purpose
+from evertick.domain.access import Actor
 from evertick.domain.errors import StorageUnavailable
 from evertick.engine.runs import delete_run
 from evertick.engine.tasks import clear, select_tasks
@@ -178,7 +179,7 @@ async def test_a_death_at_any_line_loses_nothing_and_doubles_nothing(
     """What follows it knows nothing but the database."""
     key = await mover.write()
     before, died = await mover.read(key), 0
-    for name in ("pack", "list_object", "put_checked", "move_lines", "leave_runs"):
+    for name in ("pack", "create_archive_object", "put_checked", "archive_logs", "finish_log_archiving"):
         for is_after in (False, True):
             with monkeypatch.context() as broken:
                 broken.setattr(archive, name, dying(getattr(archive, name), is_after=is_after))
@@ -187,7 +188,7 @@ async def test_a_death_at_any_line_loses_nothing_and_doubles_nothing(
             mover.moving = mover.another()
             died += 1
             assert await mover.read(key) == before, (name, is_after)
-            if name == "move_lines" and is_after:
+            if name == "archive_logs" and is_after:
                 assert await mover.here() == 0
     await mover.round()
     assert await mover.here() == 0 and await mover.read(key) == before
@@ -228,10 +229,10 @@ async def test_what_retention_or_somebody_deletes_goes_from_the_storage_even_aft
     keys = [await mover.write() for _ in range(3)]
     await mover.round()
     await set_clock(mover.conn, datetime.now(UTC))
-    await delete_run(mover.conn, run_id=keys[0].run_id, actor="me")
+    await delete_run(mover.conn, run_id=keys[0].run_id, actor=Actor("me"))
     assert len(stored(server, mover.settings)) == 3
     now = datetime.now(UTC)
-    pruning = PruneRound(limits_of(now, timedelta(days=30)), actor="test")
+    pruning = PruneRound(limits_of(now, timedelta(days=30)), actor=Actor("test"))
     while not pruning.is_over:
         await pruning.step(mover.conn, epoch=mover.epoch)
     way.fault, way.methods = Fault.BUSY, ("DELETE",)
@@ -251,7 +252,7 @@ async def test_a_run_that_was_cleared_is_moved_again_with_what_it_wrote_then(mov
     key = await mover.write()
     await mover.round()
     chosen = await select_tasks(mover.conn, run_id=key.run_id)
-    await clear(mover.conn, run_id=key.run_id, chosen=chosen, actor="me")
+    await clear(mover.conn, run_id=key.run_id, chosen=chosen, actor=Actor("me"))
     await mover.write(run_id=key.run_id)
     assert await mover.here() == 10
     both = await mover.read(key)

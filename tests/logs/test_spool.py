@@ -98,7 +98,7 @@ def test_a_full_disk_costs_lines_but_no_error_and_leaves_a_mark(spool: int) -> N
     assert writer.trouble() is None
 
 
-def test_leftovers_are_attributed_by_their_headers_and_start_where_shipping_ended(tmp_path: Path) -> None:
+def test_orphaned_logs_are_attributed_by_their_headers_and_start_where_shipping_ended(tmp_path: Path) -> None:
     folder = session_folder(tmp_path, 5)
     (folder / "idle.log").write_bytes(b"")
     (folder / "parent.err").write_bytes(b"Traceback")
@@ -120,7 +120,7 @@ def test_leftovers_are_attributed_by_their_headers_and_start_where_shipping_ende
     assert not folder.exists()
 
 
-def test_leftovers_of_a_live_session_are_left_alone(tmp_path: Path) -> None:
+def test_logs_of_a_live_session_are_not_orphaned(tmp_path: Path) -> None:
     for session in (-1, 8):
         (session_folder(tmp_path, session) / "a.log").write_bytes(format.header(1, 0, -1, 1, session) + b"x\n")
     assert [leftover.session for leftover in orphaned_logs(tmp_path, live_sessions={-1})] == [8]
@@ -157,3 +157,11 @@ def test_a_file_that_somebody_truncated_ends_the_reading(spool: int) -> None:
     assert len(everything(log).splitlines()) == 10
     log.next_lines()
     assert log.pending_bytes == 0
+
+
+def test_an_empty_folder_of_a_killed_runner_is_removed_and_that_of_a_new_one_is_kept(tmp_path: Path) -> None:
+    old, young, live = (session_folder(tmp_path, session) for session in (1, 2, 3))
+    for folder in (old, live):
+        os.utime(folder, (1, 1))
+    assert list(orphaned_logs(tmp_path, live_sessions={3})) == []
+    assert [folder.exists() for folder in (old, young, live)] == [False, True, True]

@@ -11,8 +11,7 @@ import pytest
 from evertick.domain.attempt import Isolation, TaskKey
 from evertick.logs import format
 from evertick.logs.shipper import orphaned_logs
-from evertick.logs.spool import SpoolFolder
-from evertick.logs.spool_index import OpenSpool, SpoolIndex
+from evertick.logs.spool import OpenSpool, SpoolFolder, SpoolIndex
 from tests.executors.local.executor_rig import Rig, dag_of, log_text, rig
 from tests.waiting import eventually
 

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -19,15 +19,17 @@ from cryptography.x509.oid import NameOID
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
+from evertick.domain.access import Actor
 from evertick.domain.errors import DeliveryFailed
 from evertick.domain.notifications import Fact
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.secrets import put_value
 from evertick.notifications import delivery as sending_module
-from evertick.notifications.delivery import Sending
+from evertick.notifications.delivery import Sending, compose
 from evertick.notifications.webhook import is_public, resolve
 from evertick.secrets.keyring import load_keyring, make_key
 from tests.notifications.sinks import mail_sink, web_sink
+from tests.waiting import eventually
 
 FACT: Fact = {"event": "failure", "dag": "nightly", "run": 7, "task": "load", "reason": "boom"}
 
@@ -40,10 +42,8 @@ async def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-async def sending(settings: Settings, conn: AsyncConnection) -> AsyncIterator[Sending]:
-    made = _sending(settings, conn)
-    yield made
-    made.close()
+async def sending(settings: Settings, conn: AsyncConnection) -> Sending:
+    return _sending(settings, conn)
 
 
 def _sending(settings: Settings, conn: AsyncConnection) -> Sending:
@@ -54,7 +54,7 @@ def _sending(settings: Settings, conn: AsyncConnection) -> Sending:
 
 
 async def keep(conn: AsyncConnection, settings: Settings, kind: ValueKind, name: str, text: str) -> None:
-    await put_value(conn, load_keyring(settings), kind=kind, name=name, value=text, actor="test")
+    await put_value(conn, load_keyring(settings), kind=kind, name=name, value=text, actor=Actor("test"))
 
 
 async def refusal(sending: Sending, sink: str) -> DeliveryFailed:
@@ -78,6 +78,28 @@ async def test_a_webhook_gets_json_with_its_id_and_a_signature(
     assert signed.headers["evertick-signature"] == f"v1={expected}"
     assert slack.json == {"text": "nightly: load failed (run 7)\n```boom```"}
     assert "evertick-signature" not in slack.headers
+
+
+async def test_every_message_links_to_its_run_at_the_public_address(conn: AsyncConnection, settings: Settings) -> None:
+    public = _sending(replace(settings, public_url="https://jobs.example.com/evertick/"), conn)
+    base = "https://jobs.example.com/evertick"
+    with web_sink() as hook:
+        await public.send(f"webhook:{hook.url}/", FACT, delivery="1")
+        await public.send(f"webhook:{hook.url}/", {**FACT, "task": "größe[3]"}, delivery="2")
+        await public.send(f"slack:{hook.url}/", {"event": "failure", "dag": "nightly", "run": 7}, delivery="3")
+        await public.send(f"webhook:{hook.url}/", {"event": "deadline", "dag": "a b"}, delivery="4")
+        links = [each.json.get("url") for each in hook.told]
+        assert links == [
+            f"{base}/runs/7/tasks/load",
+            f"{base}/runs/7/tasks/gr%C3%B6%C3%9Fe?map_index=3",
+            None,
+            f"{base}/dags/a%20b",
+        ]
+        assert hook.told[2].json == {"text": f"nightly failed (run 7)\n{base}/runs/7"}
+    message = compose(
+        {**FACT, "url": f"{base}/runs/7"}, sender="a@example.com", recipients=["b@example.com"], delivery="5"
+    )
+    assert f"url: {base}/runs/7\n" in message.get_content()
 
 
 async def test_an_address_in_a_secret_is_read_when_it_is_sent_and_never_told(
@@ -129,8 +151,7 @@ async def test_a_sink_that_never_answers_is_broken_off(sending: Sending, monkeyp
         hung = await refusal(sending, f"webhook:{hook.url}/")
         assert "did not answer within 0.3 s" in str(hung) and not hung.is_final
         # Its thread is free again although the sink still says nothing.
-        sending.close()
-        sending._threads.shutdown(wait=True)
+        await eventually(lambda: sending._threads._room._value == sending_module.THREADS)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +213,6 @@ async def test_without_the_setting_no_private_address_is_reached(conn: AsyncConn
     with web_sink() as hook:
         assert "not a public address" in str(await refusal(sending, f"webhook:{hook.url}/"))
         assert hook.told == []
-    sending.close()
 
 
 # E-mail -----------------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def test_a_closed_stream_drops_lines() -> None:
     assert dropped() == before + 1
 
 
-def test_a_pipe_that_nobody_reads_stops_nobody_and_its_lines_stay_whole() -> None:
+def test_an_unread_pipe_blocks_no_process_and_its_lines_stay_whole() -> None:
     reading, writing = os.pipe()
     before = dropped()
     with os.fdopen(writing, "w", encoding="utf-8") as stream, os.fdopen(reading, "rb") as reader:

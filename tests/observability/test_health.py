@@ -17,8 +17,8 @@ import pytest
 from evertick.config import Settings
 from evertick.domain.errors import PostgresUnavailable
 from evertick.observability import metrics
-from evertick.observability.health import Health, LoopHealth, Phase, all_loops, track
-from evertick.observability.health_endpoint import DEFAULT_PORTS, HealthEndpoint, get, living_notes, notes_folder
+from evertick.observability.health import LoopHealth, ServiceHealth, ServicePhase, all_loops, track
+from evertick.observability.health_endpoint import DEFAULT_PORTS, HealthEndpoint, get, living_notes
 from evertick.runtime.loop import keep_trying, run_loop
 from tests.system.hosting import Said
 from tests.waiting import eventually
@@ -48,13 +48,13 @@ def loops() -> Iterator[Loops]:
         yield Loops(stack)
 
 
-def running(service: str) -> Health:
-    health = Health(service, owner="host-1")
-    health.phase = Phase.RUNNING
+def running(service: str) -> ServiceHealth:
+    health = ServiceHealth(service, owner="host-1")
+    health.phase = ServicePhase.RUNNING
     return health
 
 
-def reasons(health: Health) -> list[str]:
+def reasons(health: ServiceHealth) -> list[str]:
     return [each.reason for each in health.complaints()]
 
 
@@ -85,7 +85,7 @@ def test_it_is_starting_until_its_own_loop_has_ticked_and_stopping_at_the_end(lo
     assert reasons(health) == ["starting"]
     loops.well("runner")
     assert reasons(health) == []
-    health.phase = Phase.STOPPING
+    health.phase = ServicePhase.STOPPING
     assert reasons(health) == ["stopping"]
 
 
@@ -269,7 +269,9 @@ async def test_a_loop_that_is_blocked_shows_as_not_ready_while_the_port_answers(
 
 async def test_metrics_are_prometheus_text_with_our_names_and_those_of_every_process(tmp_path: Path) -> None:
     metrics.FIRES.inc(0)
-    port = HealthEndpoint("runner", Health("runner", owner="h").routes(), settings=quiet(tmp_path), log=Said().log)
+    port = HealthEndpoint(
+        "runner", ServiceHealth("runner", owner="h").routes(), settings=quiet(tmp_path), log=Said().log
+    )
     port.start()
     status, text = await ask(port.url, "/metrics")
     port.stop()
@@ -312,7 +314,7 @@ async def test_a_note_says_where_a_living_process_answers_and_that_of_a_dead_one
     port.leave_note()
     (note,) = living_notes(tmp_path)
     assert (note.service, note.url) == ("runner", port.url)
-    path = next(notes_folder(tmp_path).glob("*.json"))
+    path = next((tmp_path / "health").glob("*.json"))
     text = json.loads(path.read_text())
     dead, elsewhere, torn = (path.with_name(f"{name}.json") for name in ("dead", "elsewhere", "torn"))
     dead.write_text(json.dumps({**text, "pid_started": 1.0}))
@@ -320,7 +322,10 @@ async def test_a_note_says_where_a_living_process_answers_and_that_of_a_dead_one
     torn.write_text("{")
     assert living_notes(tmp_path) == [note]
     # Whoever shares the home from another machine knows better what lives there.
-    assert {each.name for each in notes_folder(tmp_path).glob("*.json")} == {path.name, elsewhere.name}
+    assert {each.name for each in (tmp_path / "health").glob("*.json")} == {path.name, elsewhere.name}
+    dead.write_text(json.dumps({**text, "pid_started": 1.0}))
+    port.leave_note()
+    assert not dead.exists(), "a service that starts removes it"
     port.stop()
     assert living_notes(tmp_path) == []
 
@@ -343,6 +348,6 @@ async def test_a_home_that_cannot_be_written_costs_the_note_and_nothing_else(tmp
     port.stop()
 
 
-def test_a_service_that_asks_only_when_it_is_asked_is_well_without_contact(loops: Loops) -> None:
+def test_a_service_that_queries_only_on_request_is_healthy_without_contact(loops: Loops) -> None:
     loops.well("api")
     assert running("api").document()["status"] == "healthy"

@@ -16,7 +16,7 @@ from evertick.observability import health_endpoint
 from evertick.observability.health_endpoint import (
     MOST_CONNECTIONS,
     MOST_REQUEST_BYTES,
-    Answer,
+    EndpointResponse,
     HealthServer,
     Route,
     get,
@@ -25,11 +25,11 @@ from tests.system.hosting import Said
 from tests.waiting import eventually
 
 
-async def hello() -> Answer:
-    return Answer(body=b"hello\n")
+async def hello() -> EndpointResponse:
+    return EndpointResponse(body=b"hello\n")
 
 
-async def broken() -> Answer:
+async def broken() -> EndpointResponse:
     raise ZeroDivisionError
 
 
@@ -157,9 +157,9 @@ async def test_an_answer_that_fails_is_a_500_and_the_port_stays_open(port: Port)
 async def test_an_answer_that_never_comes_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_endpoint, "ANSWER_SECONDS", 0.1)
 
-    async def never() -> Answer:
+    async def never() -> EndpointResponse:
         await asyncio.Event().wait()
-        return Answer()
+        return EndpointResponse()
 
     port = Port({"/never": never})
     assert (await get(f"{port.url}/never", seconds=30)).status == 500

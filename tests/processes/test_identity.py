@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from evertick.config import Settings
-from evertick.db.queries.runners import LiveRunner, NewRunner
+from evertick.db.queries.runners import ListedRunner, NewRunner
 from evertick.processes.identity import is_provably_gone, pid_started, this_process
 from evertick.runner.registration import new_runner
 from tests.waiting import eventually_sync
 
 
-def as_listed(new: NewRunner, **changes: Any) -> LiveRunner:
+def as_listed(new: NewRunner, **changes: Any) -> ListedRunner:
     fields = (
         "session",
         "runner_id",
@@ -31,7 +31,7 @@ def as_listed(new: NewRunner, **changes: Any) -> LiveRunner:
         "slots",
     )
     known = {name: getattr(new, name) for name in fields}
-    return LiveRunner(**{**known, "started_at": datetime.now(UTC), "silent_seconds": 0.0, **changes})
+    return ListedRunner(**{**known, "started_at": datetime.now(UTC), "silent_seconds": 0.0, **changes})
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_pid_that_was_given_to_another_process_is_gone(me: NewRunner) -> None:
     assert is_provably_gone(as_listed(me, pid_started=me.pid_started - 1), this_process())
 
 
-def test_a_process_that_ended_is_gone_whether_it_was_buried_or_not(me: NewRunner) -> None:
+def test_a_process_that_ended_is_gone_whether_it_was_reaped_or_not(me: NewRunner) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     listed = as_listed(me, pid=process.pid, pid_started=pid_started(process.pid))
     assert not is_provably_gone(listed, this_process())

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from evertick.domain.attempt import FORK_SERVER_MARK as MARK
-from evertick.logs.spool import session_name
+from evertick.domain.attempt import session_text
 from evertick.processes.tree import find_orphans, kill_orphans
 
-SESSION, OTHER = 0x1234_5678_9ABC_DEF0, 0x0FED_CBA9_8765_4321
+SESSION, OTHER, THIRD = 0x1234_5678_9ABC_DEF0, 0x0FED_CBA9_8765_4321, 0x2468_ACE0_1357_9BDF
 
 
 def mark_of(session: int) -> str:
-    return f"/some/spool/{session_name(session)}/0123-"
+    return f"/some/spool/{session_text(session)}/0123-"
 
 
 class Processes:
@@ -53,15 +53,23 @@ def test_everything_that_carries_the_mark_is_killed_with_its_descendants(process
     assert find_orphans(SESSION) == []
 
 
+def test_a_fork_server_is_found_by_its_command_line(processes: Processes) -> None:
+    """Where it has its runner's whole environment, only its configuration carries the session. Its attempts share it."""
+    wait = ("-c", "import time; time.sleep(100)")
+    plan = f'{{"spool_prefix": "{mark_of(THIRD)}"}}'
+    server = processes.start(sys.executable, *wait, "evertick.attempts.fork_server_main", "5", plan)
+    assert find_orphans(THIRD) == [server.pid]
+
+
 @pytest.mark.requirement("V5")
 def test_other_sessions_and_people_who_look_are_left_alone(processes: Processes, tmp_path: Path) -> None:
     """A person who reads a spool file of a dead runner has its session on the command line."""
-    folder = tmp_path / session_name(SESSION)
+    folder = tmp_path / session_text(SESSION)
     folder.mkdir()
     (folder / "0123-1.log").write_text("")
     onlooker = processes.start("tail", "-f", str(folder / "0123-1.log"))
     editor = processes.start(
-        sys.executable, "-c", "input()", "evertick.attempts.fork_server_main", session_name(SESSION)
+        sys.executable, "-c", "input()", "evertick.attempts.fork_server_main", session_text(SESSION)
     )
     other = processes.start("sleep", "100", **{MARK: mark_of(OTHER)})
     assert find_orphans(SESSION) == []

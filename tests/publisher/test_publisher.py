@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from evertick.db.queries import dags
 from evertick.observability.logging import configure
 from evertick.publisher.publisher import Publisher, find_dag_files
 from tests.engine.world import start, value
+from tests.waiting import eventually
 
 DAG = """
 from evertick import dag, task
@@ -100,6 +102,20 @@ async def test_a_broken_file_is_an_error_that_people_see_and_its_last_version_st
     assert await dags.import_errors(conn) == []
 
 
+async def test_a_file_that_imports_an_airflow_name_is_an_error_with_the_name_to_use(
+    conn: AsyncConnection, publisher: Publisher, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "habit.py").write_text("from evertick import DAG\n")
+    await publisher.tick()
+    (error,) = await dags.import_errors(conn)
+    assert (error.file, error.line) == ("habit.py", 1)
+    assert "use the decorator @dag" in error.message
+    (folder / "habit.py").write_text("import os\nos._exit(3)  # evertick, dag\n")
+    await publisher.tick()
+    assert "line=None" not in (tmp_path / "log").read_text()
+    assert '"line": null' not in (tmp_path / "log").read_text()
+
+
 async def test_a_bad_schedule_is_refused_with_its_name(
     conn: AsyncConnection, publisher: Publisher, write: Callable[..., None]
 ) -> None:
@@ -153,6 +169,40 @@ async def test_two_files_with_one_dag_name_are_told_apart(
     assert "already defined in a.py" in error.message
 
 
+async def test_a_file_that_hangs_delays_no_other_and_is_loaded_again_when_it_changes(
+    conn: AsyncConnection, publisher: Publisher, write: Callable[..., None], folder: Path, tmp_path: Path
+) -> None:
+    (folder / "a_hangs.py").write_text("import time\nfrom evertick import dag\ntime.sleep(1e6)\n")
+    write("before.py", "before")
+    ticking = asyncio.ensure_future(publisher.tick())
+
+    async def is_published(*dags_expected: str) -> bool:
+        return await names(conn) == list(dags_expected)
+
+    await eventually(lambda: is_published("before"))
+    write("new.py", "new")
+    await eventually(lambda: is_published("before", "new"))
+    assert not ticking.done()
+    write("a_hangs.py", "fixed")
+    await ticking
+    assert await is_published("before", "fixed", "new")
+    assert await dags.import_errors(conn) == []
+
+
+async def test_an_error_without_a_line_is_logged_without_one(
+    conn: AsyncConnection, database: str, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "bad.py").write_text("import os\nfrom evertick import dag\nos._exit(3)\n")
+    settings = Settings(dags_folder=folder, home=tmp_path / "home", listen_notify=False)
+    with (tmp_path / "text.log").open("w") as stream:
+        log = configure(service="publisher", as_json=False, stream=stream)
+        await Publisher(settings, url=database, environment={"PATH": "/usr/bin"}, log=log).tick()
+    (error,) = await dags.import_errors(conn)
+    assert error.line is None and "exited with code 3" in error.message
+    told = (tmp_path / "text.log").read_text()
+    assert "dag_import_failed" in told and "line=" not in told
+
+
 async def test_dag_files_cannot_see_where_the_database_is(
     conn: AsyncConnection, publisher: Publisher, folder: Path
 ) -> None:
@@ -169,4 +219,5 @@ def test_files_that_cannot_hold_a_dag_are_not_loaded(folder: Path) -> None:
     (folder / "plain.py").write_text("x = 1\n")
     (folder / ".hidden.py").write_text("from evertick import dag\n")
     (folder / "real.py").write_text("from evertick import dag\n")
-    assert find_dag_files(folder) == ["real.py"]
+    (folder / "upper.py").write_text("from Evertick import DAG\n")
+    assert find_dag_files(folder) == ["real.py", "upper.py"]

@@ -17,8 +17,8 @@ from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.dags.spec import DagSpec, TaskSpec
 from evertick.executors.local.executor import LocalExecutor
-from evertick.executors.local.process_pool import BundlePlace
-from evertick.runner.events import NotStarted
+from evertick.executors.local.fork_server_client import BundlePlace
+from evertick.runner.events import LaunchFailed
 from evertick.runner.launch import Launcher
 from evertick.runner.state import RunnerState
 from evertick.runtime.connections import ReconnectingConnection
@@ -41,7 +41,7 @@ class Rig:
     ) -> None:
         self.claims = claims
         self.state = RunnerState(slots=8, lost_after_seconds=90.0, now=0.0)
-        self.events: list[NotStarted] = []
+        self.events: list[LaunchFailed] = []
         self.link = ReconnectingConnection(url, Purpose.SCHEDULER)
         self.executor = LocalExecutor(
             slots=8, spool_dir=folder, session=1, resolve_bundle=self._never, put=lambda _: None
@@ -130,11 +130,7 @@ class Slow:
 @pytest.fixture
 async def slow(database: str, conn: AsyncConnection, tmp_path: Path) -> AsyncIterator[Rig]:
     Slow.may_answer.clear()
-    tasks = (
-        TaskSpec(name="a", secrets=("known",)),
-        TaskSpec(name="b", secrets=("unknown",)),
-        TaskSpec(name="c"),
-    )
+    tasks = (TaskSpec(name="a", secrets=("known",)), TaskSpec(name="b", secrets=("unknown",)), TaskSpec(name="c"))
     await put(conn, DagSpec(name="three", tasks=tasks))
     await start(conn, "three")
     settings = Settings(secrets_backends=(f"{__name__}:Slow",))

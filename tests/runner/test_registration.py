@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from evertick.domain.attempt import RunnerRequest
+from evertick.runner.events import EventQueue
 from evertick.runner.registration import Registration
 from evertick.runner.state import Ending
 from tests.system.hosting import Said, quick
@@ -14,8 +14,8 @@ NOWHERE = "postgresql://127.0.0.1:1/nowhere"
 
 
 def registered(folder: Path, said: Said) -> Registration:
-    wake = asyncio.Event()
-    return Registration(quick(NOWHERE, folder), url=NOWHERE, log=said.log, request=None, wake=wake)
+    events = EventQueue[object]()
+    return Registration(quick(NOWHERE, folder), url=NOWHERE, log=said.log, request=None, events=events)
 
 
 async def test_a_request_is_logged_once_and_ends_the_session_when_it_is_idle(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from evertick.db.connect import Purpose, connect
 from evertick.domain.attempt import RunnerRequest
 from evertick.observability import metrics
 from evertick.runner.runner import Runner
-from evertick.runner.session import Session
+from evertick.runner.session import LocalSession
 from tests.engine import invariants
 from tests.engine.world import run_state, value
 from tests.system.hosting import Said, armed, hosted, quick
@@ -75,7 +75,7 @@ async def test_a_claim_whose_reply_was_lost_is_given_back_and_runs_again(
     database: str, tmp_path: Path, there: AsyncConnection
 ) -> None:
     run_id, said = await start_run(there, "chain"), Said()
-    with armed("tasks.step:drop_reply:1"):
+    with armed("finish_and_claim:drop_reply:1"):
         runner = make_runner(database, tmp_path, said)
         async with hosted(runner):
             assert await ended(there, run_id) == "success"
@@ -95,7 +95,7 @@ async def test_what_a_runner_does_is_counted(database: str, tmp_path: Path, ther
         return {**found, "success": ends or 0.0}
 
     before, run_id = figures(), await start_run(there, "chain")
-    with armed("tasks.step:drop_reply:1"):
+    with armed("finish_and_claim:drop_reply:1"):
         async with hosted(make_runner(database, tmp_path, Said())):
             assert await ended(there, run_id) == "success"
     after = figures()
@@ -113,7 +113,7 @@ async def test_a_report_whose_reply_was_lost_is_one_event(
     database: str, tmp_path: Path, there: AsyncConnection, fault: str, number: int
 ) -> None:
     run_id, said = await start_run(there, "chain"), Said()
-    with armed(f"tasks.step:{fault}:{number}"):
+    with armed(f"finish_and_claim:{fault}:{number}"):
         async with hosted(make_runner(database, tmp_path, said)):
             assert await ended(there, run_id) == "success"
     assert {attempt for _, attempt in (await tries(there, run_id)).values()} == {1}
@@ -219,11 +219,11 @@ async def test_a_lost_lease_ends_its_attempt_while_an_exchange_waits(
 ) -> None:
     """The answer of a heartbeat does not wait for a statement that waits for a lock."""
     await publish_work(conn, long, only=["holding"])
-    said, sessions = Said(), list[Session]()
+    said, sessions = Said(), list[LocalSession]()
     settings = quick(database, tmp_path / "home")
 
-    def begin(request: RunnerRequest | None) -> Session:
-        sessions.append(Session(settings, url=database, log=said.log, request=request))
+    def begin(request: RunnerRequest | None) -> LocalSession:
+        sessions.append(LocalSession(settings, url=database, log=said.log, request=request))
         return sessions[-1]
 
     async with hosted(Runner(settings, url=database, log=said.log, begin=begin)):

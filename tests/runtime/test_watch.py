@@ -70,7 +70,7 @@ async def test_where_a_mark_was_made_in_passing_none_is_made_besides(watched: Wa
     assert watched.guard.mark is not None
 
 
-async def test_each_look_remembers_how_far_the_log_was_committed(watched: Watched, conn: AsyncConnection) -> None:
+async def test_each_check_stores_the_committed_position_of_the_log(watched: Watched, conn: AsyncConnection) -> None:
     await watched.look()
     first = watched.guard.mark
     assert first is not None and first.server == watched.server

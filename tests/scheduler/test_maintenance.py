@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries.shards import PendingWork
+from evertick.engine.shards import PendingWork
+from evertick.runtime import circuit_breaker
 from evertick.runtime.connections import Notifier
 from evertick.scheduler import maintenance
-from evertick.scheduler.leadership import Leadership
+from evertick.scheduler.leadership import LeaderKey, Leadership
 from evertick.scheduler.maintenance import CandidateJob, Job, Maintenance, make_jobs, moves_due, observation_due
-from evertick.scheduler.maintenance_jobs import Again, MaintenanceJobs, at_instant
-from evertick.scheduler.reconciliation import Reconciliation
+from evertick.scheduler.maintenance_jobs import MaintenanceJobs, Reconciliation, Rerun, at_instant
 from tests.system.hosting import Said, quick
 
 NOWHERE = "postgresql://127.0.0.1:1/nowhere"
@@ -27,15 +27,15 @@ READ_AT = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = READ_AT + timedelta(seconds=7)
 IDLE = PendingWork(
     read_at=READ_AT,
-    is_watched=True,
+    has_session_lock=True,
     next_fire=None,
     next_timer=None,
-    has_line=False,
+    has_waiting_retries=False,
     next_expiry=None,
-    silent=[],
-    stranded=[],
+    silent_sessions=[],
+    dead_sessions=[],
     overdue=[],
-    with_room=[],
+    dags_with_free_slots=[],
     backfills=[],
     has_arrivals=False,
     next_wake=None,
@@ -44,17 +44,17 @@ IDLE = PendingWork(
     has_deliveries=False,
     marked_lsn=None,
     is_synchronous=None,
-    of_shards=1,
+    shard_count=1,
     has_moves=False,
-    troubles=[],
+    errors=[],
 )
 
 
 def table(folder: Path) -> dict[str, Job | CandidateJob]:
     settings, log = quick(NOWHERE, folder), Said().log
-    waker = Notifier(NOWHERE, is_enabled=False, log=log)
-    bodies = MaintenanceJobs(settings, shard=0, waker=waker, log=log)
-    jobs = make_jobs(bodies, Reconciliation(settings, shard=0, waker=waker, log=log), log=log)
+    notifier = Notifier(NOWHERE, is_enabled=False, log=log)
+    bodies = MaintenanceJobs(settings, notifier=notifier, log=log)
+    jobs = make_jobs(bodies, Reconciliation(settings, notifier=notifier, log=log), log=log)
     return {job.name: job for job in jobs}
 
 
@@ -75,15 +75,15 @@ async def test_an_idle_poll_makes_no_job_due(tmp_path: Path) -> None:
     ("found", "name", "at"),
     [
         ({"next_timer": LATER}, "promote", NOW + 7),
-        ({"next_timer": LATER, "has_line": True}, "promote", NOW),
-        ({"silent": None, "stranded": None}, "observe", NOW),
-        ({"silent": [5]}, "reap", NOW),
-        ({"stranded": [5]}, "reap", NOW),
+        ({"next_timer": LATER, "has_waiting_retries": True}, "promote", NOW),
+        ({"silent_sessions": None, "dead_sessions": None}, "observe", NOW),
+        ({"silent_sessions": [5]}, "reap", NOW),
+        ({"dead_sessions": [5]}, "reap", NOW),
         ({"overdue": [5]}, "time_out_runs", NOW),
         ({"next_expiry": LATER}, "time_out_queued", NOW + 7),
         ({"has_arrivals": True}, "dependencies", NOW),
         ({"next_wake": LATER}, "wake", NOW + 7),
-        ({"with_room": [1]}, "admit", NOW),
+        ({"dags_with_free_slots": [1]}, "admit", NOW),
         ({"backfills": [1]}, "backfill", NOW),
         ({"has_gates": True}, "gates", NOW),
         ({"next_opening": LATER}, "gates", NOW + 7),
@@ -99,15 +99,15 @@ async def test_each_part_of_a_poll_makes_one_job_due(
 
 
 def test_heartbeats_that_the_poll_failed_to_observe_are_its_failure_and_not_looked_for_apart() -> None:
-    unknown = replace(IDLE, silent=None, stranded=None)
+    unknown = replace(IDLE, silent_sessions=None, dead_sessions=None)
     assert observation_due(unknown, NOW) == NOW
-    assert observation_due(replace(unknown, troubles=["reap: it failed"]), NOW) == inf
+    assert observation_due(replace(unknown, errors=["reap: it failed"]), NOW) == inf
     assert moves_due(replace(IDLE, has_moves=None), NOW) is None, "a poll that did not renew says nothing"
 
 
 def test_an_instant_that_is_unknown_waits_for_the_next_poll() -> None:
-    assert at_instant(None, in_seconds=0.0) == Again()
-    assert at_instant(LATER, in_seconds=0.5) == Again(in_seconds=0.5, at=LATER)
+    assert at_instant(None, in_seconds=0.0) == Rerun()
+    assert at_instant(LATER, in_seconds=0.5) == Rerun(in_seconds=0.5, at=LATER)
 
 
 class Rig:
@@ -115,23 +115,22 @@ class Rig:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.said = NOW, Said()
-        monkeypatch.setattr(maintenance, "boot_seconds", lambda: self.now)
+        for module in (maintenance, circuit_breaker):
+            monkeypatch.setattr(module, "boot_seconds", lambda: self.now)
         settings, log = quick(NOWHERE, folder), self.said.log
         self.wake_leader = asyncio.Event()
         self.leadership = Leadership(settings, url=NOWHERE, owner="me", log=log)
         self.maintenance = Maintenance(
-            settings,
-            url=NOWHERE,
-            leadership=self.leadership,
-            waker=Notifier(NOWHERE, is_enabled=False, log=log),
+            self.leadership,
+            notifier=Notifier(NOWHERE, is_enabled=False, log=log),
             wake_leader=self.wake_leader,
             log=log,
         )
         # Those that begin by themselves are over.
-        self.follow("reconcile", Again())
-        self.follow("alerts", Again())
+        self.follow("reconcile", Rerun())
+        self.follow("alerts", Rerun())
 
-    def follow(self, name: str, again: Again) -> None:
+    def follow(self, name: str, again: Rerun) -> None:
         self.maintenance._due_at[name] = self.maintenance._local(again)
         self.maintenance._follow(again)
 
@@ -163,7 +162,7 @@ async def test_rebalancing_keeps_its_pace_between_polls(rig: Rig) -> None:
     moving = replace(IDLE, has_moves=True)
     rig.maintenance.plan(moving)
     assert rig.due_jobs() == {"rebalance"}
-    rig.follow("rebalance", Again(in_seconds=5.0))
+    rig.follow("rebalance", Rerun(in_seconds=5.0))
     rig.maintenance.plan(moving)
     rig.maintenance.plan(replace(IDLE, has_moves=None))
     assert rig.due_jobs() == set()
@@ -175,40 +174,40 @@ async def test_rebalancing_keeps_its_pace_between_polls(rig: Rig) -> None:
 
 async def test_a_job_that_finds_work_for_another_makes_that_due(rig: Rig) -> None:
     rig.maintenance.plan(IDLE)
-    rig.follow("admit", Again(also={"wake": []}))
-    rig.follow("observe", Again(also={"reap": [5, 6]}))
+    rig.follow("admit", Rerun(also={"wake": []}))
+    rig.follow("observe", Rerun(also={"reap": [5, 6]}))
     assert rig.due_jobs() == {"wake", "reap"}
     assert rig.maintenance._candidates["reap"] == [5, 6]
 
 
 async def test_a_job_whose_part_of_the_poll_failed_pauses(rig: Rig) -> None:
-    rig.maintenance.plan(replace(IDLE, next_wake=READ_AT, has_gates=True, troubles=["wake: it failed", "else: so did"]))
+    rig.maintenance.plan(replace(IDLE, next_wake=READ_AT, has_gates=True, errors=["wake: it failed", "else: so did"]))
     assert rig.due_jobs() == {"gates"}
     assert [event["job"] for event in rig.said.events("job_failed")] == ["wake", "else"]
 
 
-@pytest.mark.parametrize(("found_meanwhile", "is_due"), [({"with_room": [1]}, True), ({}, False)])
+@pytest.mark.parametrize(("found_meanwhile", "is_due"), [({"dags_with_free_slots": [1]}, True), ({}, False)])
 async def test_work_that_a_poll_finds_while_its_job_runs_is_not_forgotten(
     rig: Rig, found_meanwhile: dict[str, Any], is_due: bool
 ) -> None:
     it = rig.maintenance
     rig.leadership.epoch, rig.leadership._renewed_at = 7, inf
-    epochs = []
+    leaders = []
 
-    async def run(conn: AsyncConnection, epoch: int) -> Again:
-        epochs.append(epoch)
+    async def run(conn: AsyncConnection, leader: LeaderKey) -> Rerun:
+        leaders.append(leader)
         it.plan(replace(IDLE, **found_meanwhile))
-        return Again()
+        return Rerun()
 
     it._jobs = [replace(job, run=run) if isinstance(job, Job) and job.name == "admit" else job for job in it._jobs]
-    it.plan(replace(IDLE, with_room=[1]))
+    it.plan(replace(IDLE, dags_with_free_slots=[1]))
     await it._run_due(cast(AsyncConnection, None))
-    assert epochs == [7]
+    assert leaders == [{"shard": 0, "epoch": 7}]
     assert rig.due_jobs() == ({"admit"} if is_due else set())
 
 
 async def test_a_closed_shard_wakes_the_leader(rig: Rig) -> None:
-    rig.follow("rebalance", Again(is_shard_closed=True))
+    rig.follow("rebalance", Rerun(is_shard_closed=True))
     assert rig.maintenance.is_shard_closed and rig.wake_leader.is_set()
     rig.maintenance.begin()
     assert not rig.maintenance.is_shard_closed

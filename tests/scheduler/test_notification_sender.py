@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 from evertick.db.queries import notifications
 from evertick.db.queries.notifications import Delivery
 from evertick.domain.dags.params import ParamSpec, ParamType
-from evertick.domain.notifications import Event, NotificationRuleSpec
+from evertick.domain.notifications import NotificationEvent, NotificationRuleSpec
 from evertick.observability import metrics
 from evertick.scheduler.scheduler import Scheduler
 from tests.engine.world import Runner, make_dag, put, start, value
@@ -59,7 +59,9 @@ async def test_a_dead_a_hanging_and_a_poisoned_sink_hold_up_no_other(
         await write(conn, dead, 5000)
         await write(conn, "poison")
         await write(conn, good, 30)
-        await put(conn, make_dag("d", {"a": []}, notices=(NotificationRuleSpec(event=Event.SUCCESS, sink=good),)))
+        await put(
+            conn, make_dag("d", {"a": []}, notices=(NotificationRuleSpec(event=NotificationEvent.SUCCESS, sink=good),))
+        )
         run_id = await start(conn, "d")
         async with hosted(scheduler(database, tmp_path, said)):
             await said.saw("leadership_acquired")

@@ -55,7 +55,7 @@ async def test_the_leader_counts_each_queue_and_tells_when_one_is_empty(
 
 
 @pytest.mark.usefixtures("leading")
-async def test_who_does_not_lead_any_more_tells_nothing(conn: AsyncConnection, depth: QueueDepth) -> None:
+async def test_a_former_leader_counts_nothing(conn: AsyncConnection, depth: QueueDepth) -> None:
     await put_in_line(conn, "default", 1)
     await depth.tick()
     assert told() == {"default": 1}

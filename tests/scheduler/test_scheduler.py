@@ -14,6 +14,7 @@ from psycopg import AsyncConnection
 from evertick.config import Settings
 from evertick.db.notify import Channel, notify
 from evertick.db.queries import shards
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedules.dependencies import after
@@ -58,7 +59,7 @@ async def publish_every(
     )
     await put(conn, make_dag(f"{dag}_bundle", {"a": []}))
     async with conn.transaction():
-        await publish(conn, spec=made, file=f"{dag}.py", bundle_hash="b", actor="test")
+        await publish(conn, spec=made, file=f"{dag}.py", bundle_hash="b", actor=Actor("test"))
         await start_with(conn, dag, first)
     return instants
 
@@ -246,7 +247,7 @@ async def test_firing_that_fails_stops_neither_retries_nor_reaping(
 
 
 @pytest.mark.requirement("N04", "A10")
-@pytest.mark.parametrize("statement", ["schedules.fire", "tasks.promote", "shards.look", "shards.stand_by"])
+@pytest.mark.parametrize("statement", ["fire_schedules", "promote_due_tasks", "poll_work", "try_acquire_shard"])
 async def test_a_connection_that_breaks_in_a_step_costs_a_moment(
     database: str, conn: AsyncConnection, tmp_path: Path, statement: str
 ) -> None:
@@ -262,7 +263,7 @@ async def test_a_connection_that_breaks_in_a_step_costs_a_moment(
 
 
 @pytest.mark.requirement("A4", "A10")
-async def test_a_scheduler_that_was_deposed_fires_nothing_more(
+async def test_a_scheduler_that_lost_leadership_fires_nothing(
     database: str, conn: AsyncConnection, tmp_path: Path
 ) -> None:
     said, settings = Said(), quick(database, tmp_path)
@@ -291,7 +292,7 @@ async def test_silence_that_nobody_watched_does_not_count(database: str, conn: A
     said = Said()
     scheduler = make_scheduler(quick(database, tmp_path, lost_after_seconds=1.0), said)
     await scheduler.first.tick()
-    with armed("shards.look:error:1"):
+    with armed("poll_work:error:1"):
         await conn.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
             " and pid <> pg_backend_pid()"
@@ -355,9 +356,7 @@ async def test_two_hands_drain_a_burst_and_nothing_fires_twice(
 
 
 @pytest.mark.requirement("H1", "A12")
-async def test_a_second_hand_that_cannot_work_holds_up_nobody(
-    database: str, conn: AsyncConnection, tmp_path: Path
-) -> None:
+async def test_a_burst_worker_that_fails_delays_nothing(database: str, conn: AsyncConnection, tmp_path: Path) -> None:
     """Whoever comes second is refused: the session that leads alone may make runs."""
     await put(conn, make_dag("tick", {"a": []}))
     await conn.execute(

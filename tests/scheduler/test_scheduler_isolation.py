@@ -18,13 +18,14 @@ from evertick.db import failover
 from evertick.db.connect import Purpose, connect
 from evertick.db.connection import TimedConnection
 from evertick.db.failover import guard_of
-from evertick.db.queries import runners, shards
+from evertick.db.queries import runners
 from evertick.domain.errors import NotLeader
-from evertick.engine.runners import reap_orphan
+from evertick.engine.maintenance import fail_orphaned_run
+from evertick.engine.shards import try_acquire_shard
 from evertick.observability import metrics
 from evertick.runtime import circuit_breaker
 from evertick.scheduler import leadership as leadership_module
-from evertick.scheduler import reconciliation
+from evertick.scheduler import maintenance_jobs
 from evertick.scheduler.leadership import Leadership
 from tests.engine.poison import refuse
 from tests.engine.world import Runner, make_dag, put, run_state, start, states, value
@@ -205,7 +206,7 @@ async def test_where_every_candidate_hangs_the_step_rests_and_the_others_go_on(
 
 
 @pytest.mark.requirement("A13", "N23", "A14", "B8", "V11")
-async def test_everything_that_can_be_poisoned_is_set_aside_and_counted(
+async def test_every_kind_of_invalid_row_is_quarantined_and_counted(
     database: str, conn: AsyncConnection, tmp_path: Path, counted: Counted
 ) -> None:
     """A retry, a lost attempt, a run that needs repair, a run and a wait over their time: one of each, beside a good one."""
@@ -282,9 +283,9 @@ async def test_a_reaper_that_breaks_off_unexpectedly_is_told_and_starts_anew(
         if broken:
             broken.clear()
             raise ZeroDivisionError
-        return await reap_orphan(*args, **options)
+        return await fail_orphaned_run(*args, **options)
 
-    monkeypatch.setattr(reconciliation, "reap_orphan", breaks)
+    monkeypatch.setattr(maintenance_jobs, "fail_orphaned_run", breaks)
     said = Said()
     async with hosted(make_scheduler(quick(database, tmp_path, orphan_after_seconds=0.2), said)):
         await said.saw("job_failed", job="orphans")
@@ -336,8 +337,8 @@ async def test_a_leader_stops_planning_before_its_lease_ends_by_its_own_clock(
         now[0] += 0.5
         return await answer(*args, **options)
 
-    answer = shards.try_acquire_shard
-    monkeypatch.setattr(shards, "try_acquire_shard", slowly)
+    answer = try_acquire_shard
+    monkeypatch.setattr(leadership_module, "try_acquire_shard", slowly)
     await lead.try_acquire(line)
     lease = SHORT["leader_lease_seconds"]
     for at, may_plan in ((sent_at + 0.5, True), (sent_at + 0.89 * lease, True), (sent_at + 0.91 * lease, False)):

@@ -15,13 +15,14 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.db.notify import Channel, notify
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import ChildSpec, NamedSchedule, TaskKind
 from evertick.domain.schedules.dependencies import Asset, after
 from evertick.domain.schedules.spec import parse_schedule
-from evertick.engine.maintenance import set_shards
+from evertick.engine.shards import set_shards
 from evertick.observability import metrics
 from evertick.scheduler.leadership import Leadership
-from evertick.scheduler.shard_assignment import AGAIN_SHARE, PATIENCE_SHARE
+from evertick.scheduler.scheduler import AGAIN_SHARE, PATIENCE_SHARE
 from tests.engine.world import Runner, make_dag, put, start, value
 from tests.scheduler.test_scheduler import all_fired, make_scheduler, publish_every
 from tests.system.hosting import Said, hosted, quick
@@ -60,13 +61,13 @@ async def test_the_number_of_shards_is_changed_under_load_and_every_fire_happens
         instants = await publish_several(conn, times=40)
         await notify(conn, Channel.SCHEDULE)
         await said["a"].saw("schedules_fired")
-        await set_shards(conn, shards=4, actor="test")
+        await set_shards(conn, shards=4, actor=Actor("test"))
         await eventually(lambda: is_shared(conn, "a"))
         await eventually(lambda: value(conn, "select count(distinct shard) > 1 from schedule_state"))
         await stack.enter_async_context(hosted(make_scheduler(settings, said["b"], "b")))
         await eventually(lambda: is_shared(conn, "ab"))
         await said["b"].saw("schedules_fired")
-        await set_shards(conn, shards=2, actor="test")
+        await set_shards(conn, shards=2, actor=Actor("test"))
         await eventually(lambda: value(conn, "select max(shard) = 1 from schedule_state"))
         await conn.execute("update shard set rebalancing_since = rebalancing_since - interval '2 minutes'")
         await eventually(lambda: value(conn, "select count(*) = 2 from shard where state = 'closed'"))
@@ -100,7 +101,7 @@ async def test_dags_of_different_shards_run_after_each_other_and_start_each_othe
     database: str, conn: AsyncConnection, tmp_path: Path
 ) -> None:
     """Each of two schedulers leads one of the shards. Then there are three, and the same goes on while DAGs move."""
-    await set_shards(conn, shards=2, actor="test")
+    await set_shards(conn, shards=2, actor=Actor("test"))
     dags = await names_apart(conn, "first", "then", "parent", "child")
     first, then, parent, child = dags
     await put(conn, make_dag(first, {"t": []}, per_task={"t": {"outlets": ("data",)}}))
@@ -115,7 +116,7 @@ async def test_dags_of_different_shards_run_after_each_other_and_start_each_othe
             await stack.enter_async_context(hosted(make_scheduler(quick(database, tmp_path), said[name], name)))
         await eventually(lambda: is_shared(conn, "ab"))
         for count, shards in ((1, 2), (2, 3)):
-            await set_shards(conn, shards=shards, actor="test")
+            await set_shards(conn, shards=shards, actor=Actor("test"))
             await start(conn, first)
             await start(conn, parent)
             await eventually(partial(have_run, conn, runner, dags, count))
@@ -127,7 +128,7 @@ async def test_dags_of_different_shards_run_after_each_other_and_start_each_othe
 
 @pytest.mark.requirement("A10")
 async def test_shares_stay_as_they_are_once_they_are_even(database: str, conn: AsyncConnection, tmp_path: Path) -> None:
-    await set_shards(conn, shards=5, actor="test")
+    await set_shards(conn, shards=5, actor=Actor("test"))
     settings = quick(database, tmp_path)
     async with AsyncExitStack() as stack:
         for name in "abc":
@@ -149,7 +150,7 @@ async def test_the_setting_says_how_many_shards_a_new_database_has(
         await eventually(lambda: is_shared(conn, "a"))
         await eventually(lambda: value(conn, "select count(*) = 3 from shard where leader = 'a'"))
         await eventually(lambda: sum(each.value for each in metrics.SHARD_LEADER.collect()[0].samples) == 3)
-    await set_shards(conn, shards=1, actor="test")
+    await set_shards(conn, shards=1, actor=Actor("test"))
     async with hosted(make_scheduler(settings, Said(), "a")):
         await eventually(lambda: value(conn, "select count(*) = 3 from shard where leader = 'a'"))
     assert await value(conn, "select open_shard_count()") == 1, "what somebody chose stays"
@@ -158,7 +159,7 @@ async def test_the_setting_says_how_many_shards_a_new_database_has(
 async def test_without_wake_ups_a_shard_that_is_handed_over_is_taken_within_a_tick_or_two(
     database: str, conn: AsyncConnection, tmp_path: Path
 ) -> None:
-    await set_shards(conn, shards=2, actor="test")
+    await set_shards(conn, shards=2, actor=Actor("test"))
     plain: dict[str, Any] = {"listen_notify": False}
     async with hosted(make_scheduler(quick(database, tmp_path, **plain), Said(), "a")):
         await eventually(lambda: value(conn, "select count(*) = 2 from shard where leader = 'a'"))
@@ -181,7 +182,7 @@ async def test_a_leader_that_nobody_could_watch_asks_for_that_again_before_the_n
     assert lead.epoch is not None and lead.tick_seconds < 0.5
     await conn.execute("select pg_advisory_unlock(4712, 0)")
     await eventually(lambda: lead.is_renewal_due)
-    assert (await lead.poll_work(own)).is_watched
+    assert (await lead.poll_work(own)).has_session_lock
     assert lead.tick_seconds == 1.0 and not lead.is_renewal_due
     await lead.release()
 

@@ -14,11 +14,12 @@ from psycopg import AsyncConnection
 from evertick.config import read_settings
 from evertick.db.migrate import status
 from evertick.db.queries import tasks
+from evertick.domain.access import Actor
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.tasks import clear
 from evertick.observability import metrics
-from evertick.observability.otel import TraceIds, traces_endpoint
 from evertick.scheduler import telemetry as tracing
+from evertick.scheduler.otel import TraceIds, traces_endpoint
 from evertick.scheduler.telemetry import Tracing, make_spans
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start
 from tests.observability.collector import Collector, attributes
@@ -112,6 +113,8 @@ async def test_a_triggered_run_with_a_retry_has_a_wait_and_an_attempt_for_each_t
     await set_clock(conn, T0)
     await put(conn, make_dag("once", {"a": []}))
     await start(conn, "once")
+    # For a day long before: the trace begins with the trigger.
+    await conn.execute("update run set fire_at = '2020-01-01T00:00Z'")
     runner = await Runner.join(conn)
     await set_clock(conn, later(1))
     (first,) = await runner.claim()
@@ -125,6 +128,7 @@ async def test_a_triggered_run_with_a_retry_has_a_wait_and_an_attempt_for_each_t
     waits = sorted((at(s.start_time_unix_nano), at(s.end_time_unix_nano)) for s in collector.named("wait a"))
     assert waits == [pytest.approx((0, 1)), pytest.approx((2, 5))]
     assert len({span.span_id for span in collector.spans}) == len(collector.spans) == 6
+    assert at(collector.named("run once")[0].start_time_unix_nano) == pytest.approx(0)
     assert collector.named("trigger once") and not collector.named("fire once")
 
 
@@ -165,7 +169,7 @@ async def test_a_run_that_was_cleared_is_sent_again_with_its_new_attempt(
     await runner.drain()
     await traced.tick()
     chosen = await tasks.list_of_run(conn, run_id=run, limit=10)
-    await clear(conn, run_id=run, chosen=chosen, actor="test")
+    await clear(conn, run_id=run, chosen=chosen, actor=Actor("test"))
     await traced.tick()
     await runner.drain()
     await traced.tick()
@@ -206,7 +210,7 @@ async def test_no_more_traces_wait_than_may_and_that_is_told(
     assert said.events("traces_dropped", runs=3)
 
 
-async def test_who_does_not_lead_sends_nothing(conn: AsyncConnection, traced: Tracing, collector: Collector) -> None:
+async def test_a_standby_sends_no_traces(conn: AsyncConnection, traced: Tracing, collector: Collector) -> None:
     metrics.LEADER.set(0)
     await put(conn, make_dag("dag", {"a": []}))
     runner = await Runner.join(conn)

@@ -14,10 +14,11 @@ from evertick.config import read_settings
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import shards
 from evertick.db.queries.server import dead_rows, is_behind, sizes, snapshot_holders, vacuum
+from evertick.domain.access import Actor
 from evertick.domain.errors import InvalidSettings
 from evertick.engine.runs import delete_run
 from evertick.observability import metrics
-from evertick.observability.health import Health, track, value_of
+from evertick.observability.health import ServiceHealth, track, value_of
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.scheduler import retention
 from evertick.scheduler import vacuum as scheduler_vacuum
@@ -119,7 +120,7 @@ async def test_every_kind_of_server_can_be_asked_and_vacuumed(any_postgres: str)
         assert await snapshot_holders(conn) == []
         assert "task" in {table.name for table in await sizes(conn)}
         epoch = await lead(conn)
-        round_ = PruneRound(limits_of(await shards.read_clock(conn), timedelta(days=90)), actor="me")
+        round_ = PruneRound(limits_of(await shards.read_clock(conn), timedelta(days=90)), actor=Actor("me"))
         while not round_.is_over:
             await round_.step(conn, epoch=epoch)
 
@@ -154,7 +155,7 @@ async def test_an_old_snapshot_is_told_with_its_owner_and_seen_in_the_health(
                 await snapshots.tick()
             (told,) = said.events("snapshot_too_old")
             assert (told["kind"], told["name"], told["pid"]) == ("session", "report", reader.info.backend_pid)
-            warning = Health("scheduler", owner="x").document()["loops"]["snapshots"]["warning"]  # type: ignore[index]
+            warning = ServiceHealth("scheduler", owner="x").document()["loops"]["snapshots"]["warning"]  # type: ignore[index]
             assert f"session report (pid {reader.info.backend_pid})" in warning
         await eventually(lambda: _is_gone(conn))
         await snapshots.tick()
@@ -174,7 +175,7 @@ async def test_a_transaction_that_has_written_counts_without_a_snapshot(database
     await eventually(lambda: _is_gone(conn))
 
 
-async def test_who_does_not_lead_says_nothing_about_snapshots(
+async def test_a_standby_reports_no_snapshots(
     database: str, link: ReconnectingConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_vacuum, "OLD_SNAPSHOT_SECONDS", 0.0)
@@ -225,7 +226,7 @@ async def test_with_a_retention_of_nothing_everything_is_kept_but_what_somebody_
 ) -> None:
     monkeypatch.setattr(retention, "FIRST_SECONDS", 0.0)
     kept, deleted = await finished(conn, 2, age=timedelta(days=30_000))
-    await delete_run(conn, run_id=deleted, actor="me")
+    await delete_run(conn, run_id=deleted, actor=Actor("me"))
     settings, epoch = quick(database, tmp_path, retention_days=0), await lead(conn)
     rounds = Retention(settings, link=link, epoch=lambda: epoch, log=Said().log)
     for _ in range(5):
@@ -293,7 +294,7 @@ async def test_a_round_deletes_all_kinds_in_small_steps(database: str, conn: Asy
         await conn.execute(f"update {table} set {column} = clock() - interval '100 days'")
     await conn.execute("insert into bundle values ('x', 'f', '', null, clock() - interval '100 days')")
     epoch = await lead(conn)
-    round_ = PruneRound(limits_of(await shards.read_clock(conn), timedelta(days=90)), actor="me")
+    round_ = PruneRound(limits_of(await shards.read_clock(conn), timedelta(days=90)), actor=Actor("me"))
     steps = 0
     while not round_.is_over:
         before = round_.counts.copy()

@@ -9,6 +9,7 @@ from psycopg import AsyncConnection
 
 from evertick.db.notify import Channel, notify
 from evertick.db.queries import tasks
+from evertick.domain.access import Actor
 from evertick.engine.waits import Decision, decide_approval, send_event
 from evertick.runner.runner import Runner
 from evertick.scheduler.scheduler import Scheduler
@@ -57,10 +58,10 @@ async def test_the_example_waits_in_every_way_and_for_no_tick(
 
         await eventually(lambda: is_deferred("go"), WITHIN_SECONDS)
         assert await value(conn, "select count(*) from lease") == 0, "no runner holds anything"
-        await send_event(conn, name="go-now", payload={"files": 3}, actor="me")
+        await send_event(conn, name="go-now", payload={"files": 3}, actor=Actor("me"))
         await notify(conn, Channel.SCHEDULE)
         await eventually(lambda: is_deferred("ask"), WITHIN_SECONDS)
-        decision = Decision(is_approved=True, actor="ann", fields=lambda form: {"copies": 2})
+        decision = Decision(is_approved=True, actor=Actor("ann"), fields=lambda form: {"copies": 2})
         await decide_approval(conn, run_id=run, task="ask", decision=decision)
         await notify(conn, Channel.TASKS)
         assert await _ended(conn, run) == "success"
@@ -70,7 +71,7 @@ async def test_the_example_waits_in_every_way_and_for_no_tick(
     assert await invariants.violations(conn) == []
 
 
-async def test_a_started_dag_and_its_end_are_heard_of_without_a_tick(
+async def test_a_started_dag_and_its_end_are_delivered_without_a_tick(
     conn: AsyncConnection, database: str, tmp_path: Path
 ) -> None:
     await _publish(conn, "pipeline", tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from evertick import Fail, RetryAfter, Skip, TaskContext, current_context, dag, shell, task
 from evertick.domain.errors import NotFound, UserError
-from evertick.sdk.runtime import BoundTask, Dag, entered, find_task
+from evertick.sdk.runtime import BoundTask, CompiledDag, entered, find_task
 
 
 @task
@@ -31,15 +31,15 @@ def sample() -> None:
 
 
 @pytest.fixture
-def compiled() -> Dag:
+def compiled() -> CompiledDag:
     return sample()
 
 
-def bound(compiled: Dag, name: str) -> BoundTask:
+def bound(compiled: CompiledDag, name: str) -> BoundTask:
     return find_task({compiled.name: compiled}, "sample", name)
 
 
-def test_results_take_the_place_of_their_tasks(compiled: Dag) -> None:
+def test_results_take_the_place_of_their_tasks(compiled: CompiledDag) -> None:
     loading = bound(compiled, "load")
     with entered(TaskContext(run_id=1, dag="sample", task="load")) as context:
         args, kwargs = loading.call_arguments({"extract": [7]})
@@ -49,13 +49,13 @@ def test_results_take_the_place_of_their_tasks(compiled: Dag) -> None:
     assert loading.function(*args, **kwargs)[2] == "load"
 
 
-def test_a_task_without_a_result_gives_none(compiled: Dag) -> None:
+def test_a_task_without_a_result_gives_none(compiled: CompiledDag) -> None:
     with entered(TaskContext(run_id=1, dag="sample", task="load")):
         args, _ = bound(compiled, "load").call_arguments({})
     assert args == ([None, {"again": None, "constant": (1, None)}],)
 
 
-def test_calling_twice_gives_fresh_containers(compiled: Dag) -> None:
+def test_calling_twice_gives_fresh_containers(compiled: CompiledDag) -> None:
     with entered(TaskContext(run_id=1, dag="sample", task="load")):
         first, _ = bound(compiled, "load").call_arguments({"extract": 1})
         second, _ = bound(compiled, "load").call_arguments({"extract": 2})
@@ -70,14 +70,14 @@ def test_constants_arrive_as_the_objects_they_are() -> None:
     assert args[0] is constant
 
 
-def test_a_shell_task_gets_text_as_text_and_the_rest_as_json(compiled: Dag) -> None:
+def test_a_shell_task_gets_text_as_text_and_the_rest_as_json(compiled: CompiledDag) -> None:
     counting = bound(compiled, "count")
     assert counting.command == "wc -l"
     assert counting.environment({"extract": [7, 8]}) == {"ROWS": "[7, 8]", "TEXT": "as it is", "NUMBER": "3"}
     assert counting.environment({})["ROWS"] == "null"
 
 
-def test_unknown_names_are_refused_with_what_there_is(compiled: Dag) -> None:
+def test_unknown_names_are_refused_with_what_there_is(compiled: CompiledDag) -> None:
     with pytest.raises(NotFound, match="no DAG 'other'; it has: sample"):
         find_task({"sample": compiled}, "other", "load")
     with pytest.raises(NotFound, match="DAG 'sample' has no task 'ghost'"):

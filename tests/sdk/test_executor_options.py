@@ -11,14 +11,14 @@ from evertick import dag, shell, task
 from evertick.domain.dags.spec import TaskSpec, from_json, structural_hash, to_json
 from evertick.domain.errors import InvalidDag
 from evertick.domain.executor_options import MOST_BYTES, place_of
-from evertick.sdk.runtime import Dag
+from evertick.sdk.runtime import CompiledDag
 
 
-def built(body: Callable[[], object], **options: object) -> Dag:
+def built(body: Callable[[], object], **options: object) -> CompiledDag:
     return dag(name="sample", **options)(body)()  # type: ignore[arg-type, call-overload, no-any-return]
 
 
-def only(compiled: Dag) -> TaskSpec:
+def only(compiled: CompiledDag) -> TaskSpec:
     (spec,) = compiled.spec.tasks
     return spec
 

@@ -8,17 +8,17 @@ import pytest
 
 from evertick import dag, shell, task, task_group
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec, key_parts
-from evertick.domain.dags.spec import DagSpec, OnLostContact, TaskSpec, from_json, structural_hash, to_json
+from evertick.domain.dags.spec import DagSpec, DatabaseOutagePolicy, TaskSpec, from_json, structural_hash, to_json
 from evertick.domain.errors import InvalidDag
 from evertick.engine.publish import dag_row
-from evertick.sdk.runtime import Dag
+from evertick.sdk.runtime import CompiledDag
 
 
-def built(body: Callable[[], object], **options: object) -> Dag:
+def built(body: Callable[[], object], **options: object) -> CompiledDag:
     return dag(name="sample", params={"table": "t"}, **options)(body)()  # type: ignore[arg-type, call-overload, no-any-return]
 
 
-def only(compiled: Dag) -> TaskSpec:
+def only(compiled: CompiledDag) -> TaskSpec:
     (spec,) = compiled.spec.tasks
     return spec
 
@@ -58,10 +58,10 @@ def test_a_group_limits_each_of_its_tasks_and_a_dag_all_of_them() -> None:
 
 
 def test_holders_of_a_key_stop_when_they_lose_contact_unless_told_otherwise() -> None:
-    assert only(built(lambda: shell("x", "true", mutex="k"))).on_lost_contact is OnLostContact.STOP
-    assert only(built(lambda: shell("x", "true", pool="db"))).on_lost_contact is OnLostContact.CONTINUE
+    assert only(built(lambda: shell("x", "true", mutex="k"))).on_lost_contact is DatabaseOutagePolicy.STOP
+    assert only(built(lambda: shell("x", "true", pool="db"))).on_lost_contact is DatabaseOutagePolicy.CONTINUE
     spec = only(built(lambda: shell("x", "true", mutex="k", on_lost_contact="continue")))
-    assert spec.on_lost_contact is OnLostContact.CONTINUE
+    assert spec.on_lost_contact is DatabaseOutagePolicy.CONTINUE
 
 
 def test_a_default_for_all_tasks_can_be_taken_back() -> None:
@@ -113,7 +113,7 @@ def test_bad_limits_of_groups_and_dags_are_refused() -> None:
     with pytest.raises(InvalidDag, match="max_active is 0"):
         task_group("g", max_active=0)
     for retries in (-1, 101, True, "2"):
-        with pytest.raises(InvalidDag, match=r"retries is .*, but it must be from 0 to 100"):
+        with pytest.raises(InvalidDag, match=r"retries is .*, but it must be (from 0 to 100|a whole number)"):
             task_group("g", retries=retries)  # type: ignore[arg-type]
     with pytest.raises(InvalidDag, match="max_active_tasks is 0"):
         built(lambda: shell("x", "true"), max_active_tasks=0)
@@ -133,7 +133,7 @@ def test_order_rate_and_past_become_gates() -> None:
         GateSpec(kind=GateKind.RATE, name="api", capacity=10, period_seconds=60.0),
         GateSpec(kind=GateKind.PAST, name=""),
     }
-    assert spec.on_lost_contact is OnLostContact.STOP, "a smaller version must not run beside a larger one"
+    assert spec.on_lost_contact is DatabaseOutagePolicy.STOP, "a smaller version must not run beside a larger one"
     assert from_json(to_json(compiled.spec)) == compiled.spec
     rows = dag_row(compiled.spec, file="f", bundle_hash="b")["gates"]
     assert {(each["kind"], str(each["version"]), each["period"]) for each in rows} == {  # type: ignore[attr-defined]

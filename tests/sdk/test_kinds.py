@@ -24,7 +24,7 @@ from evertick.domain.errors import InvalidDag, InvalidParams
 from evertick.domain.states import TriggerRule
 from evertick.engine.publish import dag_row
 from evertick.examples import branches, deadlines, etl, failures, groups, heartbeat, limits, mapping, pipeline, pools
-from evertick.sdk.runtime import Dag
+from evertick.sdk.runtime import CompiledDag
 
 
 @task
@@ -62,7 +62,7 @@ def drop(what: str) -> None:
     print("drop", what)
 
 
-def compiled(build: object, **options: object) -> Dag:
+def compiled(build: object, **options: object) -> CompiledDag:
     @dag(name="sample", **options)  # type: ignore[misc, arg-type]
     def sample() -> None:
         build()  # type: ignore[operator]

@@ -12,10 +12,10 @@ import pytest
 from evertick import TaskContext, dag, http, program, push, shell, task, task_group
 from evertick.domain.errors import UserError
 from evertick.examples import kinds, secrets
-from evertick.sdk.runtime import Dag
+from evertick.sdk.runtime import CompiledDag
 
 
-def built(body: Callable[[], object], **options: object) -> Dag:
+def built(body: Callable[[], object], **options: object) -> CompiledDag:
     return dag(name="sample", **options)(body)()  # type: ignore[arg-type, call-overload, no-any-return]
 
 
@@ -180,6 +180,27 @@ def test_what_tasks_declare_is_given_by_name() -> None:
     ran = secrets.secrets.test(**given)
     assert ran.states["store"] == "failed"
     assert ".test(connections={'warehouse': ...})" in ran.reasons["store"]
+
+
+def test_every_run_has_a_date_an_interval_and_a_day_in_the_zone_of_its_schedule() -> None:
+    @task
+    def dates(context: TaskContext) -> list[str]:
+        return [context.ds, context.data_interval_start.isoformat(), context.data_interval_end.isoformat()]
+
+    def body() -> None:
+        dates()
+        shell("words", "test '{{ ds }} {{ data_interval_start }}' != 'null null'")
+
+    midnight = datetime(2026, 10, 31, 23, tzinfo=UTC)
+    ran = built(body, schedule="@daily", timezone="Europe/Berlin").test(fire_at=midnight)
+    assert ran.state == "success"
+    assert ran.results["dates"] == ["2026-11-01", "2026-10-30T23:00:00+00:00", "2026-10-31T23:00:00+00:00"]
+    # Without one schedule, or before its first due time, the interval is empty.
+    assert built(body).test(fire_at=midnight).results["dates"] == ["2026-10-31", *[midnight.isoformat()] * 2]
+    begun = built(body, schedule="@daily", start_at="2026-10-31T23:00Z").test(fire_at=midnight)
+    assert begun.results["dates"] == ["2026-10-31", *[midnight.isoformat()] * 2]
+    today = built(body).test()
+    assert today.state == "success" and today.results["dates"][0] >= "2026"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from evertick.domain.dags.mapping import MapHow, MappedList
 from evertick.domain.dags.spec import from_json, to_json
 from evertick.domain.errors import InvalidDag, UserError
 from evertick.engine.publish import dag_row
-from evertick.sdk.runtime import Dag, entered
+from evertick.sdk.runtime import CompiledDag, entered
 
 
 @task
@@ -27,7 +27,7 @@ def gather(values: list[object]) -> int:
     return len(values)
 
 
-def compiled(build: object) -> Dag:
+def compiled(build: object) -> CompiledDag:
     @dag(name="sample")
     def sample() -> None:
         build()  # type: ignore[operator]
@@ -35,7 +35,7 @@ def compiled(build: object) -> Dag:
     return sample()
 
 
-def called(of: Dag, name: str, inputs: dict[str, object], map_index: int = 0) -> object:
+def called(of: CompiledDag, name: str, inputs: dict[str, object], map_index: int = 0) -> object:
     with entered(TaskContext(run_id=1, dag="sample", task=name, map_index=map_index)):
         args, kwargs = of.tasks[name].call_arguments(inputs)
         function = of.tasks[name].function
@@ -85,7 +85,7 @@ def test_a_list_that_became_shorter_since_it_was_published_says_so() -> None:
     ("build", "message"),
     [
         (lambda: add.expand(), "expands over nothing"),
-        (lambda: add.expand(z=[1]), "cannot be called like this"),
+        (lambda: add.expand(z=[1]), "wrong arguments for task 'add'"),
         (lambda: add.expand(y=[1]), "missing a required argument: 'x'"),
         (lambda: add.partial(x=1).expand(x=[1]), "gets argument 'x' twice"),
         (lambda: add.expand(x={"a": 1}), "x is a dict; expand over list"),
@@ -93,7 +93,7 @@ def test_a_list_that_became_shorter_since_it_was_published_says_so() -> None:
         (lambda: add.expand(x=[source()]), "let one task return the whole list"),
         (lambda: add.expand(x=source()["rows"]), "is a part of a result"),
         (lambda: add.expand_kwargs([1]), "takes a list of dicts of arguments, but it contains 1"),
-        (lambda: add.expand_kwargs([{"q": 1}]), "cannot be called like this"),
+        (lambda: add.expand_kwargs([{"q": 1}]), "wrong arguments for task 'add'"),
         (lambda: add.expand_zip(x=[1], y=[1, 2]), "lists of equal length, not of 1, 2"),
         (lambda: add.expand(x=range(200), y=range(200)), "expands to 40,000 instances, and at most 10,000 are allowed"),
         (lambda: add.override(max_instances=0).expand(x=[1]), "max_instances is 0; it must be from 1 to 100,000"),

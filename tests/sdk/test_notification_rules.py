@@ -10,13 +10,13 @@ import pytest
 from evertick import approval, dag, notify, shell, task, trigger_dag, wait_for
 from evertick.domain.dags.spec import from_json, to_json
 from evertick.domain.errors import InvalidDag
-from evertick.domain.notifications import Event, NotificationRuleSpec
+from evertick.domain.notifications import NotificationEvent, NotificationRuleSpec
 from evertick.engine.publish import dag_row
 from evertick.sdk.dag import load_dags
-from evertick.sdk.runtime import Dag
+from evertick.sdk.runtime import CompiledDag
 
 
-def built(body: Callable[[], object], **options: object) -> Dag:
+def built(body: Callable[[], object], **options: object) -> CompiledDag:
     return dag(name="sample", **options)(body)()  # type: ignore[arg-type, call-overload, no-any-return]
 
 
@@ -37,15 +37,15 @@ def test_every_event_has_its_sinks_and_survives_publishing() -> None:
     compiled = built(work, on_deadline=notify.email("boss@example.com"), on_failure=notify.slack("https://x.example"))
     spec = compiled.spec
     assert spec.tasks[0].notices == (
-        NotificationRuleSpec(event=Event.SUCCESS, sink="webhook:https://example.com/ok;sign=key"),
-        NotificationRuleSpec(event=Event.FAILURE, sink="email:ops@example.com", every_time=True),
-        NotificationRuleSpec(event=Event.FAILURE, sink="slack:secret/slack_url"),
-        NotificationRuleSpec(event=Event.RETRY, sink="webhook:secret/hook"),
-        NotificationRuleSpec(event=Event.DEADLINE, sink="webhook:https://example.com/late"),
+        NotificationRuleSpec(event=NotificationEvent.SUCCESS, sink="webhook:https://example.com/ok;sign=key"),
+        NotificationRuleSpec(event=NotificationEvent.FAILURE, sink="email:ops@example.com", every_time=True),
+        NotificationRuleSpec(event=NotificationEvent.FAILURE, sink="slack:secret/slack_url"),
+        NotificationRuleSpec(event=NotificationEvent.RETRY, sink="webhook:secret/hook"),
+        NotificationRuleSpec(event=NotificationEvent.DEADLINE, sink="webhook:https://example.com/late"),
     )
     assert spec.notices == (
-        NotificationRuleSpec(event=Event.FAILURE, sink="slack:https://x.example"),
-        NotificationRuleSpec(event=Event.DEADLINE, sink="email:boss@example.com"),
+        NotificationRuleSpec(event=NotificationEvent.FAILURE, sink="slack:https://x.example"),
+        NotificationRuleSpec(event=NotificationEvent.DEADLINE, sink="email:boss@example.com"),
     )
     assert from_json(to_json(spec)) == spec
     rows = dag_row(spec, file="f", bundle_hash="b")

@@ -8,7 +8,7 @@ import pytest
 
 from evertick import dag, http, program, shell, task
 from evertick.domain.errors import InvalidDag, InvalidTemplate
-from evertick.sdk.templates import render_shell
+from evertick.sdk.shell_templates import render_shell
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from evertick.sdk.templates import render_shell
         (lambda: program("x", []), "must be a list"),
         (lambda: program("x", ["ls", 5]), "pass a result with env="),
         (lambda: shell("x", "echo {{ params.a"), "Set template=False"),
-        (lambda: shell("x", "echo {{ ds }}"), "uses 'ds'"),
+        (lambda: shell("x", "echo {{ ts }}"), "uses 'ts'"),
         (
             lambda: shell("x", "echo {{ params.nobody }}"),
             "uses params.nobody, which the DAG does not declare; it has: a",

@@ -13,14 +13,14 @@ from evertick.domain.dags.spec import TaskKind, from_json, to_json
 from evertick.domain.dags.waits import TimeoutAction, WaitKind, WaitSpec
 from evertick.domain.errors import InvalidDag, UserError
 from evertick.engine.publish import dag_row
-from evertick.sdk.runtime import Dag
+from evertick.sdk.runtime import CompiledDag
 
 
-def built(body: Callable[[], object], **options: object) -> Dag:
-    return dag(name="d", **options)(lambda: body() and None)()  # type: ignore[call-overload,no-any-return]
+def built(body: Callable[[], object], **options: object) -> CompiledDag:
+    return dag(name="d", **options)(lambda: body())()  # type: ignore[call-overload,no-any-return]
 
 
-def waits(found: Dag) -> list[WaitSpec | None]:
+def waits(found: CompiledDag) -> list[WaitSpec | None]:
     assert from_json(to_json(found.spec)) == found.spec
     return [each.wait for each in found.spec.tasks]
 
@@ -127,7 +127,7 @@ def test_bad_waits_are_refused(body: Callable[[], object], message: str) -> None
     assert message in str(caught.value)
 
 
-def sensor_after(polls: int, **options: object) -> Dag:
+def sensor_after(polls: int, **options: object) -> CompiledDag:
     seen = iter([False] * polls + [Done({"rows": 3})])
     made = task.sensor(interval=1, **options)(lambda: next(seen))  # type: ignore[call-overload]
     return built(lambda: made.override(name="there")())

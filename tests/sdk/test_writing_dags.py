@@ -12,13 +12,13 @@ import pytest
 
 from evertick import Asset, Param, after, any_of, dag, finished, shell, task, task_group
 from evertick.domain.attempt import Isolation
-from evertick.domain.dags.spec import DagSpec, OnLostContact, TaskKind, TaskSpec, from_json, to_json
+from evertick.domain.dags.spec import DagSpec, DatabaseOutagePolicy, TaskKind, TaskSpec, from_json, to_json
 from evertick.domain.errors import InvalidDag
 from evertick.domain.retry import Backoff, RetryPolicy
 from evertick.domain.schedules.misfire import MisfirePolicy
 from evertick.domain.schedules.spec import describe
 from evertick.domain.states import TriggerRule
-from evertick.sdk.runtime import Dag
+from evertick.sdk.runtime import CompiledDag
 
 
 @task
@@ -31,16 +31,16 @@ def extract(table: str = "t") -> str:
 def load(rows: object = None, *more: object) -> None: ...
 
 
-def built(body: Callable[[], object]) -> Dag:
+def built(body: Callable[[], object]) -> CompiledDag:
     return dag(name="sample")(body)()
 
 
-def arrows(compiled: Dag) -> set[str]:
+def arrows(compiled: CompiledDag) -> set[str]:
     spec = compiled.spec
     return {f"{spec.tasks[up].name} >> {spec.tasks[down].name}" for up, down in spec.edges}
 
 
-def spec_of(compiled: Dag, name: str) -> TaskSpec:
+def spec_of(compiled: CompiledDag, name: str) -> TaskSpec:
     return next(task for task in compiled.spec.tasks if task.name == name)
 
 
@@ -94,6 +94,15 @@ def test_the_same_arrow_twice_is_one_edge() -> None:
         second << first
 
     assert len(built(body).spec.edges) == 1
+
+
+def test_a_function_with_a_name_of_its_own_may_be_called_in_a_loop() -> None:
+    @dag
+    def sample() -> None:
+        named = task(name="light")(lambda: 1)
+        [named() for _ in range(3)]
+
+    assert sorted(sample().tasks) == ["light", "light__1", "light__2"]
 
 
 def test_a_task_called_again_is_numbered_as_in_airflow() -> None:
@@ -199,7 +208,7 @@ def test_every_task_option_reaches_the_spec() -> None:
         trigger_rule=TriggerRule.ALL_DONE,
         isolation=Isolation.WARM,
         rerun_on_loss=False,
-        on_lost_contact=OnLostContact.STOP,
+        on_lost_contact=DatabaseOutagePolicy.STOP,
         is_setup=True,
         is_async=True,
         doc="What it does.\n\nAt length.",
@@ -482,7 +491,7 @@ def test_a_dag_can_be_called_after_a_failed_one() -> None:
         (lambda: extract >> load, "'extract' must be called before"),
         (lambda: extract() >> load, "<task load> cannot be an operand of >> or <<: call the task first"),
         (lambda: extract() >> "load", "'load' cannot be an operand of"),
-        (lambda: extract("a", "b"), "'extract' cannot be called like this"),
+        (lambda: extract("a", "b"), "wrong arguments for task 'extract'"),
         (lambda: extract(tabel="x"), "unexpected keyword argument 'tabel'"),
         (lambda: load(extract), "<task extract> cannot be passed"),
         (lambda: load({extract()}), "a set cannot contain results"),

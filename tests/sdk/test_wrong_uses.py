@@ -59,7 +59,59 @@ def of_param(declared: str, *words: str) -> Wrong:
     return of_dag(f'params={{"rows": {declared}}}', "'rows'", *words)
 
 
+def of_result(use: str, *words: str) -> Wrong:
+    """A use of a task's result in the function of a DAG, where it is not known yet."""
+    return body(f"rows = one()\n{use}", "the result of task 'one' is known only after the task has run", *words)
+
+
 FILES: dict[str, list[Wrong]] = {
+    "results used too early": [
+        of_result("x = 1 if rows else 2", "pass it to a task", "@task.branch"),
+        of_result("take(not rows)", "@task.short_circuit"),
+        of_result("take(rows == 3)", "pass it to a task"),
+        of_result("take(rows != 3)", "pass it to a task"),
+        of_result("take(3 in [1, 2] or rows in [3])", "pass it to a task"),
+        of_result("take(rows > 2)", "pass it to a task"),
+        of_result("take(2 <= rows)", "pass it to a task"),
+        of_result("shell('x', f'echo {rows}')", "a text", "inputs="),
+        of_result("take(f'{rows:>5}')", "a text"),
+        of_result("take('rows: %s' % rows)", "a text"),
+        of_result("take(str(rows))", "a text"),
+        of_result("take(len(rows))", "count it", ".expand(x=...)"),
+        of_result("take(3 in rows)", "loop over it"),
+        of_result("take(rows.count)", "no attribute 'count'", "pass it to a task"),
+        of_result("take(rows.name)", "no attribute 'name'"),
+        of_result("take(rows + 1)", "pass it to a task"),
+        of_result("take(1 - rows)", "pass it to a task"),
+        of_result("take('a' + rows)", "pass it to a task"),
+        of_result("take(rows * 2)", "pass it to a task"),
+        of_result("take(int(rows))", "pass it to a task"),
+        of_result("take([1, 2][rows])", "pass it to a task"),
+        body("take(one()['n'] == 3)", "the result['n'] of task 'one' is known only after the task has run"),
+    ],
+    "parameters in the signature": [
+        Wrong(
+            f"@dag\ndef sample(rows=Param(5)):\n    {use}\n", ("param 'rows' is known only when a run starts", *words)
+        )
+        for use, *words in (
+            ("take(1 if rows else 2)", "@task.branch"),
+            ("take(rows == 3)", "pass it to a task"),
+            ("take(f'{rows}')", "a text"),
+            ("take(rows['x'])", "pass it to a task"),
+            ("take(rows.x)", "no attribute 'x'"),
+            ("take(rows - 1)", "pass it to a task"),
+        )
+    ],
+    "names": [
+        body('take.override(name="x")(1)\ntake.override(name="x")(2)', "'x'", "give this one a different name"),
+        body(
+            'take = globals()["take"].override(name="x")\ntake(1), take.override(retries=1)(2)', "'x'", "different name"
+        ),
+        body('wait_until(lambda p: 1, name="x")\nwait_until(lambda p: 1, name="x")', "'x'", "different name"),
+        body('take.override(name="größe")(1)', "'größe'", "ASCII letters"),
+        body("task(lambda: 1)()", "a lambda has no name for its task", "task(name="),
+        Wrong("dag(lambda: one())\n", ("a lambda has no name for its DAG", "dag(name=")),
+    ],
     "groups": [
         body('with task_group("g") as g: pass\ng >> one()', "'g'", "has no tasks"),
         body('with task_group("g") as g:\n    one()\n    g >> one()', "'g'", "after its `with` block"),
@@ -323,7 +375,7 @@ FILES: dict[str, list[Wrong]] = {
         Wrong(
             "@dag\ndef sample(): one()\n@dag(name='sample')\ndef other(): one()\n", ("two DAGs", "'sample'", "name=")
         ),
-        Wrong("def broken(:\n", ("SyntaxError",)),
+        Wrong("def broken(:\n", ("SyntaxError: ", ": def broken(:")),
         Wrong("import no_such_module\n", ("no_such_module",)),
     ],
 }
@@ -417,7 +469,25 @@ BODIES: dict[str, tuple[str, ...]] = {
 
 def attempted(bound: BoundTask, files: ResultFiles) -> tuple[Report, list[str]]:
     said: list[str] = []
-    start = Start("start", 1, 1, 0, -1, 1, 1, 1, "sample", bound.name, "key", None, '{"rows": 1}', "{}", True, None, "")
+    start = Start(
+        "start",
+        1,
+        1,
+        0,
+        -1,
+        1,
+        1,
+        1,
+        "sample",
+        bound.name,
+        "key",
+        "2030-01-01T00:00:00+00:00",
+        '{"rows": 1}',
+        "{}",
+        True,
+        None,
+        "",
+    )
     desk = AttemptIO(say=lambda stream, text: said.append(text), files=files)
     # In a context of its own, as an attempt has: nobody else shall take its task for a running one.
     context = context_of(start, bound, threading.Event())

@@ -24,6 +24,7 @@ from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
 
 from evertick.db.connect import Purpose, connect
+from evertick.domain.access import Actor
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.secrets import put_value
 from evertick.runner.runner import Runner
@@ -105,7 +106,7 @@ async def hunt(url: str, conn: AsyncConnection, folder: Path, tasks: int) -> lis
     canaries = [f"c4n4ry-{secrets.token_hex(8)}-'{n}\"" for n in range(COUNT)]
     for n, canary in enumerate(canaries):
         await put_value(
-            conn, load_keyring(settings), kind=ValueKind.SECRET, name=f"canary{n}", value=canary, actor="test"
+            conn, load_keyring(settings), kind=ValueKind.SECRET, name=f"canary{n}", value=canary, actor=Actor("test")
         )
     text = FLOCK.replace("TASKS", str(tasks))
     await publish_work(conn, await asyncio.to_thread(loaded, text, folder / "dags"))

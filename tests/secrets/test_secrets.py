@@ -11,11 +11,12 @@ from psycopg import AsyncConnection
 from evertick.config import Settings
 from evertick.db.connect import Purpose
 from evertick.db.queries import secrets
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import TaskSpec
 from evertick.domain.encryption import Keyring, new_key
 from evertick.domain.errors import DecryptionFailed, EvertickError, InvalidSettings, NotFound, UserError
 from evertick.domain.stored_values import ValueKind, parse_connection, read_connection
-from evertick.engine.secrets import delete_value, put_value, read_value, reseal
+from evertick.engine.secrets import delete_value, put_value, read_value, reencrypt_value, reseal
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.secrets.backends import SecretProvider, open_backends
 from evertick.secrets.keyring import add_key, keep_first_key, load_keyring, make_key
@@ -31,21 +32,21 @@ async def test_no_canary_is_found_anywhere(database: str, conn: AsyncConnection,
 
 async def test_a_value_is_stored_sealed_and_read_back(conn: AsyncConnection) -> None:
     ring = Keyring([new_key()])
-    assert await put_value(conn, ring, kind=SECRET, name="db", value="s3cret", actor="a", description="d")
-    assert not await put_value(conn, ring, kind=SECRET, name="db", value="s3cret2", actor="b")
+    assert await put_value(conn, ring, kind=SECRET, name="db", value="s3cret", actor=Actor("a"), description="d")
+    assert not await put_value(conn, ring, kind=SECRET, name="db", value="s3cret2", actor=Actor("b"))
     row, value = await read_value(conn, ring, kind=SECRET, name="db")
     assert (value, row.description, row.changed_by) == ("s3cret2", "d", "b")
     assert "s3cret" not in row.content
-    await delete_value(conn, kind=SECRET, name="db", actor="a")
+    await delete_value(conn, kind=SECRET, name="db", actor=Actor("a"))
     with pytest.raises(NotFound, match="There is no secret 'db'"):
         await read_value(conn, ring, kind=SECRET, name="db")
     with pytest.raises(NotFound):
-        await delete_value(conn, kind=SECRET, name="db", actor="a")
+        await delete_value(conn, kind=SECRET, name="db", actor=Actor("a"))
 
 
 async def test_a_value_under_another_key_or_name_cannot_be_read(conn: AsyncConnection) -> None:
     ring = Keyring([new_key()])
-    await put_value(conn, ring, kind=SECRET, name="a", value="x1", actor="t")
+    await put_value(conn, ring, kind=SECRET, name="a", value="x1", actor=Actor("t"))
     with pytest.raises(DecryptionFailed, match="which is not among the configured keys"):
         await read_value(conn, Keyring([new_key()]), kind=SECRET, name="a")
     await conn.execute("update stored_value set name = 'b'")
@@ -63,7 +64,7 @@ async def test_rotation_brings_everything_under_the_new_key(conn: AsyncConnectio
     assert place.stat().st_mode & 0o777 == 0o600
     old = load_keyring(settings)
     for kind in ValueKind:
-        await put_value(conn, old, kind=kind, name="x", value="pg://a:b@c/d", actor="t")
+        await put_value(conn, old, kind=kind, name="x", value="pg://a:b@c/d", actor=Actor("t"))
     add_key(settings)
     ring = load_keyring(settings)
     assert ring.first_id != old.first_id
@@ -80,11 +81,13 @@ async def test_rotation_brings_everything_under_the_new_key(conn: AsyncConnectio
 
 async def test_a_change_during_a_rotation_is_not_undone(conn: AsyncConnection) -> None:
     first, second = new_key(), new_key()
-    await put_value(conn, Keyring([first]), kind=SECRET, name="x", value="old", actor="t")
+    await put_value(conn, Keyring([first]), kind=SECRET, name="x", value="old", actor=Actor("t"))
     (seen,) = await secrets.list_all(conn, kind=SECRET, limit=10)
     ring = Keyring([second, first])
-    await put_value(conn, ring, kind=SECRET, name="x", value="new", actor="t")
-    assert not await secrets.reseal(conn, seen, content=ring.seal(SECRET, "x", "old"), key_id=ring.first_id)
+    await put_value(conn, ring, kind=SECRET, name="x", value="new", actor=Actor("t"))
+    assert not await reencrypt_value(
+        conn, kind=SECRET, name="x", old=seen.content, content=ring.seal(SECRET, "x", "old"), key_id=ring.first_id
+    )
     assert (await read_value(conn, ring, kind=SECRET, name="x"))[1] == "new"
 
 
@@ -94,7 +97,7 @@ async def test_backends_are_asked_in_their_order(
     settings = Settings(home=tmp_path, secrets_backends=("env", f"files:{tmp_path}/mounted", "store"))
     make_key(settings)
     for name in ("a", "b", "c"):
-        await put_value(conn, load_keyring(settings), kind=SECRET, name=name, value=f"store-{name}", actor="t")
+        await put_value(conn, load_keyring(settings), kind=SECRET, name=name, value=f"store-{name}", actor=Actor("t"))
     (tmp_path / "mounted" / "variable").mkdir(parents=True)
     for name in ("a", "b"):
         (tmp_path / "mounted" / name).write_text(f"file-{name}\n")

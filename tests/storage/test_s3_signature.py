@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from evertick.storage.s3_signature import EMPTY_HASH, Signer, encoded_query
+from evertick.storage.object_store import EMPTY_HASH, Signer, encoded_query
 
 SIGNER = Signer(
     key_id="AKIAIOSFODNN7EXAMPLE", secret_key="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", region="us-east-1"

@@ -15,7 +15,7 @@ from typing import Any
 
 from evertick.processes.linux import become_subreaper
 from evertick.supervisor import fork_server
-from evertick.supervisor.fork_server import ForkServer, ServiceProcess
+from evertick.supervisor.fork_server import ServiceForkServer, ServiceProcess
 from tests.system.processes import is_running
 from tests.waiting import eventually
 
@@ -40,13 +40,13 @@ def main(arguments: list[str]) -> int:
     return int(arguments[1])
 
 
-async def started(parent: ForkServer, *arguments: str) -> tuple[ServiceProcess, dict[str, Any]]:
+async def started(parent: ServiceForkServer, *arguments: str) -> tuple[ServiceProcess, dict[str, Any]]:
     service = await parent.start(list(arguments), ENVIRONMENT)
     assert service.stdout is not None
     return service, json.loads(await service.stdout.readline())
 
 
-async def lives(parent: ForkServer) -> dict[str, Any]:
+async def lives(parent: ServiceForkServer) -> dict[str, Any]:
     ends, seen = await started(parent, "ends", "7")
     raises, _ = await started(parent, "raises")
     stays, _ = await started(parent, "stays")
@@ -59,7 +59,7 @@ async def lives(parent: ForkServer) -> dict[str, Any]:
     return {"seen": seen, "codes": codes, "returncode": killed.returncode}
 
 
-async def dies(parent: ForkServer) -> dict[str, Any]:
+async def dies(parent: ServiceForkServer) -> dict[str, Any]:
     lost: list[str] = []
     parent.lost = lambda: lost.append("lost")
     stays, _ = await started(parent, "stays")
@@ -69,7 +69,7 @@ async def dies(parent: ForkServer) -> dict[str, Any]:
     return {"code": code, "lost": lost, "pid": parent.pid, "next": await slow(parent)}
 
 
-async def freezes(parent: ForkServer) -> dict[str, Any]:
+async def freezes(parent: ServiceForkServer) -> dict[str, Any]:
     stays, _ = await started(parent, "stays")
     assert parent.pid is not None
     os.kill(parent.pid, signal.SIGSTOP)
@@ -84,12 +84,12 @@ async def freezes(parent: ForkServer) -> dict[str, Any]:
     return {"instead": instead, "still": still}
 
 
-async def bursts(parent: ForkServer) -> dict[str, Any]:
+async def bursts(parent: ServiceForkServer) -> dict[str, Any]:
     ENVIRONMENT.update({f"LARGE_{number}": "x" * 100_000 for number in range(10)})
     return {"next": await slow(parent)}
 
 
-async def slow(parent: ForkServer) -> str:
+async def slow(parent: ServiceForkServer) -> str:
     """Starts in a new interpreter, with the real command line: the forked one would not know this argument."""
     service = await parent.start(["--version"], {**os.environ, **ENVIRONMENT})
     assert service.stdout is not None
@@ -97,7 +97,7 @@ async def slow(parent: ForkServer) -> str:
     return f"{said.split()[0]} {await service.wait()}"
 
 
-async def leaves(parent: ForkServer) -> dict[str, Any]:
+async def leaves(parent: ServiceForkServer) -> dict[str, Any]:
     stays, _ = await started(parent, "stays")
     print(json.dumps({"fork_server": parent.pid, "service": stays.pid}), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -108,4 +108,4 @@ if __name__ == "__main__":
     become_subreaper()
     if sys.argv[1] == "bursts":
         fork_server.LONGEST_MESSAGE = 100_000
-    print(json.dumps(asyncio.run(globals()[sys.argv[1]](ForkServer(main)))))
+    print(json.dumps(asyncio.run(globals()[sys.argv[1]](ServiceForkServer(main)))))

@@ -31,11 +31,11 @@ def test_a_forked_service_is_like_one_that_was_started_on_its_own() -> None:
     assert found["codes"] == [7, 1, -15, -9] and found["returncode"] == -9
 
 
-def test_when_the_nursery_dies_its_services_end_in_peace_and_the_next_ones_do_without() -> None:
+def test_after_the_fork_server_dies_services_stop_gracefully_and_new_ones_start_without_it() -> None:
     assert user("dies") == {"code": -15, "lost": ["lost"], "pid": None, "next": "evertick 0"}
 
 
-def test_a_nursery_that_hangs_holds_up_nobody_and_what_it_forks_late_is_ended() -> None:
+def test_a_hung_fork_server_delays_no_service_and_its_late_forks_are_ended() -> None:
     assert user("freezes") == {"instead": "evertick 0", "still": True}
 
 

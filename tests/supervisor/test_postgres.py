@@ -18,9 +18,8 @@ import psycopg
 import pytest
 
 from evertick.domain.errors import Conflict, PostgresUnavailable
-from evertick.supervisor.postgres import EmbeddedPostgres, backoff_seconds
-from evertick.supervisor.postgres_cluster import initialise, programs
-from evertick.supervisor.postgres_home import HomeDirectory, holder_of
+from evertick.supervisor.postgres import EmbeddedPostgres, backoff_seconds, initialise, programs
+from evertick.supervisor.postgres_home import PostgresDirectory, holder_of
 from tests.databases import run
 from tests.waiting import eventually, eventually_sync
 
@@ -141,7 +140,9 @@ async def test_the_first_start_makes_a_private_home_in_a_path_with_spaces(tmp_pa
     home = tmp_path / "a b" / "50 % & ü"
     async with started(home) as server:
         assert execute(server.url, "select current_database()") == "evertick"
-        assert {mode(path) for path in (home, home / "postgres", HomeDirectory(home).sockets, home / "logs")} == {0o700}
+        assert {mode(path) for path in (home, home / "postgres", PostgresDirectory(home).sockets, home / "logs")} == {
+            0o700
+        }
         assert mode(home / "lock") == mode(home / "logs" / "postgres.log") == 0o600
         assert execute(server.url, "show listen_addresses") == ""
         assert execute(server.url, "show fsync") == execute(server.url, "show synchronous_commit") == "on"
@@ -283,7 +284,7 @@ async def test_an_owner_killed_while_it_makes_the_data_directory_leaves_no_half_
         assert list(home.glob("postgres.new-*")) == []
 
 
-async def test_a_second_owner_of_a_home_is_refused_and_told_who_holds_it(home: Path) -> None:
+async def test_a_second_owner_of_a_home_is_rejected_with_the_first_owner(home: Path) -> None:
     assert holder_of(home) is None
     with owned_by_another_process(home) as (owner, url):
         with pytest.raises(Conflict) as refusal:
@@ -306,15 +307,15 @@ async def test_a_home_with_a_long_path_keeps_its_socket_in_a_short_private_place
     shutil.copytree(pristine, home / "postgres", copy_function=shutil.copy)
     async with started(home) as server:
         assert execute(server.url, "select 1") == 1
-        assert mode(HomeDirectory(home).sockets) == 0o700
-        assert HomeDirectory(home).sockets.parent == Path("/tmp")
-    assert not HomeDirectory(home).sockets.exists()
+        assert mode(PostgresDirectory(home).sockets) == 0o700
+        assert PostgresDirectory(home).sockets.parent == Path("/tmp")
+    assert not PostgresDirectory(home).sockets.exists()
 
 
 @needs_root
 async def test_a_socket_place_that_belongs_to_somebody_else_is_refused(tmp_path: Path) -> None:
     home = tmp_path / ("c" * 110)
-    sockets = HomeDirectory(home).sockets
+    sockets = PostgresDirectory(home).sockets
     sockets.mkdir()
     try:
         os.chown(sockets, NOBODY, NOBODY)
@@ -332,7 +333,7 @@ async def test_a_directory_with_other_peoples_files_keeps_its_mode(pristine: Pat
     shutil.copytree(pristine, home / "postgres", copy_function=shutil.copy)
     async with started(home):
         assert mode(home) == 0o755
-        assert {mode(path) for path in (home / "postgres", HomeDirectory(home).sockets, home / "logs")} == {0o700}
+        assert {mode(path) for path in (home / "postgres", PostgresDirectory(home).sockets, home / "logs")} == {0o700}
 
 
 def test_a_server_that_fails_for_days_is_started_again_with_the_same_pause() -> None:

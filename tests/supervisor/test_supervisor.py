@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evertick.config import Settings
-from evertick.supervisor.fork_server import ForkServer
+from evertick.supervisor.fork_server import ServiceForkServer
 from evertick.supervisor.supervisor import Supervisor, _how_it_ended, _next_line
 from tests.system.hosting import Said
 
@@ -28,7 +28,7 @@ async def test_a_line_that_is_too_long_is_dropped_and_the_next_one_is_read() -> 
 def test_what_is_no_event_is_passed_on_as_it_is(line: bytes, tmp_path: Path) -> None:
     said: list[str] = []
     supervisor = Supervisor(
-        Settings(home=tmp_path), environment={}, fork_server=ForkServer(), say=said.append, log=Said().log
+        Settings(home=tmp_path), environment={}, fork_server=ServiceForkServer(), say=said.append, log=Said().log
     )
     supervisor._relay(supervisor.children[0], line)
     assert said == [line.decode("utf-8", "replace").rstrip()]
@@ -40,7 +40,11 @@ def test_what_is_no_event_is_passed_on_as_it_is(line: bytes, tmp_path: Path) -> 
 def test_events_are_shown_in_the_form_that_was_asked_for(form: str, expected: str, tmp_path: Path) -> None:
     said: list[str] = []
     supervisor = Supervisor(
-        Settings(home=tmp_path, log=form), environment={}, fork_server=ForkServer(), say=said.append, log=Said().log
+        Settings(home=tmp_path, log=form),
+        environment={},
+        fork_server=ServiceForkServer(),
+        say=said.append,
+        log=Said().log,
     )
     supervisor._relay(supervisor.children[1], b'{"service": "runner", "event": "task_finished"}\n')
     assert expected in said[0]

@@ -16,18 +16,19 @@ from typing import Any, Self
 import structlog
 from psycopg import AsyncConnection
 
-from evertick.api.app import make_app
 from evertick.api.server import serve
 from evertick.config import Settings
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import tasks
 from evertick.db.queries.runners import QueuedRow
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.engine.remote_attempts import claim_for_dispatch
 from evertick.engine.runs import trigger
 from evertick.processes.tree import find_orphans, kill_tree
 from evertick.runtime.listen_socket import bound
 from evertick.secrets.agent_tokens import AgentTokens
+from tests.api.applications import shared_app
 from tests.engine.world import Runner
 from tests.ports import own_port
 from tests.system.work import Published, publish_work
@@ -107,7 +108,12 @@ def failing():
     fail()
 """
 
-QUICK: dict[str, Any] = {"heartbeat_seconds": 0.3, "agent_lost_after_seconds": 60.0, "stop_grace_seconds": 0.2}
+QUICK: dict[str, Any] = {
+    "heartbeat_seconds": 0.3,
+    "agent_lost_after_seconds": 60.0,
+    "agent_report_seconds": 1.0,
+    "stop_grace_seconds": 0.2,
+}
 
 
 class AgentProcess:
@@ -179,7 +185,7 @@ class Farm:
         at = bound("127.0.0.1", self._port)
         self._stop = asyncio.Event()
         log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
-        self._serving = asyncio.create_task(serve(make_app, self.settings, self.url, log, at, self._stop))
+        self._serving = asyncio.create_task(serve(shared_app, self.settings, self.url, log, at, self._stop))
 
     async def close_api(self) -> None:
         if self._serving is not None:
@@ -189,7 +195,7 @@ class Farm:
 
     async def dispatch(self, work: Published, dag: str, **params: object) -> QueuedRow:
         await publish_work(self.conn, work, only=[dag])
-        await trigger(self.conn, dag=dag, params=params, actor="test")
+        await trigger(self.conn, dag=dag, params=params, actor=Actor("test"))
         return await self.claim()
 
     async def claim(self) -> QueuedRow:

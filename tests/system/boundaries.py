@@ -23,16 +23,7 @@ from psycopg import AsyncConnection
 from tests.databases import Cluster, own_cluster
 from tests.engine import invariants
 from tests.system.processes import PATIENCE_SECONDS, Installation, Service
-from tests.system.work import (
-    SMALL,
-    Published,
-    effects,
-    executed_twice,
-    loaded,
-    publish_work,
-    schedule_now,
-    start_run,
-)
+from tests.system.work import SMALL, Published, effects, executed_twice, loaded, publish_work, schedule_now, start_run
 from tests.waiting import eventually
 
 FIRES = 4
@@ -222,11 +213,11 @@ def recovery_sites(kind: str) -> Iterator[Site]:
         if kind == "runner":
             yield Site(service="runner", statement="logs.shipped_until", when=when, earlier=mid_task)
         else:
-            yield Site(service="scheduler", statement="runners.reap", when=when, earlier=mid_task, is_certified=False)
+            yield Site(service="scheduler", statement="reap_runner", when=when, earlier=mid_task, is_certified=False)
 
 
 # What a service does when it is told to stop.
-AT_THE_END = {"shards.resign", "runners.leave"}
+AT_THE_END = {"release_shard", "runners.leave"}
 # Only reads, and so seldom that a play may be over before: a rehearsal on a busy machine sees it, the play does not.
 BY_THE_CLOCK = {"upkeep.snapshot_holders"}
 
@@ -238,7 +229,7 @@ def chosen_sites(counts: Counts, kind: str, dice: random.Random) -> Iterator[Sit
             continue
         for when in ("before", "after"):
             yield Site(service=kind, statement=statement, when=when)
-            if statement in ("tasks.step", "schedules.fire"):
+            if statement in ("finish_and_claim", "fire_schedules"):
                 # By the load of the machine a play may have fewer executions than the rehearsal had.
                 for number in dice.sample(range(2, max(count // 2, 3)), k=min(3, max(count // 2 - 2, 1))):
                     yield Site(service=kind, statement=statement, when=when, number=number)
@@ -252,10 +243,7 @@ def main() -> int:
     only = options.parse_args().only
     with tempfile.TemporaryDirectory() as folder, own_cluster(Path(folder) / "home") as cluster:
         stage = Stage(
-            cluster=cluster,
-            template=cluster.template(),
-            work=loaded(SMALL, Path(folder) / "dags"),
-            folder=Path(folder),
+            cluster=cluster, template=cluster.template(), work=loaded(SMALL, Path(folder) / "dags"), folder=Path(folder)
         )
         return asyncio.run(_sweep(stage, only))
 

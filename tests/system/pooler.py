@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from evertick.supervisor.postgres_cluster import environment, launch_command
+from evertick.supervisor.postgres import environment, launch_command
 from tests.databases import quick_folder
 from tests.waiting import eventually_sync
 

@@ -18,7 +18,7 @@ from psycopg import AsyncCursor
 
 from evertick.config import Settings, read_settings, user_environment
 from evertick.db import failpoints
-from evertick.db.statements import nouns, statements
+from evertick.db.statements import executed_name
 from evertick.observability import logging
 from evertick.processes.linux import die_with_parent
 from evertick.runner.runner import Runner
@@ -27,8 +27,6 @@ from evertick.scheduler.scheduler import Scheduler
 
 RECORD_VARIABLE = "EVERTICK_TEST_RECORD"
 FREEZE_VARIABLE = "EVERTICK_TEST_FREEZE"
-
-_NAMES = {text: f"{noun}.{name}" for noun in nouns() for name, text in statements(noun).items()}
 
 
 def serve(kind: str, environment: Mapping[str, str], log_path: str) -> None:
@@ -75,13 +73,13 @@ async def _serve(kind: str, settings: Settings) -> None:
 
 
 def recording(path: Path) -> type[AsyncCursor[Any]]:
-    """Cursors that note the name of every statement of `db/queries` that they execute."""
+    """Cursors that note the name of every statement and stored function that they execute."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     class RecordingCursor(AsyncCursor[Any]):
         async def execute(self, query: Any, params: Any = None, **options: Any) -> Self:
-            if isinstance(query, str) and query in _NAMES:
-                os.write(file, f"{_NAMES[query]}\n".encode())
+            if (name := executed_name(query)) is not None:
+                os.write(file, f"{name}\n".encode())
             return await super().execute(query, params, **options)
 
     return RecordingCursor
@@ -89,12 +87,11 @@ def recording(path: Path) -> type[AsyncCursor[Any]]:
 
 def freezing(statement: str) -> type[AsyncCursor[Any]]:
     """Cursors that make that statement a transaction of its own, and stop the process once between it and its COMMIT."""
-    noun, name = statement.split(".")
-    text, frozen = statements(noun)[name], list[bool]()
+    frozen = list[bool]()
 
     class FreezingCursor(AsyncCursor[Any]):
         async def execute(self, query: Any, params: Any = None, **options: Any) -> Self:
-            if query != text or frozen:
+            if executed_name(query) != statement or frozen:
                 return await super().execute(query, params, **options)
             frozen.append(True)
             await self.connection.execute("begin")

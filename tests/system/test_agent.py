@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 
 from evertick.config import Settings, user_environment
 from evertick.db.queries import logs, runners
+from evertick.domain.access import Actor
 from evertick.domain.agent_protocol import parse_refusal
 from evertick.domain.attempt import RunnerRequest, TaskKey
 from evertick.domain.encryption import new_key
@@ -107,7 +108,7 @@ async def test_the_api_clears_large_results_away_whose_runs_are_gone(database: s
 
 async def test_a_secret_is_seen_by_nobody_else_and_tokens_by_no_user_code(farm: Farm, far: Published) -> None:
     keyring = load_keyring(farm.settings)
-    await put_value(farm.conn, keyring, kind=ValueKind.SECRET, name="db", value=CANARY, actor="test")
+    await put_value(farm.conn, keyring, kind=ValueKind.SECRET, name="db", value=CANARY, actor=Actor("test"))
     row = await farm.dispatch(far, "secret")
     key = TaskKey(row.run_id, row.idx, row.map_index)
     token = farm.tokens.make_start_token(key=key, epoch=row.epoch, session=row.session)
@@ -128,7 +129,7 @@ async def test_a_cancel_kills_the_body_and_is_confirmed(farm: Farm, far: Publish
     row = await farm.dispatch(far, "lasting")
     agent = await farm.start(row)
     body = await farm.begun(agent)
-    await cancel(farm.conn, run_id=row.run_id, actor="test")
+    await cancel(farm.conn, run_id=row.run_id, actor=Actor("test"))
     assert await agent.ended() == 3, agent.said()
     assert not is_alive(body) and (await farm.task(row)).state == "canceled"
 
@@ -141,6 +142,7 @@ async def test_a_pod_that_is_deleted_gives_its_attempt_back(farm: Farm, far: Pub
     assert await agent.ended() == 3, agent.said()
     outcome = agent.outcome()
     assert not is_alive(body) and outcome is not None and outcome["kind"] == "given_back"
+    assert str(outcome["reason"]).startswith("its pod was deleted or evicted")
     assert (await farm.task(row)).state == "available"
 
 
@@ -163,16 +165,37 @@ async def test_an_outage_of_the_api_kills_nothing_and_loses_no_line(farm: Farm, 
     assert "heartbeat_recovered" in agent.said() or "api_recovered" in agent.said()
 
 
-async def test_an_outcome_is_left_behind_when_the_api_does_not_come_back(farm: Farm, far: Published) -> None:
+@pytest.mark.parametrize("is_set_for_the_agent", [True, False])
+async def test_an_outcome_is_left_behind_when_the_api_does_not_come_back(
+    database: str, tmp_path: Path, far: Published, is_set_for_the_agent: bool
+) -> None:
+    """In any case before the API would declare the agent lost: half of that time is its patience."""
+    async with Farm(database, tmp_path, agent_lost_after_seconds=60.0 if is_set_for_the_agent else 2.0) as farm:
+        await _leave_outcome(farm, far, {"EVERTICK_AGENT_REPORT_SECONDS": "0.5"} if is_set_for_the_agent else {})
+
+
+async def _leave_outcome(farm: Farm, far: Published, environment: dict[str, str]) -> None:
     row = await farm.dispatch(far, "lasting")
-    agent = await farm.start(row, EVERTICK_AGENT_REPORT_SECONDS="0.5")
+    agent = await farm.start(row, **environment)
     await farm.begun(agent)
+
+    async def renewed() -> object:
+        return await value(farm.conn, "select heartbeat_seq from agent_api")
+
+    first = await renewed()
+    await eventually(lambda: _differs(renewed, first), 30)
     await farm.close_api()
+    last = await renewed()
     farm.go()
-    assert await agent.ended() == 4, agent.said()
+    assert await agent.ended(20) == 4, agent.said()
+    assert await renewed() == last, "no API could hear it"
     outcome = agent.outcome()
     assert outcome is not None and (outcome["kind"], outcome["result"]) == ("success", '"went"')
     assert (await farm.task(row)).state == "running", "whoever finds the outcome tells it"
+
+
+async def _differs(read: Callable[[], Awaitable[object]], first: object) -> bool:
+    return await read() != first
 
 
 async def test_an_agent_whose_token_was_signed_with_another_key_leaves_what_to_look_at(
@@ -195,7 +218,9 @@ async def test_an_attempt_that_was_taken_away_is_killed_and_tells_nothing(farm: 
     assert (await farm.task(row)).state == "available"
 
 
-async def test_a_killed_agent_leaves_no_body_and_is_buried_by_who_sees_it(farm: Farm, far: Published) -> None:
+async def test_a_killed_agent_leaves_no_process_and_is_declared_dead_by_its_observer(
+    farm: Farm, far: Published
+) -> None:
     row = await farm.dispatch(far, "lasting")
     agent = await farm.start(row)
     body = await farm.begun(agent)
@@ -211,7 +236,7 @@ async def test_a_frozen_agents_body_is_stopped_before_another_can_begin(
     database: str, tmp_path: Path, far: Published
 ) -> None:
     """For tasks that must not run twice: their warm parent counts, and freezing the agent does not help."""
-    async with Farm(database, tmp_path, agent_lost_after_seconds=3.0) as farm:
+    async with Farm(database, tmp_path, agent_lost_after_seconds=3.0, agent_report_seconds=1.0) as farm:
         row = await farm.dispatch(far, "strict")
         agent = await farm.start(row)
         body = await farm.begun(agent)
@@ -291,7 +316,7 @@ async def test_a_runner_hands_tasks_to_agents_on_its_machine_and_they_outlive_it
 
         return Runner(settings, url=farm.url, log=Said().log, begin=begin)
 
-    made = await trigger(farm.conn, dag="lasting", params={}, actor="test")
+    made = await trigger(farm.conn, dag="lasting", params={}, actor=Actor("test"))
     async with hosted(dispatcher()):
         (began,) = await eventually(lambda: list(farm.flags.glob("began-*")), 60)
     assert await value(farm.conn, "select state::text from task") == "running"

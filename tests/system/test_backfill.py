@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from evertick.db.queries import backfills, shards
+from evertick.domain.access import Actor
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine.backfills import BackfillRequest, create
 from tests.system.processes import Installation
@@ -21,7 +22,7 @@ async def make(there: Installation, *, count: int, **fields: Any) -> int:
     now = (await shards.read_clock(there.conn)).replace(microsecond=0)
     first, last = now - timedelta(seconds=count), now - timedelta(seconds=1)
     wish = BackfillRequest(dag="single", first=first, last=last, spec=parse_schedule("@every 1s"), **fields)
-    made, outlook = await create(there.conn, wish, request="r", actor="test")
+    made, outlook = await create(there.conn, wish, request="r", actor=Actor("test"))
     assert outlook.total == count
     return made.id
 
@@ -37,7 +38,7 @@ async def test_a_scheduler_that_is_killed_in_the_middle_of_it_leaves_nothing_out
 ) -> None:
     """Killed at its second step, before it is sent or when it is committed and nobody knows. There is no runner: all stay open."""
     await make(there, count=COUNT, parallel=1000)
-    first = there.launch("scheduler", failpoint=f"backfills.step:{when}:2")
+    first = there.launch("scheduler", failpoint=f"advance_backfill:{when}:2")
     assert await first.ended() == -9
     made = len(await instants(there))
     assert 0 < made < COUNT

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from evertick.db.notify import Channel, notify
+from evertick.domain.access import Actor
 from evertick.engine import runners as verb
 from tests.system.processes import Installation, is_running
 from tests.system.work import let_go, start_run
@@ -19,13 +20,13 @@ RARE: dict[str, Any] = {"heartbeat_seconds": 100.0, "lost_after_seconds": 3600.0
 
 async def drain(there: Installation, *names: str, then_leave: bool = False) -> None:
     found = await verb.find_runners(there.conn, names)
-    await verb.drain(there.conn, sessions=[each.session for each in found], actor="test", then_leave=then_leave)
+    await verb.drain(there.conn, sessions=[each.session for each in found], actor=Actor("test"), then_leave=then_leave)
     await notify(there.conn, Channel.STOP)
 
 
 async def undrain(there: Installation, *names: str) -> None:
     found = await verb.find_runners(there.conn, names)
-    await verb.undrain(there.conn, sessions=[each.session for each in found], actor="test")
+    await verb.undrain(there.conn, sessions=[each.session for each in found], actor=Actor("test"))
     await notify(there.conn, Channel.STOP)
 
 
@@ -81,7 +82,7 @@ async def test_without_wake_ups_a_drain_comes_with_the_heartbeat(there: Installa
 
 
 @pytest.mark.requirement("N08", "K4")
-async def test_a_drained_runner_that_was_buried_stays_drained_under_its_new_session(there: Installation) -> None:
+async def test_a_drained_runner_declared_dead_stays_drained_under_its_new_session(there: Installation) -> None:
     runner = await there.start("runner", runner_id="r1")
     await drain(there, "r1")
     old = (await runner.saw("runner_drained"))["session"]

@@ -9,6 +9,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import tasks
+from evertick.domain.access import Actor
 from evertick.engine.gates import set_pool
 from evertick.engine.runs import cancel, trigger
 from evertick.runner.runner import Runner
@@ -37,7 +38,7 @@ async def test_an_example_ends_as_it_says(conn: AsyncConnection, database: str, 
     await invariants.install(conn)
     text = (SOURCE / "examples" / f"{name}.py").read_text()
     if name == "pools":
-        await set_pool(conn, name="warehouse", slots=2, actor="test")
+        await set_pool(conn, name="warehouse", slots=2, actor=Actor("test"))
     await publish_work(conn, await asyncio.to_thread(loaded, text, tmp_path / "dags"))
     run, said = await start_run(conn, name), Said()
     settings = quick(database, tmp_path / "home")
@@ -83,7 +84,7 @@ async def test_the_example_of_deadlines_tells_while_its_task_is_late(
     monkeypatch.setattr(maintenance_jobs, "ALERT_SECONDS", 0.1)
     text = (SOURCE / "examples" / "deadlines.py").read_text().replace('finish_within="5s"', 'finish_within="100ms"')
     await publish_work(conn, await asyncio.to_thread(loaded, text, tmp_path / "dags"))
-    run = (await trigger(conn, dag="deadlines", params={"seconds": 60}, actor="test")).run_id
+    run = (await trigger(conn, dag="deadlines", params={"seconds": 60}, actor=Actor("test"))).run_id
     said, settings = Said(), quick(database, tmp_path / "home")
     scheduler = Scheduler(settings, url=database, owner="s0", log=said.log)
     told = (
@@ -93,6 +94,6 @@ async def test_the_example_of_deadlines_tells_while_its_task_is_late(
     async with hosted(scheduler), hosted(Runner(settings, url=database, log=said.log)):
         found = await eventually(lambda: value(conn, told), 60)
         assert await run_state(conn, run) == "running", "nobody stops it"
-        await cancel(conn, run_id=run, actor="test", reason="seen enough")
+        await cancel(conn, run_id=run, actor=Actor("test"), reason="seen enough")
     assert found == f"deadlines, run {run}: fetch is late: not_finished"
     assert said.events("alert_raised", kind="not_finished", task="fetch", run=run)

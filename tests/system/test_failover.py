@@ -194,7 +194,7 @@ def bodies(there: Installation, run_id: int) -> list[Effect]:
 
 
 @pytest.mark.requirement("N14", "A10", "A4")
-async def test_a_lead_that_was_lost_with_its_server_is_not_taken_for_that_of_its_successor(
+async def test_leadership_lost_with_its_server_is_not_mistaken_for_that_of_the_successor(
     asynchronous: Pair, tmp_path: Path
 ) -> None:
     """The successor's epoch is the same number."""

@@ -10,6 +10,7 @@ from itertools import takewhile
 import pytest
 
 from evertick.db.queries import shards
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.schedules.misfire import MisfirePolicy
 from evertick.domain.schedules.spec import parse_schedule
@@ -87,7 +88,7 @@ async def test_a_scheduler_that_is_killed_while_it_fires_a_hundred_schedules_mis
     schedules = tuple(NamedSchedule(name=f"s{number:03}", spec=every) for number in range(100))
     spec = replace(spec, schedules=schedules, misfire=MisfirePolicy.ALL)
     async with there.conn.transaction():
-        await publish(there.conn, spec=spec, file=long.file, bundle_hash=long.bundle.hash, actor="test")
+        await publish(there.conn, spec=spec, file=long.file, bundle_hash=long.bundle.hash, actor=Actor("test"))
         await start_with(there.conn, "single", start_at)
     # In small chunks, so that a kill comes between two of them.
     for _ in range(4):

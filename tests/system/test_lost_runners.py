@@ -95,7 +95,7 @@ async def test_a_frozen_runner_that_wakes_up_stops_the_body_it_lost(there: Insta
 
 
 @pytest.mark.requirement("N08", "F8", "K9", "K5")
-async def test_a_buried_runner_that_wakes_up_goes_on_under_a_new_session(there: Installation) -> None:
+async def test_a_frozen_runner_declared_dead_continues_under_a_new_session(there: Installation) -> None:
     frozen, first, other = await lose_by_freezing(there)
     frozen.signal(signal.SIGCONT)
     old = (await frozen.saw("session_declared_dead"))["session"]

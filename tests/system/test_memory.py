@@ -25,7 +25,7 @@ async def run_many(there: Installation, dag: str, until: int) -> None:
     made = int(await there.value("select count(*) from run"))
     query = (
         "select count(*) from dag d, generate_series(%s::int, %s::int) as number,"
-        " trigger_run(d.dag_id, '{}', 'number ' || number, 'test') where d.name = %s"
+        " trigger_run(d.dag_id, '{}', 'number ' || number, ('test', null, null)) where d.name = %s"
     )
     assert await there.value(query, made + 1, until, dag) == until - made
     over = "select count(*) = %s from run_status where state = 'success'"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from evertick.domain.access import Actor
 from evertick.engine.runs import trigger
 from tests.notifications.sinks import web_sink
 from tests.system.processes import Installation
@@ -73,7 +74,7 @@ async def test_who_fails_by_kill_9_is_told_of_and_the_callback_runs_elsewhere(
         await publish_work(there.conn, await asyncio.to_thread(loaded, text, tmp_path / "notifying"))
         await there.start("scheduler", webhook_allowed_networks=("127.0.0.1",))
         await there.start("runner")
-        await trigger(there.conn, dag="dying", params={}, actor="test")
+        await trigger(there.conn, dag="dying", params={}, actor=Actor("test"))
         told = Path(f"{there.effects_file}-told")
         await eventually(lambda: told.exists() and told.read_text(), 30)
         assert told.read_text().startswith("dying work ")

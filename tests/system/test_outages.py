@@ -10,20 +10,14 @@ import pytest
 
 from evertick.db import failpoints
 from evertick.db.connect import Purpose, connect
+from evertick.domain.access import Actor
 from evertick.domain.errors import PostgresUnavailable
 from evertick.engine.runs import trigger
 from tests.engine import invariants
 from tests.system.boundaries import Rehearsed, Site, Stage, failures
 from tests.system.mortal_postgres import MortalPostgres, mortal_postgres
 from tests.system.processes import Installation
-from tests.system.work import (
-    Published,
-    executed_twice,
-    let_go,
-    publish_work,
-    schedule_now,
-    start_run,
-)
+from tests.system.work import Published, executed_twice, let_go, publish_work, schedule_now, start_run
 from tests.waiting import eventually
 
 
@@ -127,18 +121,16 @@ async def test_services_that_are_started_while_the_database_is_away_wait_for_it(
 
 
 @pytest.mark.requirement("N17", "M3", "F3")
-async def test_a_trigger_whose_answer_was_lost_is_the_same_run_when_it_is_sent_again(
-    there: Installation,
-) -> None:
+async def test_a_trigger_whose_answer_was_lost_is_the_same_run_when_it_is_sent_again(there: Installation) -> None:
     """N17."""
-    failpoints.arm("runs.trigger:drop_reply:1")
+    failpoints.arm("trigger_run:drop_reply:1")
     try:
         client = await connect(there.url, purpose=Purpose.SCHEDULER)
     finally:
         failpoints.disarm()
     with pytest.raises(psycopg.OperationalError):
-        await trigger(client, dag="single", params={}, actor="test", key="once")
-    made = [await trigger(there.conn, dag="single", params={}, actor="test", key="once") for _ in range(100)]
+        await trigger(client, dag="single", params={}, actor=Actor("test"), key="once")
+    made = [await trigger(there.conn, dag="single", params={}, actor=Actor("test"), key="once") for _ in range(100)]
     assert {(each.run_id, each.is_new) for each in made} == {(made[0].run_id, False)}
     assert await there.value("select count(*) from run") == 1
 
@@ -149,14 +141,14 @@ async def test_an_answer_that_is_lost_after_the_commit_changes_nothing(stage: St
     """N17: what was committed is not done again, and what was not is."""
     expected, _ = rehearsed
     writes = [
-        ("runner", "tasks.step", (1, 2, 5, 9)),
-        ("runner", "tasks.extend", (2,)),
+        ("runner", "finish_and_claim", (1, 2, 5, 9)),
+        ("runner", "extend_leases", (2,)),
         ("runner", "logs.append", (1,)),
-        ("scheduler", "schedules.fire", (1, 2)),
-        ("scheduler", "tasks.promote", (1,)),
-        ("scheduler", "shards.stand_by", (1,)),
-        ("scheduler", "shards.look", (2, 5)),
-        ("scheduler", "runs.reconcile", (2,)),
+        ("scheduler", "fire_schedules", (1, 2)),
+        ("scheduler", "promote_due_tasks", (1,)),
+        ("scheduler", "try_acquire_shard", (1,)),
+        ("scheduler", "poll_work", (2, 5)),
+        ("scheduler", "reconcile_runs", (2,)),
     ]
     sites = [
         Site(service=kind, statement=statement, when=when, number=number)

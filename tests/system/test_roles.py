@@ -12,7 +12,7 @@ from psycopg import AsyncConnection, conninfo
 from evertick.api.context import ApiContext
 from evertick.config import Settings
 from evertick.db import roles
-from evertick.domain.access import Role
+from evertick.domain.access import Actor, Role
 from evertick.domain.encryption import new_key
 from evertick.domain.stored_values import ValueKind
 from evertick.engine import accounts
@@ -72,18 +72,18 @@ async def test_a_run_from_its_file_to_its_log_with_a_role_for_each_service(
     log = structlog.get_logger()
     async with Installation(database, tmp_path / "there", secret_keys=keys) as there:
         await put_value(
-            conn, load_keyring(settings), kind=ValueKind.SECRET, name="door", value="sesame-open-wide", actor="t"
+            conn, load_keyring(settings), kind=ValueKind.SECRET, name="door", value="sesame-open-wide", actor=Actor("t")
         )
         publisher = Publisher(settings, url=logins[roles.PUBLISHER], environment={"PATH": "/usr/bin"}, log=log)
         scheduler = await there.start("scheduler", database_url=logins[roles.SCHEDULER])
         runner = await there.start("runner", database_url=logins[roles.RUNNER])
-        await accounts.add_user(conn, name="ann", role=Role.ADMIN, actor="test")
+        await accounts.add_user(conn, name="ann", role=Role.ADMIN, actor=Actor("test"))
         token = await accounts.issue(
-            conn, await accounts.find_user(conn, "ann"), kind="token", name="t", actor="t", seconds=600
+            conn, await accounts.find_user(conn, "ann"), kind="token", name="t", actor=Actor("t"), seconds=600
         )
-        desk = ApiContext(settings, logins[roles.API], log)
-        async with Client(make_app(desk), token.secret) as ann:
-            await ann.ok("PUT", "/api/v1/pools/few", json={"slots": 1})
+        context = ApiContext(settings, logins[roles.API], log)
+        async with Client(make_app(context), token.secret) as ann:
+            await ann.ok("PUT", "/api/v1/pools/few", status=201, json={"slots": 1})
             await publisher.tick()
             made = await ann.ok("POST", "/api/v1/dags/house/runs", json={}, status=201)
             run_id = made["run_id"]
@@ -91,7 +91,7 @@ async def test_a_run_from_its_file_to_its_log_with_a_role_for_each_service(
             assert "it is 16" in (await ann.get(f"/api/v1/runs/{run_id}/tasks/look/logs.txt")).text
             await ann.ok("POST", f"/api/v1/runs/{run_id}/clear", json={"tasks": ["look"]})
             assert await there.ended(run_id, 60) == "success"
-        for pool in (desk.readers, desk.writers):
+        for pool in (context.readers, context.writers):
             for _, link in pool._idle:
                 await link.close()
         await eventually(lambda: there.value("select count(*) = 1 from schedule_state where next_due > now()"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from evertick.processes.linux import stat_of
 from evertick.processes.tree import children_of, find_orphans
 from tests.system.processes import Installation, Service, is_running
 from tests.system.work import let_go, start_run
@@ -15,6 +16,10 @@ from tests.waiting import eventually
 
 # Without a certificate, nothing would happen for an hour.
 SILENT: dict[str, Any] = {"heartbeat_seconds": 30.0, "lost_after_seconds": 3600.0}
+
+
+def parent_of(pid: int) -> int:
+    return int(stat_of(str(pid))[1])
 
 
 async def two_runners(there: Installation) -> dict[str, Service]:
@@ -93,6 +98,32 @@ async def test_no_death_is_certified_while_a_body_is_left_and_what_is_left_is_ki
     assert [pid for pid in bodies if is_running(pid)] == []
     let_go(there.effects_file)
     assert await there.ended(run_id) == "success"
+
+
+@pytest.mark.requirement("D7", "B2")
+async def test_a_killed_fork_server_costs_no_task_its_attempt(there: Installation) -> None:
+    """In processes of their own and in warm ones; the runner lives, and runs them again."""
+    await there.start("runner", runner_id="r1", **SILENT)
+    run_id = await start_run(there.conn, "holding")
+    first = await there.begun("hold")
+    os.kill(parent_of(first.pid), signal.SIGKILL)
+    await there.begun("hold", epoch=2)
+    let_go(there.effects_file)
+    assert await there.ended(run_id) == "success"
+    assert await there.rows("select epoch, attempt from all_tasks where task = 'hold'") == [(2, 1)], "no user's attempt"
+    assert await there.rows("select outcome, reason from attempt") == [
+        ("lost", "its fork server ended: killed by SIGKILL")
+    ]
+
+
+@pytest.mark.requirement("D7", "B2", "V11")
+async def test_a_task_that_always_kills_its_fork_server_ends_as_failed(there: Installation) -> None:
+    await there.start("runner", runner_id="r1", infra_retries=1, **SILENT)
+    run_id = await start_run(there.conn, "deadly")
+    assert await there.ended(run_id) == "failed"
+    assert await there.rows("select state::text, epoch, reason from all_tasks where run_id = %s", run_id) == [
+        ("failed", 2, "its fork server ended: killed by SIGKILL")
+    ]
 
 
 @pytest.mark.requirement("B2", "K4", "A8")

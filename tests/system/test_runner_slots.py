@@ -35,7 +35,7 @@ async def test_eight_runners_whose_replies_are_lost_and_of_whom_some_die_never_e
     runs = [await start_run(there.conn, "many") for _ in range(3)]
     # Each loses the reply of a different step: of its first claim, and of later ones that report, too.
     services = [
-        there.launch("runner", runner_id=f"r{n}", runner_slots=SLOTS, failpoint=f"tasks.step:drop_reply:{n + 1}")
+        there.launch("runner", runner_id=f"r{n}", runner_slots=SLOTS, failpoint=f"finish_and_claim:drop_reply:{n + 1}")
         for n in range(8)
     ]
     # By the time that the last is there the others may have done it all.

@@ -70,7 +70,7 @@ async def test_a_leader_that_freezes_between_begin_and_commit_keeps_nobody_waiti
     there: Installation, long: Published
 ) -> None:
     """It holds the fence and the schedules that it was about to move. When it wakes up, its transaction is gone."""
-    frozen = there.launch("scheduler", freeze_in="schedules.fire")
+    frozen = there.launch("scheduler", freeze_in="fire_schedules")
     await frozen.saw("leadership_acquired")
     standby = there.launch("scheduler")
     instants = await schedule_now(there.conn, long, "single", every=0.1, times=30)
@@ -134,7 +134,7 @@ async def led_again(service: Service) -> float:
 
 # What others of the house do beside planning, in their own time.
 BESIDE = (
-    *("failover.", "function_sets.", "runners.neighbours", "runners.depths", "runners.names", "runners.published"),
+    *("failover.", "function_sets.", "runners.peers", "runners.depths", "runners.names", "runners.published"),
     *("retention.", "server.", "changes."),
 )
 IDLE = {"tick_seconds": 0.05, "leader_lease_seconds": 5.0, "reconcile_seconds": 60.0, "orphan_after_seconds": 300.0}
@@ -151,10 +151,10 @@ async def test_an_idle_leader_asks_one_thing_per_tick_and_so_does_a_standby(
     leading, standing = tmp_path / "leader", tmp_path / "standby"
     await there.start("scheduler", record=leading, **IDLE)
     there.launch("scheduler", record=standing, **IDLE)
-    await eventually(lambda: counted(leading)["shards.look"] > 40 and counted(standing)["shards.stand_by"] > 40, 60)
+    await eventually(lambda: counted(leading)["poll_work"] > 40 and counted(standing)["try_acquire_shard"] > 40, 60)
     asked, stood = counted(leading), counted(standing)
-    others = {name: count for name, count in asked.items() if name != "shards.look"}
+    others = {name: count for name, count in asked.items() if name != "poll_work"}
     # Its timeouts on three connections, the lead, one round over the open runs, what is due; and, where forty ticks of a slow
     # machine are many seconds, what comes once in a while. Nothing is asked with every third tick.
-    assert sum(others.values()) < asked["shards.look"] / 3, others
-    assert set(stood) <= {"shards.stand_by", "shards.bound_session"}
+    assert sum(others.values()) < asked["poll_work"] / 3, others
+    assert set(stood) <= {"try_acquire_shard", "shards.bound_session"}

@@ -11,11 +11,12 @@ from itertools import takewhile
 import pytest
 
 from evertick.db.queries import shards
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.schedules.misfire import MisfirePolicy
 from evertick.domain.schedules.spec import parse_schedule
-from evertick.engine.maintenance import set_shards
 from evertick.engine.publish import publish
+from evertick.engine.shards import set_shards
 from tests.system.processes import Installation, Service
 from tests.system.work import Published, start_with
 from tests.waiting import eventually
@@ -33,7 +34,7 @@ async def schedule_several(there: Installation, work: Published, *, dags: int, t
         name = f"single{number}"
         made = replace(spec, name=name, schedules=(NamedSchedule(name="s", spec=every),), misfire=MisfirePolicy.ALL)
         async with there.conn.transaction():
-            await publish(there.conn, spec=made, file=work.file, bundle_hash=work.bundle.hash, actor="test")
+            await publish(there.conn, spec=made, file=work.file, bundle_hash=work.bundle.hash, actor=Actor("test"))
             await start_with(there.conn, name, first)
     return instants
 
@@ -60,7 +61,7 @@ async def all_fired_once(there: Installation, instants: list[datetime], dags: in
 async def test_schedulers_that_are_killed_and_frozen_leave_no_shard_without_a_leader(
     there: Installation, long: Published
 ) -> None:
-    await set_shards(there.conn, shards=SHARDS, actor="test")
+    await set_shards(there.conn, shards=SHARDS, actor=Actor("test"))
     schedulers = [there.launch("scheduler") for _ in range(3)]
     await eventually(lambda: is_shared(there, schedulers), 60)
     instants = await schedule_several(there, long, dags=12, times=40)
@@ -89,7 +90,7 @@ async def test_schedulers_that_are_killed_and_frozen_leave_no_shard_without_a_le
 
 @pytest.mark.requirement("A10")
 async def test_a_scheduler_that_stops_hands_all_its_shards_over(there: Installation) -> None:
-    await set_shards(there.conn, shards=SHARDS, actor="test")
+    await set_shards(there.conn, shards=SHARDS, actor=Actor("test"))
     # A share of the lease is what a statement may wait for a lock: with a short one a busy machine says "not_resigned".
     schedulers = [there.launch("scheduler", leader_lease_seconds=30.0) for _ in range(2)]
     await eventually(lambda: is_shared(there, schedulers), 60)

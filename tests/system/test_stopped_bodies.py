@@ -7,6 +7,7 @@ import time
 import pytest
 
 from evertick.db.notify import Channel, notify
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.engine.runs import cancel
 from evertick.engine.tasks import clear, mark, select_tasks
@@ -43,7 +44,7 @@ async def test_cancel_stops_the_whole_process_tree_within_a_second(there: Instal
     taken = []
     for _ in range(3):
         run_id, members = await start_family(there)
-        assert await cancel(there.conn, run_id=run_id, actor="test") == 1
+        assert await cancel(there.conn, run_id=run_id, actor=Actor("test")) == 1
         taken.append(await seconds_until_gone(there, members))
         assert await there.ended(run_id) == "canceled"
     print(f"canceled processes were gone after {[f'{seconds * 1000:.0f} ms' for seconds in taken]}")
@@ -56,7 +57,7 @@ async def test_cancel_stops_the_whole_process_tree_within_a_second(there: Instal
 async def test_a_running_task_that_is_marked_moves_when_its_body_is_gone(there: Installation) -> None:
     await there.start("runner", runner_id="r1")
     run_id, members = await start_family(there)
-    assert await mark(there.conn, TaskKey(run_id, 0, -1), state="success", actor="test") == "asked"
+    assert await mark(there.conn, TaskKey(run_id, 0, -1), state="success", actor=Actor("test")) == "asked"
     assert await there.value("select state::text from task") == "running"
     await seconds_until_gone(there, members)
     assert await there.ended(run_id) == "success"
@@ -70,7 +71,7 @@ async def test_clear_of_a_running_task_never_gives_it_two_bodies(there: Installa
     for epoch in range(1, 5):
         await there.begun("hold", epoch=epoch)
         chosen = await select_tasks(there.conn, run_id=run_id, names=["hold"])
-        assert (await clear(there.conn, run_id=run_id, chosen=chosen, actor="test")).asked == 1
+        assert (await clear(there.conn, run_id=run_id, chosen=chosen, actor=Actor("test"))).asked == 1
         await notify(there.conn, Channel.STOP)
     await there.begun("hold", epoch=5)
     let_go(there.effects_file)
@@ -85,6 +86,6 @@ async def test_without_wake_ups_the_heartbeat_brings_the_request(there: Installa
     await there.start("runner", runner_id="r1", listen_notify=False)
     run_id = await start_run(there.conn, "holding")
     first = await there.begun("hold")
-    await cancel(there.conn, run_id=run_id, actor="test")
+    await cancel(there.conn, run_id=run_id, actor=Actor("test"))
     await eventually(lambda: not is_running(first.pid))
     assert await there.ended(run_id) == "canceled"

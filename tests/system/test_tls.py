@@ -20,9 +20,7 @@ from tests.system.processes import Installation
 from tests.system.work import Published, publish_work, start_run
 from tests.waiting import eventually
 
-pytestmark = [
-    pytest.mark.skipif(system_programs() is None, reason="needs a PostgreSQL that was built with TLS"),
-]
+pytestmark = [pytest.mark.skipif(system_programs() is None, reason="needs a PostgreSQL that was built with TLS")]
 
 # Whoever owns the schema comes with a password; everybody else over TLS, with a certificate that has the role's name in it.
 DOORS = """

@@ -38,14 +38,14 @@ def quick():
 class Up:
     """One `evertick up` in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str, **settings: str) -> None:
         self.folder, self.token = folder, uuid.uuid4().hex
         self._output = (folder / "output.txt").open("w+")
         environment = {key: value for key, value in os.environ.items() if not key.startswith("EVERTICK_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "evertick.cli.main", "up"],
+            [sys.executable, "-m", "evertick.cli.main", "up", *options],
             cwd=folder,
-            env={**environment, "TEST_TOKEN": self.token},
+            env={**environment, **settings, "TEST_TOKEN": self.token},
             stdout=self._output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -182,7 +182,7 @@ def test_a_runner_that_was_dismissed_is_not_started_again_and_a_killed_one_is_pr
     command = [sys.executable, "-m", "evertick.cli.main", "runners", "drain", "--all", "--stop", "--wait"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("EVERTICK_")}
     drained = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
-    assert "Nothing runs there any more" in drained.stdout
+    assert "All of their attempts have ended." in drained.stdout
     up.wait_for("drained and stopped on request")
     assert up.output.count(" service_died ") == 1
     up.process.send_signal(signal.SIGTERM)

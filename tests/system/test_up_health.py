@@ -65,7 +65,7 @@ async def test_the_health_of_up_is_that_of_its_children_and_shows_their_deaths(
 
 
 async def test_a_crash_loop_is_shown(database: str, tmp_path: Path) -> None:
-    env = environment(database, tmp_path, EVERTICK_FAILPOINT="shards.stand_by:before")
+    env = environment(database, tmp_path, EVERTICK_FAILPOINT="try_acquire_shard:before")
     async with served("up", env, tmp_path) as up:
 
         async def is_seen() -> Any:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import psycopg
 
-from evertick.supervisor.postgres_cluster import environment, launch_command, programs
+from evertick.supervisor.postgres import environment, launch_command, programs
 from tests.databases import QUICK_SETTINGS, Cluster, quick_folder
 from tests.waiting import eventually_sync
 

@@ -20,6 +20,7 @@ from psycopg import AsyncConnection
 from evertick.bundles.bundle import Bundle, pack
 from evertick.bundles.loader import load_file
 from evertick.db.queries import dags, shards
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.schedules.misfire import MisfirePolicy
 from evertick.domain.schedules.spec import parse_schedule
@@ -141,6 +142,14 @@ def careful():
     after(hold.override(on_lost_contact="stop")())
 
 @dag
+def deadly():
+    @task
+    def kills_its_fork_server():
+        os.kill(os.getppid(), 9)
+        time.sleep(60)
+    kills_its_fork_server()
+
+@dag
 def family():
     @task
     def parent():
@@ -255,7 +264,7 @@ async def publish_work(conn: AsyncConnection, work: Published, *, only: Iterable
     )
     for spec in work.specs:
         if not only or spec.name in only:
-            await publish(conn, spec=spec, file=work.file, bundle_hash=work.bundle.hash, actor="test")
+            await publish(conn, spec=spec, file=work.file, bundle_hash=work.bundle.hash, actor=Actor("test"))
 
 
 async def schedule_now(
@@ -273,7 +282,7 @@ async def schedule_now(
         conn, bundle_hash=work.bundle.hash, file=work.file, archive=work.bundle.archive, uses_threads=None
     )
     async with conn.transaction():
-        await publish(conn, spec=spec, file=work.file, bundle_hash=work.bundle.hash, actor="test")
+        await publish(conn, spec=spec, file=work.file, bundle_hash=work.bundle.hash, actor=Actor("test"))
         await start_with(conn, name, instants[0])
     return instants
 
@@ -288,7 +297,7 @@ async def start_with(conn: AsyncConnection, dag: str, first: datetime) -> None:
 
 
 async def start_run(conn: AsyncConnection, dag: str, key: str | None = None) -> int:
-    return (await trigger(conn, dag=dag, params={}, actor="test", key=key)).run_id
+    return (await trigger(conn, dag=dag, params={}, actor=Actor("test"), key=key)).run_id
 
 
 def let_go(effects_file: Path, name: str = "go") -> None:

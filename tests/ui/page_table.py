@@ -13,7 +13,7 @@ from psycopg import AsyncConnection
 from evertick.api.auth import GuardedRoute
 from evertick.db.queries import runners
 from evertick.db.queries.tasks import ExchangeRow
-from evertick.domain.access import Permission
+from evertick.domain.access import Actor, Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.params import Param, declare_params
@@ -21,7 +21,7 @@ from evertick.domain.dags.spec import TaskKind
 from evertick.domain.dags.waits import WaitKind, WaitSpec
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.gates import set_pool
-from evertick.engine.maintenance import promote
+from evertick.engine.maintenance import promote_due_tasks
 from evertick.engine.runs import of_run, write_note
 from evertick.engine.waits import wake
 from evertick.ui.app import PAGES as MODULES
@@ -44,6 +44,7 @@ NO_PAGES = {
 ACTIONS = {
     "/login": "test_actions.test_signing_in_leads_to_where_one_wanted_to_go",
     "/logout": "test_actions.test_signing_in_leads_to_where_one_wanted_to_go",
+    "/account/password": "test_new_pages.test_a_user_sets_and_changes_the_own_password_on_the_account_page",
     "/dags/{dag}/pause": "test_actions.test_everything_can_be_done_with_the_keyboard_alone",
     "/dags/{dag}/unpause": "test_actions.test_everything_can_be_done_with_the_keyboard_alone",
     "/dags/{dag}/trigger": "test_actions.test_a_run_is_triggered_by_a_form_that_says_what_is_wrong_beside_the_field",
@@ -53,6 +54,10 @@ ACTIONS = {
     "/dags/{dag}/versions/{number}/rollback": "test_new_pages.test_a_version_is_rolled_back_with_a_look_before",
     "/runs/{run_id}/cancel": "test_run_browser.test_a_run_is_watched_and_canceled_without_a_reload",
     "/runs/{run_id}/clear": "test_run_browser.test_clear_with_a_look_before_by_keyboard_alone",
+    "/runs/{run_id}/mark": "test_new_pages.test_a_run_is_marked_triggered_again_with_its_parameters_and_deleted",
+    "/runs/{run_id}/delete": "test_new_pages.test_a_run_is_marked_triggered_again_with_its_parameters_and_deleted",
+    "/runs/bulk": "test_new_pages.test_several_runs_and_dags_are_changed_at_once",
+    "/dags/bulk": "test_new_pages.test_several_runs_and_dags_are_changed_at_once",
     "/runs/{run_id}/note": "test_new_pages.test_notes_are_written_changed_and_taken_away",
     "/runs/{run_id}/tasks/{task}/note": "test_new_pages.test_notes_are_written_changed_and_taken_away",
     "/runs/{run_id}/tasks/{task}/mark": "test_run_pages.test_mark_and_cancel_do_what_they_say",
@@ -65,8 +70,8 @@ ACTIONS = {
     "/assets/{name:path}/update": "test_new_pages.test_an_asset_shows_who_updates_it_and_who_waits_and_is_told_of",
     "/pools": "test_run_pages.test_pools_are_set_and_show_who_holds_them",
     "/pools/{name}/delete": "test_run_pages.test_pools_are_set_and_show_who_holds_them",
-    "/runners/{which}/drain": "test_run_pages.test_a_runner_is_drained_and_takes_work_again",
-    "/runners/{which}/undrain": "test_run_pages.test_a_runner_is_drained_and_takes_work_again",
+    "/runners/{runner}/drain": "test_run_pages.test_a_runner_is_drained_and_takes_work_again",
+    "/runners/{runner}/undrain": "test_run_pages.test_a_runner_is_drained_and_takes_work_again",
     "/variables": "test_run_pages.test_variables_and_connections_are_set_and_secrets_stay_hidden",
     "/variables/{name}/delete": "test_run_pages.test_variables_and_connections_are_set_and_secrets_stay_hidden",
     "/connections": "test_run_pages.test_variables_and_connections_are_set_and_secrets_stay_hidden",
@@ -78,13 +83,14 @@ ACTIONS = {
     "/users/{name}/disable": "test_run_pages.test_users_are_added_changed_linked_and_disabled",
     "/users/{name}/enable": "test_run_pages.test_users_are_added_changed_linked_and_disabled",
     "/users/{name}/link": "test_run_pages.test_users_are_added_changed_linked_and_disabled",
+    "/notifications/{number}/retry": "test_new_pages.test_schedules_alerts_notifications_and_events_have_pages",
     "/tokens": "test_run_pages.test_a_token_is_shown_once_and_never_may_more_than_its_maker",
     "/tokens/{token_id}/revoke": "test_run_pages.test_a_token_is_shown_once_and_never_may_more_than_its_maker",
 }
 # Pages of which nothing changes by itself while somebody looks: forms, and what stays as it was published or set.
 STILL = re.compile(
     r"/(edit|code|details|trigger|new|approval|versions|calendar|durations)\b|tab=details"
-    r"|^/(variables|connections|secrets)/.|^/audit"
+    r"|^/(variables|connections|secrets)/.|^/audit|^/account"
 )
 
 # What the log in the pictures says.
@@ -186,6 +192,12 @@ def furnish(site: Site) -> dict[str, str | None]:
         "/users": None,
         "/tokens": None,
         "/audit": None,
+        "/account": None,
+        "/schedules": None,
+        "/alerts": None,
+        "/notifications": None,
+        "/events": None,
+        f"{dag}/durations?task=load": None,
     }
 
 
@@ -195,11 +207,15 @@ async def _furnish(conn: AsyncConnection) -> tuple[int, int]:
         if (await states(conn, failed)).get("load") == "failed":
             break
     await write_note(
-        conn, of_run(failed), content="The shop sent no rows.\nAsked them; clear it tomorrow.", actor="user:anna"
+        conn, of_run(failed), content="The shop sent no rows.\nAsked them; clear it tomorrow.", actor=Actor("user:anna")
     )
-    await write_note(conn, TaskKey(failed, 4, -1), content="Known: shop 17.", actor="user:anna")
+    await write_note(conn, TaskKey(failed, 4, -1), content="Known: shop 17.", actor=Actor("user:anna"))
     await put(conn, pipeline("orders", "*/20 * * * *", description="Orders of the shops.", tags=("finance", "hourly")))
-    await set_pool(conn, name="warehouse", slots=1, actor="test")
+    await conn.execute(
+        "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at, state, ended_at)"
+        " values (0, 'https://chat.example/hook', 'failure', '{}', clock(), clock(), clock(), 'failed', clock())"
+    )
+    await set_pool(conn, name="warehouse", slots=1, actor=Actor("test"))
     gates = (GateSpec(kind=GateKind.POOL, name="warehouse"), GateSpec(kind=GateKind.MUTEX, name="invoices"))
     per_task = {"book": {"outlets": ("invoices", "s3://books/2026")}}
     await put(
@@ -229,7 +245,7 @@ async def _wait_for_everything(conn: AsyncConnection) -> int:
     await after(0)
     epoch = await lead(conn)
     await conn.execute("update shard set leader = 'scheduler-1'")
-    await set_pool(conn, name="loader", slots=1, actor="test")
+    await set_pool(conn, name="loader", slots=1, actor=Actor("test"))
     shape: dict[str, list[str]] = {
         "fetch": [],
         "load.eu": ["fetch"],
@@ -259,7 +275,7 @@ async def _wait_for_everything(conn: AsyncConnection) -> int:
     await end(52, await take(26), "failed", reason="TimeoutError: no answer", retry_in=15)
     other = await take(55)
     await after(67)
-    await promote(conn, shard=0, epoch=epoch, batch=10)
+    await promote_due_tasks(conn, shard=0, epoch=epoch, limit=10)
     await end(92, other)
     await end(118, await take(96), start_in=3.0)
     await end(131, await take(120))

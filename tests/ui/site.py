@@ -20,7 +20,7 @@ from evertick.api.server import serve
 from evertick.config import Settings
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import runs, schedules
-from evertick.domain.access import Role
+from evertick.domain.access import Actor, Role
 from evertick.domain.dags.params import Param, declare_params
 from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.encryption import new_key
@@ -95,9 +95,9 @@ async def people(conn: AsyncConnection) -> dict[str, str]:
     """Somebody of each role with a session that outlives the slowest test run, and `limited`, an operator for one tag."""
     sessions = {}
     for name, role, tags in [*((each.value, each, None) for each in Role), ("limited", Role.OPERATOR, ["finance"])]:
-        await accounts.add_user(conn, name=name, role=role, tags=tags, actor="test")
+        await accounts.add_user(conn, name=name, role=role, tags=tags, actor=Actor("test"))
         row = await accounts.find_user(conn, name)
-        issued = await accounts.issue(conn, row, kind="session", name="test", actor="test", seconds=86_400)
+        issued = await accounts.issue(conn, row, kind="session", name="test", actor=Actor("test"), seconds=86_400)
         sessions[name] = issued.secret
     return sessions
 

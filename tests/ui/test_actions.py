@@ -9,6 +9,7 @@ from playwright.sync_api import Page, Route, expect
 from psycopg import AsyncConnection
 
 from evertick.db.queries import dags, runs, schedules
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine import accounts
@@ -19,10 +20,10 @@ from tests.ui.site import PASSWORD, Site
 
 def test_signing_in_leads_to_where_one_wanted_to_go(visit: Visitor, site: Site) -> None:
     async def prepare(conn: AsyncConnection) -> str:
-        await accounts.add_user(conn, name="ann", role=accounts.Role.VIEWER, tags=None, actor="test")
-        await accounts.set_password(conn, name="ann", password=PASSWORD, actor="test")
+        await accounts.add_user(conn, name="ann", role=accounts.Role.VIEWER, tags=None, actor=Actor("test"))
+        await accounts.set_password(conn, name="ann", password=PASSWORD, actor=Actor("test"))
         row = await accounts.find_user(conn, "ann")
-        return (await accounts.issue(conn, row, kind="link", name="link", actor="test", seconds=600)).secret
+        return (await accounts.issue(conn, row, kind="link", name="link", actor=Actor("test"), seconds=600)).secret
 
     link = site.do(prepare)
     page = visit("/dags/orders?task=load", None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evertick.domain.access import MATRIX, Permission, Role
-from evertick.ui.layout import HEADERS, read_assets
+from evertick.ui.layout import HEADERS, read_static_files
 from evertick.ui.pages.login import local
 from tests.source_tree import SOURCE
 
@@ -52,9 +52,9 @@ def test_no_script_makes_markup_of_text() -> None:
 def test_a_changed_file_is_a_new_address(tmp_path: Path) -> None:
     (tmp_path / "a.css").write_text("a")
     (tmp_path / "secret.txt").write_text("not for browsers")
-    before = read_assets(tmp_path)
+    before = read_static_files(tmp_path)
     (tmp_path / "a.css").write_text("b")
-    after = read_assets(tmp_path)
+    after = read_static_files(tmp_path)
     assert before.url("a.css") != after.url("a.css")
     assert set(after.files) == {"a.css"}
     with pytest.raises(KeyError, match=r"b\.css"):

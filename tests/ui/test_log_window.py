@@ -3,6 +3,8 @@ same where some of it is in an object storage."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import nullcontext
 from uuid import uuid4
@@ -17,9 +19,21 @@ from evertick.domain.errors import UserError
 from evertick.domain.log_archive import object_name, pack
 from evertick.logs import reader as logs_reader
 from evertick.logs.reader import LogArchive, LogReader
+from evertick.sdk.shell_templates import render_shell
 from evertick.storage.object_store import open_store
 from evertick.ui import log_view
-from evertick.ui.log_view import END, START, LogFilter, LogPosition, plain, read_backward, read_onward, read_place
+from evertick.ui.log_view import (
+    END,
+    START,
+    LogFilter,
+    LogPosition,
+    count_onward,
+    fields_in,
+    plain,
+    read_backward,
+    read_onward,
+    read_place,
+)
 from tests.s3_server import S3Server, s3_server
 
 KEY = TaskKey(1, 0, -1)
@@ -134,6 +148,20 @@ async def test_a_search_finds_all_that_fits(
     assert found == expected
 
 
+async def test_one_line_per_chunk_fills_a_window_and_the_count_of_a_search_is_complete(
+    rollback_conn: AsyncConnection, reader: LogReader
+) -> None:
+    await write(rollback_conn, 1, [[f"INFO {'slow page' if n % 10 == 0 else n}"] for n in range(700)])
+    for read, place in ((read_onward, START), (read_backward, END)):
+        assert len((await read(reader, KEY, place, LogFilter())).lines) == log_view.MOST_LINES
+    place, hits, is_end = START, 0, False
+    while not is_end:
+        counted = await count_onward(reader, KEY, place, LogFilter(find="slow"))
+        hits, place, is_end = hits + counted.hits, counted.next, counted.is_end
+    assert hits == 70
+    assert (await count_onward(reader, KEY, place, LogFilter(find="slow"))).hits == 0
+
+
 @pytest.mark.parametrize("back", [False, True])
 async def test_a_search_in_the_storage_is_bounded_and_goes_on_where_it_stopped(
     rollback_conn: AsyncConnection, server: S3Server, back: bool, monkeypatch: pytest.MonkeyPatch
@@ -191,3 +219,20 @@ def test_a_place_that_is_none_is_refused(text: str) -> None:
 
 def test_colours_are_taken_out_for_who_has_no_script() -> None:
     assert plain("\x1b[1;31mred\x1b[0m \x1b]8;;http://x\x07link\x1b[2K") == "red link"
+
+
+def test_a_traceback_shows_files_without_the_folder_of_their_bundle() -> None:
+    line = f'  File "/home/ann/.evertick/bundles/{"0a" * 32}/shop/orders.py", line 41, in load'
+    assert plain(line) == '  File "shop/orders.py", line 41, in load'
+
+
+@pytest.mark.parametrize("command", ["echo {{ a }} x", "echo '{{ a }} y'", 'echo "z {{ a }}"', "echo x{{ a }}"])
+def test_a_rendered_command_reads_as_it_runs(command: str) -> None:
+    rendered, values = render_shell(command, {"a": 'it\'s $5 "now"'})
+    told = [("command", rendered), *values.items()]
+    content = "".join(f"1700000000000000 RENDER {name} = {json.dumps(text)}\n" for name, text in told)
+    ((name, shown),) = fields_in(content)
+    output = [
+        subprocess.run(["sh", "-c", each], capture_output=True, env=values, check=True) for each in (rendered, shown)
+    ]
+    assert name == "command" and "EVERTICK_VALUE" not in shown and output[0].stdout == output[1].stdout

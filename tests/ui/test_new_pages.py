@@ -15,10 +15,20 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick import Asset, after
-from evertick.db.queries import dags, runners, schedules, shards
+from evertick.api.auth import PLAIN_COOKIE
+from evertick.db.queries import accounts as accounts_queries
+from evertick.db.queries import dags, runners, schedules
+from evertick.domain.access import Actor, Role
+from evertick.domain.dags.mapping import MappedList, Mapping
+from evertick.domain.dags.params import Param, declare_params
 from evertick.domain.dags.spec import GroupSpec, NamedSchedule
 from evertick.domain.schedules.spec import parse_schedule
-from tests.engine.world import Runner, make_dag, put, run_state, start, value
+from evertick.engine import accounts
+from evertick.engine.runs import trigger
+from evertick.engine.shards import set_shard_count
+from evertick.engine.tasks import clear, select_tasks
+from evertick.engine.waits import send_event
+from tests.engine.world import Runner, make_dag, put, run_state, set_clock, start, value
 from tests.ui.page_table import write_log
 from tests.ui.site import HttpVisitor, Site
 
@@ -204,7 +214,8 @@ def test_what_templates_became_is_told_of_each_attempt(site: Site, people: dict[
         site, run_id, 2, [*told, ("OUT", "RENDER no = 1"), ("RENDER", 'json = {"a": [1]}'), ("RENDER", "cut = {")]
     )
     text = people["viewer"].get(f"/runs/{run_id}/tasks/transform?tab=details").raise_for_status().text
-    assert "Rendered fields of attempt 1" in text and "echo &#34;${EVERTICK_VALUE_0}&#34;" in text
+    assert "Rendered fields of attempt 1" in text and "echo &#39;&lt;b&gt;Ann&lt;/b&gt;&#39;" in text
+    assert "EVERTICK_VALUE_0" not in text
     assert "&lt;b&gt;Ann&lt;/b&gt;" in text and "no = 1" not in text and ">{</pre>" in text
 
 
@@ -288,9 +299,327 @@ def test_a_shard_that_nobody_leads_is_told_at_once(site: Site, people: dict[str,
     assert "scheduler-1 leads" in viewer.get("/").text and "scheduler-1" in viewer.get("/schedulers").text
     assert people["limited"].get("/schedulers").status_code == 403
     try:
-        site.do(lambda conn: shards.set_shards(conn, shards=3, actor="test", if_never_chosen=False))
+        site.do(lambda conn: set_shard_count(conn, shards=3, actor=Actor("test"), if_never_chosen=False))
         home = viewer.get("/").text
         assert "no scheduler leads shard 1, 2 of 3" in home and "Attention needed" in home
         assert viewer.get("/schedulers").text.count("no leader, so its schedules do not fire") == 2
     finally:
         site.do(lambda conn: conn.execute("delete from shard where shard > 0"))
+
+
+def test_the_next_hour_counts_every_fire_and_lists_each_schedule_once(
+    site: Site, people: dict[str, HttpVisitor]
+) -> None:
+    admin = people["admin"]
+
+    def fires() -> int:
+        (count,) = re.findall(r"(\d+) fires?</span>", admin.get("/").text)
+        return int(count)
+
+    before = fires()
+    often = (NamedSchedule(name="main", spec=parse_schedule("@every 5s")),)
+    site.do(lambda conn: put(conn, make_dag("heartbeat", {"a": []}, schedules=often)))
+    text = admin.get("/").text
+    assert 0 <= fires() - before - 720 <= 1
+    (listed,) = re.findall(r'<ul class="list fires">(.*?)</ul>', text, re.DOTALL)
+    assert listed.count("/dags/heartbeat") == 1 and "and 719 more within the hour" in listed
+    assert "/dags/orders" in listed and "/dags/web_logs" in listed
+    minutes = [int(count) for count in re.findall(r"<title>(\d+) in minute", text)]
+    assert len(minutes) == 60 and min(minutes) >= 11 and sum(minutes) == fires()
+
+
+def test_a_user_sets_and_changes_the_own_password_on_the_account_page(site: Site) -> None:
+    async def sign_in(conn: AsyncConnection) -> None:
+        row = await accounts.find_user(conn, "nora")
+        issued = await accounts.issue(conn, row, kind="session", name="test", actor=Actor("test"), seconds=600)
+        site.sessions["nora"] = issued.secret
+
+    site.do(lambda conn: accounts.add_user(conn, name="nora", role=Role.VIEWER, tags=None, actor=Actor("test")))
+
+    def press(visitor: HttpVisitor, **fields: str) -> str:
+        return said(visitor.press("/account/password", **fields))
+
+    try:
+        for current, password in (("", "first secret"), ("first secret", "second secret")):
+            site.do(sign_in)
+            with HttpVisitor(site, "nora") as nora:
+                text = nora.get("/account").text
+                assert ("Current password" in text) == bool(current) and 'href="/account"' in nora.get("/dags").text
+                assert "differ" in press(nora, password=password, again="another")
+                assert "8 to 1000" in press(nora, current=current, password="short", again="short")
+                assert "8 to 1000" in press(nora, current=current, password="x" * 1001, again="x" * 1001)
+                if current:
+                    assert "current password is wrong" in press(nora, current="no", password=password, again=password)
+                done = nora.press("/account/password", current=current, password=password, again=password)
+                assert done.headers["HX-Redirect"] == "/login" and nora.get("/dags").status_code == 303
+    finally:
+        del site.sessions["nora"]
+
+
+def test_a_mapped_task_is_one_row_and_one_bar_with_its_number_of_instances(
+    site: Site, people: dict[str, HttpVisitor]
+) -> None:
+    async def two_hundred(conn: AsyncConnection) -> int:
+        per_task = {"score": {"mapping": Mapping(lists=(MappedList(argument="x", length=200),))}}
+        await put(conn, make_dag("scores", {"score": [], "after": ["score"]}, per_task=per_task, task_queue="scores"))
+        run_id = await start(conn, "scores")
+        runner = await Runner.join(conn, queues=("scores",))
+        claims = await runner.claim(300, queues=("scores",))
+        ends = [(each, "failed" if n == 7 else "success", {"no_retry": True}) for n, each in enumerate(claims[:150])]
+        await runner.step(ends)
+        await runners.leave(conn, runner.session)
+        return run_id
+
+    run_id = site.do(two_hundred)
+    viewer = people["viewer"]
+    text = viewer.get(f"/runs/{run_id}").text
+    assert rows_of(text) == ["0", "1.-1"] and "200 instances" in text and "149 success" in text
+    assert rows_of(viewer.get(f"/runs/{run_id}?state=failed").text) == ["0.7"]
+    chart = viewer.get(f"/runs/{run_id}?tab=gantt").text
+    assert chart.count('class="gantt-row"') == 1 and "200 instances: 1 failed" in chart
+    unfolded = viewer.get(f"/runs/{run_id}?tab=gantt&task=score").text
+    assert unfolded.count('class="gantt-row"') == 200
+    assert ">200</span>" in viewer.get("/dags/scores").text
+
+
+def test_a_result_with_named_outputs_shows_each_and_not_its_envelope(
+    site: Site, people: dict[str, HttpVisitor]
+) -> None:
+    async def push(conn: AsyncConnection) -> int:
+        await put(conn, make_dag("pushes", {"a": [], "b": []}, task_queue="pushes"))
+        run_id = await start(conn, "pushes")
+        runner = await Runner.join(conn, queues=("pushes",))
+        one, other = await runner.claim(queues=("pushes",))
+        named = {"$evertick": "outputs", "value": {"rows": 3}, "named": {"best": 7, "parts": [1, 2]}}
+        await runner.step([(one, "success", {"result": named}), (other, "success", {"result": {"rows": 4}})])
+        await runners.leave(conn, runner.session)
+        return run_id
+
+    run_id = site.do(push)
+    text = html.unescape(people["viewer"].get(f"/runs/{run_id}/tasks/a?tab=result").text)
+    assert "Output best" in text and "Output parts" in text and '"rows": 3' in text
+    assert "$evertick" not in text and '"named"' not in text
+    assert '"rows": 4' in people["viewer"].get(f"/runs/{run_id}/tasks/b?tab=result").text.replace("&#34;", '"')
+
+
+def test_a_cleared_run_waits_from_its_clear_and_its_task_tells_all_attempts(
+    site: Site, people: dict[str, HttpVisitor]
+) -> None:
+    begin = datetime.now(UTC) - timedelta(minutes=20)
+
+    async def cleared_later(conn: AsyncConnection) -> int:
+        await set_clock(conn, begin)
+        await put(conn, make_dag("again", {"a": []}, task_queue="again"))
+        run_id = await start(conn, "again")
+        runner = await Runner.join(conn, queues=("again",))
+        for minutes in (0, 13):
+            await set_clock(conn, begin + timedelta(minutes=minutes))
+            if minutes:
+                chosen = await select_tasks(conn, run_id=run_id, names=["a"])
+                await clear(conn, run_id=run_id, chosen=chosen, actor=Actor("test"))
+            (claim,) = await runner.claim(queues=("again",))
+            await set_clock(conn, begin + timedelta(minutes=minutes, seconds=5))
+            await runner.finish(claim)
+        await runners.leave(conn, runner.session)
+        await set_clock(conn, datetime.now(UTC))
+        return run_id
+
+    run_id = site.do(cleared_later)
+    viewer = people["viewer"]
+    chart = viewer.get("/dags/again/durations").text
+    assert f"Run {run_id} for {begin:%Y-%m-%d %H:%M:%S} UTC: success, waited 0 s, ran 5 s" in chart.replace(
+        "0 ms", "0 s"
+    )
+    assert f">{begin.day} {begin:%b}</text>" in chart
+    text = viewer.get(f"/runs/{run_id}/tasks/a?tab=attempts").text
+    assert "attempt 1 of 1 since it was cleared, 2 in total" in text
+    assert re.findall(r'<tr><td class="num">(\d+)</td>', text) == ["2", "1"]
+    grid = viewer.get("/dags/again").text
+    assert "1 task<" in grid and f"run {run_id} for {begin:%Y-%m-%d %H:%M:%S} UTC: success" in grid
+
+
+def test_times_are_in_the_selected_zone_then_in_that_of_the_browser(site: Site, people: dict[str, HttpVisitor]) -> None:
+    run_id = site.runs["orders"][1]
+    path = f"{site.url}/runs/{run_id}"
+    cookie = f"{PLAIN_COOKIE}={site.sessions['viewer']}"
+    for more, zone, shown in (
+        ("", "UTC", " UTC"),
+        ("; evertick_browser_zone=Europe/Berlin", "Europe/Berlin", " CE"),
+        ("; evertick_browser_zone=Europe/Berlin; evertick_zone=Asia/Tokyo", "Asia/Tokyo", " JST"),
+        ("; evertick_zone=Not/AZone", "UTC", " UTC"),
+    ):
+        text = httpx.get(path, headers={"Cookie": cookie + more, "Accept": "text/html"}).text
+        assert f"<span data-zone-name>{zone}</span>" in text
+        assert re.search(rf'title="[-0-9]+ [:0-9]+{shown}', text), zone
+    assert "Evertick 0.1" in text and 'href="/openapi.json"' in text
+
+
+def test_a_trigger_form_has_required_fields_first_and_its_hints_are_sentences(people: dict[str, HttpVisitor]) -> None:
+    text = people["operator"].get("/dags/report_by_hand/trigger").text
+    assert re.findall(r'name="p\.(\w+)"', text)[0] == "day"
+    assert "How many rows at most.</bdi> An integer" in text
+    assert '"attributesToSettle":["class"]' in text
+
+
+def test_the_audit_page_tells_details_in_words(site: Site, people: dict[str, HttpVisitor]) -> None:
+    async def note(conn: AsyncConnection) -> None:
+        detail = {"changed": {"parallel": 3, "tags": ["a", "b"]}, "runs": [{"run": 7}, {"run": 8}]}
+        await accounts_queries.note(conn, verb="example", actor=Actor("test"), detail=detail)
+
+    site.do(note)
+    text = html.unescape(people["admin"].get("/audit?verb=example").text)
+    summary = re.findall(r'<summary class="muted"><bdi>(.*?)</bdi>', text)
+    assert summary == ["runs run 7, run 8; changed tags a, b, parallel 3"]
+
+
+def test_runs_are_filtered_by_part_of_a_name_tag_kind_state_and_day(site: Site, people: dict[str, HttpVisitor]) -> None:
+    viewer = people["viewer"]
+
+    def numbers(**filters: str) -> set[int]:
+        answer = viewer.get("/runs", params=filters)
+        assert answer.status_code == 200
+        return {int(each) for each in rows_of(answer.text)}
+
+    orders, billing = set(site.runs["orders"]), set(site.runs["billing"])
+    assert orders <= numbers(dag="orders") and not numbers(dag="orders") & billing
+    assert billing <= numbers(dag="illin") and not numbers(dag="illin") & orders
+    assert numbers(q="illin") == numbers(dag="illin") and numbers(dag="no such name") == set()
+    assert billing | orders <= numbers(tag="finance") and not numbers(tag="web") & orders
+    assert numbers(q="orders", kind="manual") & orders == {max(orders)}
+    today, tomorrow = datetime.now(UTC), datetime.now(UTC) + timedelta(days=1)
+    assert numbers(dag="orders", since=f"{today - timedelta(days=1):%Y-%m-%d}", until=f"{today:%Y-%m-%d}") >= orders
+    assert numbers(since=f"{tomorrow:%Y-%m-%d}") == set() and numbers(until="2020-01-01") == set()
+    assert "is not a date" in html.unescape(viewer.get("/runs?since=yesterday").text)
+    assert numbers(state="canceled") == set()
+
+
+def test_a_run_is_marked_triggered_again_with_its_parameters_and_deleted(
+    site: Site, people: dict[str, HttpVisitor]
+) -> None:
+    async def half_done(conn: AsyncConnection) -> int:
+        shape = {"a": [], "b": ["a"], "c": ["b"]}
+        params = declare_params({"day": Param(type=str, required=True), "size": Param(1, type=int)})
+        await put(conn, make_dag("judged", shape, task_queue="judged", params=params))
+        made = await trigger(conn, dag="judged", params={"day": "monday", "size": 7}, actor=Actor("test"))
+        runner = await Runner.join(conn, queues=("judged",))
+        (claim,) = await runner.claim(queues=("judged",))
+        await runner.finish(claim, "failed", no_retry=True)
+        await runners.leave(conn, runner.session)
+        return made.run_id
+
+    run_id = site.do(half_done)
+    operator, editor = people["operator"], people["editor"]
+    page = operator.get(f"/runs/{run_id}").text
+    assert "mark-success" in page and "mark-failed" not in page and "delete-run" not in page
+    assert "mark-success" not in people["viewer"].get(f"/runs/{run_id}").text
+    assert said(operator.press(f"/runs/{run_id}/mark", state="success")) == f"3 tasks of run {run_id} marked success."
+    assert site.do(lambda conn: run_state(conn, run_id)) == "success"
+    assert "no task to mark" in said(operator.press(f"/runs/{run_id}/mark", state="failed"))
+    assert "Choose a state" in said(operator.press(f"/runs/{run_id}/mark", state="skipped"))
+    form = operator.get(f"/dags/judged/trigger?like={run_id}").text
+    assert re.findall(r'name="p\.(\w+)" value="(\w+)"', form) == [("day", "monday"), ("size", "7")]
+    assert operator.press(f"/runs/{run_id}/delete").status_code == 403
+    assert "delete-run" in editor.get(f"/runs/{run_id}").text
+    assert editor.press(f"/runs/{run_id}/delete").headers["HX-Redirect"] == "/runs?dag=judged"
+    assert editor.get(f"/runs/{run_id}").status_code == 404
+
+
+def test_several_runs_and_dags_are_changed_at_once(site: Site, people: dict[str, HttpVisitor]) -> None:
+    async def three(conn: AsyncConnection) -> list[int]:
+        for name in ("many_a", "many_b"):
+            await put(conn, make_dag(name, {"a": []}, task_queue="many"))
+        return [await start(conn, name) for name in ("many_a", "many_a", "many_b")]
+
+    first, second, third = site.do(three)
+
+    def bulk(who: str, path: str, action: str, *chosen: object) -> str:
+        visitor = people[who]
+        headers = {"HX-Request": "true", "X-CSRF-Token": visitor.csrf}
+        fields = {"action": action, "chosen": [str(each) for each in chosen]}
+        return said(visitor.post(path, data=fields, headers=headers))
+
+    assert bulk("operator", "/runs/bulk", "Cancel", first, second).startswith("2 of 2 runs canceled.")
+    told = bulk("operator", "/runs/bulk", "Cancel", first, third, 2**50)
+    assert told.startswith("1 of 3 runs canceled.") and "already ended" in told and "There is no run" in told
+    assert "1 of 2 runs cleared. Run" in bulk(
+        "operator", "/runs/bulk", "Clear failed tasks", first, site.runs["orders"][1]
+    )
+    assert bulk("operator", "/runs/bulk", "Mark failed", first) == "1 of 1 runs marked failed."
+    assert bulk("operator", "/runs/bulk", "Mark success", first, second).startswith("2 of 2 runs marked success.")
+    assert "runs.cancel" in bulk("viewer", "/runs/bulk", "Cancel", third)
+    assert "Select at least one" in bulk("operator", "/runs/bulk", "Cancel")
+    assert "Choose an action" in bulk("operator", "/runs/bulk", "Explode", first)
+    assert "not the number" in bulk("operator", "/runs/bulk", "Cancel", "x")
+    assert bulk("operator", "/dags/bulk", "Pause", "many_a", "many_b") == "2 of 2 DAGs paused."
+    assert people["viewer"].get("/dags?q=many_&state=paused").text.count("is-paused") == 2
+    assert bulk("operator", "/dags/bulk", "Unpause", "many_a", "none").startswith("1 of 2 DAGs unpaused. There is no")
+    assert 'name="chosen"' not in people["viewer"].get("/runs").text
+
+
+def test_schedules_alerts_notifications_and_events_have_pages(site: Site, people: dict[str, HttpVisitor]) -> None:
+    async def prepare(conn: AsyncConnection) -> int:
+        await conn.execute(
+            "insert into alert (kind, schedule_id, due_at, last_due_at, raised_at)"
+            " select 'not_started', min(schedule_id), clock(), clock(), clock() from schedule"
+        )
+        await send_event(conn, name="prices_ready", key="2026-11", payload={"rows": 3}, actor=Actor("test"))
+        found = await conn.execute(
+            "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at, state, ended_at)"
+            " values (0, 'https://chat.example/<hook>', 'failure', '{}', clock(), clock(), clock(), 'failed', clock())"
+            " returning delivery_id"
+        )
+        return int((await found.fetchall())[0][0])
+
+    number = site.do(prepare)
+    viewer, operator = people["viewer"], people["operator"]
+    schedules_page = html.unescape(viewer.get("/schedules").text)
+    assert "/dags/billing/schedules" in schedules_page and "on Monday to Friday" in schedules_page
+    assert "not started" in viewer.get("/alerts").text and "not started" in viewer.get("/alerts?ended=true").text
+    assert "prices_ready" in viewer.get("/events").text and "prices_ready" not in viewer.get("/events?name=x").text
+    assert viewer.get("/notifications").status_code == 403
+    text = operator.get("/notifications?state=failed").text
+    assert "chat.example/&lt;hook&gt;" in text and rows_of(text) == [str(number)]
+    assert "sent again" in said(operator.press(f"/notifications/{number}/retry"))
+    assert rows_of(operator.get("/notifications?state=failed").text) == []
+    for path in ("/schedules", "/alerts", "/notifications", "/events"):
+        assert f'href="{path}"' in operator.get("/").text
+
+
+def test_docstrings_are_markdown_without_html(site: Site, people: dict[str, HttpVisitor]) -> None:
+    doc = """# What it does
+    * logs **all** rows
+    * <img src=x onerror=alert(1)>
+
+    See [the wiki](https://wiki.example/x), not [this](javascript:alert(1)) ![or](https://spy.example/x.png)."""
+    spec = make_dag("told", {"a": []}, description=doc, per_task={"a": {"doc": "`code` & <b>bold</b>"}})
+    site.do(lambda conn: put(conn, spec))
+    text = people["viewer"].get("/dags/told/details").text
+    assert "<h3>What it does</h3>" in text and "<li>logs <strong>all</strong> rows</li>" in text
+    assert '<a href="https://wiki.example/x">the wiki</a>' in text and "<code>code</code> &amp;" in text
+    shown = text[text.index("<main") :]
+    assert "<img" not in shown and "<b>" not in shown and 'href="javascript' not in shown
+
+
+def test_durations_of_one_task_are_drawn_without_the_rest_of_its_runs(people: dict[str, HttpVisitor]) -> None:
+    text = html.unescape(people["viewer"].get("/dags/orders/durations?task=load").text)
+    drawn = re.findall(r'href="/runs/\d+/tasks/load" aria-label="Run \d+: (\w+), ran (\d+) s"', text)
+    assert ("failed" in {state for state, _ in drawn}) and {int(seconds) for _, seconds in drawn} <= {9, 13, 17, 21, 25}
+    assert "This task has not run yet" in people["viewer"].get("/dags/orders/durations?task=none").text
+
+
+def test_a_sensor_tells_since_when_it_polls_and_not_only_its_last_poll(
+    site: Site, people: dict[str, HttpVisitor]
+) -> None:
+    run_id = site.runs["orders"][3]
+    path = f"/runs/{run_id}/tasks/load"
+    assert "polling since" not in people["viewer"].get(path).text
+    poll = (
+        "insert into sensor_poll (run_id, idx, map_index, since, polls) values (%s, 4, -1, '2026-01-05 06:07:08Z', 12)"
+    )
+
+    async def polled(conn: AsyncConnection) -> None:
+        await conn.execute(poll, [run_id])
+
+    site.do(polled)
+    text = people["viewer"].get(path).text
+    assert "polling since" in text and "2026-01-05 06:07:08 UTC" in text and "12 polls" in text and "last poll" in text

@@ -192,6 +192,6 @@ def test_who_may_is_offered_it(site: Site, pages: Table) -> None:
     offered |= {door for door in doors() if door.permission is Permission.OPEN}
     # The form of an answer has the browser's own way to send it, and a paused thing has the other button.
     exempt = {"/dags/{dag}/trigger", "/runs/{run_id}/states", "/runs/{run_id}/tasks/{task}/log"}
-    exempt |= {"/users/{name}/enable", "/runners/{which}/undrain", "/backfills/{backfill_id}/resume"}
+    exempt |= {"/users/{name}/enable", "/runners/{runner}/undrain", "/backfills/{backfill_id}/resume"}
     missing = {f"{door.method} {door.path}" for door in doors() if door not in offered and door.path not in exempt}
     assert missing == set()

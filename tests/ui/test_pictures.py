@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from evertick.db.queries.overview import OpenTask, RunAttempt, RunLength, RunsOfHour, StateOfTask
 from evertick.db.queries.tasks import TaskRow
 from evertick.ui.charts.calendar import durations_of, year_of
-from evertick.ui.charts.gantt import Gantt, draw
+from evertick.ui.charts.gantt import MOST_LINES, Gantt, draw
 from evertick.ui.charts.graph import node_states
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -20,7 +20,7 @@ def at(seconds: float | None) -> datetime | None:
 
 def row(idx: int, state: str, began: float | None, ended: float | None, **more: object) -> TaskRow:
     values: dict[str, object] = {
-        "idx": idx,
+        "task_index": idx,
         "map_index": -1,
         "task": f"t{idx}",
         "state": state,
@@ -81,7 +81,7 @@ def test_waiting_is_split_by_what_was_waited_for() -> None:
         attempt(2, 1, "success", 25, 30, let_in=22),
     ]
     edges = [(0, 1), (0, 2), (2, 3), (1, 4)]
-    chart = draw(rows, attempts, edges, begin=T0, now=T0 + timedelta(seconds=50), most=10)
+    chart = draw(rows, attempts, edges, begin=T0, now=T0 + timedelta(seconds=50))
     assert bars(chart, 0) == [("queue", 0, 2), ("run", 2, 8)]
     assert bars(chart, 1) == [("queue", 10, 1), ("run", 11, 9), ("retry", 20, 15), ("queue", 35, 5), ("run", 40, 5)]
     assert bars(chart, 2) == [("gate", 10, 12), ("queue", 22, 3), ("run", 25, 5)]
@@ -99,7 +99,7 @@ def line_of(state: str, attempts: list[RunAttempt], **stamps: float) -> list[tup
     if last is not None:
         task = replace(task, started_at=last.started_at, finished_at=last.finished_at)
     waits = [OpenTask(0, -1, at(stamps.get("let_in")), at(stamps.get("taken")))] if stamps else []
-    chart = draw([task], attempts, [], open_tasks=waits, begin=T0, now=T0 + timedelta(seconds=100), most=10)
+    chart = draw([task], attempts, [], open_tasks=waits, begin=T0, now=T0 + timedelta(seconds=100))
     return bars(chart, 0)
 
 
@@ -138,10 +138,11 @@ def test_what_has_not_begun_shows_how_far_it_is() -> None:
 
 
 def test_a_chart_has_an_end_however_many_tasks_there_are() -> None:
-    rows = [row(n, "success", 1, 2) for n in range(30)]
-    chart = draw(rows, [attempt(n, 1, "success", 1, 2) for n in range(30)], [], begin=T0, now=T0, most=20)
-    assert (len(chart.lines), chart.left_out) == (20, 10)
-    empty = draw([], [], [], begin=T0, now=T0, most=20)
+    count = MOST_LINES + 10
+    rows = [row(n, "success", 1, 2) for n in range(count)]
+    chart = draw(rows, [attempt(n, 1, "success", 1, 2) for n in range(count)], [], begin=T0, now=T0)
+    assert (len(chart.lines), chart.left_out) == (MOST_LINES, 10)
+    empty = draw([], [], [], begin=T0, now=T0)
     assert not empty.lines and empty.seconds > 0
 
 
@@ -170,9 +171,9 @@ def test_a_day_shows_its_worst_and_how_many() -> None:
 
 def test_durations_stand_beside_the_longest() -> None:
     runs = [
-        RunLength(3, "running", T0, T0, at(90), None),
-        RunLength(2, "failed", T0, T0, at(10), at(60)),
-        RunLength(1, "queued", T0, T0, None, None),
+        RunLength(3, "running", T0, T0, at(90), None, None),
+        RunLength(2, "failed", T0, T0, at(10), at(60), None),
+        RunLength(1, "queued", T0, T0, None, None, None),
     ]
     chart = durations_of(runs, now=T0 + timedelta(seconds=100))
     assert [column.run.run_id for column in chart.columns] == [1, 2, 3]

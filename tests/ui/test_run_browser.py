@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from playwright.sync_api import Page, expect
@@ -152,6 +153,51 @@ def test_of_a_long_log_a_window_stands_in_the_page(visit: Visitor, site: Site) -
     expect(page.locator(".log-line")).to_have_count(1)
 
 
+def test_every_line_of_a_slow_log_is_reached_by_wheel_and_keys_and_a_search_counts_all_hits(
+    visit: Visitor, site: Site
+) -> None:
+    """A task that prints slowly has one line per chunk; terminal colours make a line many nodes."""
+    run_id = site.runs["orders"][2]
+    line = """
+        insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, content)
+        select %s, 1, -1, 1, 1000 * n, 1000 * (n + 1), 1700000000000000 + n || ' INFO line ' || n || case when n %% 10 = 7
+               then ' slow page' else '' end || repeat(e'\\x1b[31mx\\x1b[32my', case when n > 600 then 60 else 0 end) || e'\\n'
+          from generate_series(0, 699) n"""
+
+    async def print_slowly(conn: AsyncConnection) -> None:
+        await conn.execute(line.encode(), [run_id])
+
+    site.do(print_slowly)
+    page = visit(f"/runs/{run_id}/tasks/extract.customers")
+    ready(page, "log")
+    lines = page.locator(".log-line")
+    expect(lines.last).to_contain_text("line 699")
+    pane = page.locator(".log-lines")
+    pane.hover()
+    seen: set[str] = set()
+    for _ in range(200):
+        seen.update(re.findall(r"line \d+", " ".join(lines.all_inner_texts())))
+        if "line 0" in seen:
+            break
+        page.mouse.wheel(0, -1500)
+        page.wait_for_timeout(30)
+    assert len(seen) == 700
+    pane.focus()
+    page.keyboard.press("End")
+    expect(lines.last).to_contain_text("line 699")
+    page.keyboard.press("Home")
+    expect(lines.first).to_contain_text("line 0")
+    for _ in range(100):
+        if "line 699" in lines.last.inner_text():
+            break
+        page.keyboard.press("PageDown")
+        page.wait_for_timeout(30)
+    expect(lines.last).to_contain_text("line 699")
+    page.locator("[data-log-find]").fill("slow page")
+    expect(page.locator("[data-log-status]")).to_contain_text("70 matching lines")
+    expect(lines).to_have_count(70)
+
+
 def test_names_from_outside_are_text_everywhere(visit: Visitor, site: Site) -> None:
     """Names that a DAG file cannot have, but a row could."""
     bad = "<img src=x onerror=document.title='owned'>\u202e" + "n" * 150
@@ -181,3 +227,42 @@ def test_names_from_outside_are_text_everywhere(visit: Visitor, site: Site) -> N
     page.goto(f"{site.url}/runs/{run_id}")
     page.locator("#run-tasks a.name").click()
     expect(page.locator("h1")).to_contain_text("<img src=x onerror=")
+
+
+def test_rows_are_selected_by_keyboard_and_changed_together(visit: Visitor, site: Site) -> None:
+    async def prepare(conn: AsyncConnection) -> list[int]:
+        await put(conn, make_dag("together", {"a": []}, task_queue="together"))
+        return [await start(conn, "together") for _ in range(3)]
+
+    run_ids = site.do(prepare)
+    page = visit("/runs?dag=together", "operator")
+    bar = page.locator("[data-bulk]")
+    expect(bar).to_be_hidden()
+    page.get_by_label("Select all runs on this page").focus()
+    page.keyboard.press("Space")
+    expect(bar).to_contain_text("3 selected")
+    page.get_by_label(f"Select run {run_ids[0]}").uncheck()
+    expect(bar).to_contain_text("2 selected")
+    site.do(lambda conn: start(conn, "together"))
+    expect(page.locator("[data-row]")).to_have_count(4)
+    expect(page.locator("[name=chosen]:checked")).to_have_count(2)
+    bar.get_by_role("button", name="Cancel").click()
+    page.locator("dialog[open]").get_by_role("button", name="Cancel").click()
+    expect(page.locator(".toast")).to_contain_text("2 of 2 runs canceled.")
+    expect(page.locator("[data-row] .s-canceled")).to_have_count(2)
+    expect(bar).to_be_hidden()
+
+
+def test_the_time_zone_of_all_times_is_selected_in_the_menu(visit: Visitor, site: Site) -> None:
+    page = visit(f"/runs/{site.runs['orders'][3]}", "viewer", timezone_id="Europe/Berlin", locale="en-GB")
+    started = page.locator("#run-tasks time").first
+    expect(page.locator("[data-zone-name]")).to_have_text("Europe/Berlin")
+    here = int(started.inner_text().split(":")[0][-2:])
+    zones = page.get_by_label("Time zone")
+    zones.focus()
+    zones.select_option("Asia/Tokyo")
+    expect(page.locator("[data-zone-name]")).to_have_text("Asia/Tokyo")
+    there = int(page.locator("#run-tasks time").first.inner_text().split(":")[0][-2:])
+    assert (there - here) % 24 in (7, 8)
+    zones.select_option("")
+    expect(page.locator("[data-zone-name]")).to_have_text("Europe/Berlin")

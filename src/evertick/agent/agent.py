@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -17,9 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import TypeVar
 
-from evertick.agent.api_client import AgentClient, keep_asking
-from evertick.agent.heartbeat import AgentHeartbeat
-from evertick.agent.log_shipper import AgentLog
+from evertick.agent.api_client import ANSWER_SECONDS, AgentClient, keep_asking
 from evertick.bundles.bundle import unpack
 from evertick.bundles.cache import keep
 from evertick.config import Settings
@@ -28,38 +28,14 @@ from evertick.domain.attempt import Outcome, OutcomeKind
 from evertick.domain.errors import ApiUnreachable, Conflict, EvertickError, InvalidSettings, LeaseLost, Unauthenticated
 from evertick.executors.local.child_process import ExecutorLimits
 from evertick.executors.local.executor import LocalExecutor
-from evertick.executors.local.process_pool import BundlePlace
-from evertick.logs.spool import LogCap
+from evertick.executors.local.fork_server_client import BundlePlace
+from evertick.logs.spool import LogCap, LogChunk
 from evertick.observability.logging import Log
 from evertick.processes.linux import boot_seconds
 from evertick.runner.state import RunnerState
 from evertick.storage.result_files import ResultFiles, files_in
 
 _UNSENT = "result_lost: the result is too large for the agent's outcome file, and did not reach the API"
-
-
-class OutcomeFile:
-    """`path` is None where there is no place to leave a file."""
-
-    def __init__(self, path: Path | None, *, session: int, log: Log) -> None:
-        self._path, self._session, self._log = path, session, log
-
-    async def write(self, outcome: Outcome, *, has_result_elsewhere: bool = False) -> bool:
-        """Returns whether the whole outcome is safe in the file. `has_result_elsewhere`: the API does not have its
-        result yet."""
-        if self._path is None:
-            return False
-        left = outcome
-        if has_result_elsewhere:
-            left = replace(outcome, kind=OutcomeKind.LOST, reason=_UNSENT, result_json=None)
-        raw = to_bytes(left, session=self._session)
-        try:
-            await asyncio.to_thread(_write, self._path, raw)
-        except OSError as error:
-            self._log.warning("outcome_write_failed", path=str(self._path), error=error)
-            return False
-        found = parse(raw, key=outcome.key, epoch=outcome.epoch, session=self._session)
-        return found is not None and found.kind is outcome.kind
 
 
 def leave_refusal(path: Path | None, why: str) -> None:
@@ -76,12 +52,10 @@ def _write(path: Path, raw: bytes) -> None:
     """Write in place: a pod's termination message is a mounted file that cannot be replaced. Half of a document counts
     as none."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, raw)
+    with os.fdopen(fd, "wb", buffering=0) as file:
+        file.write(raw)
         with suppress(OSError):
             os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # A process manager that stops the agent kills it soon after: this is the time left to report the outcome.
@@ -95,7 +69,16 @@ LAST_LINES_SECONDS = 10.0
 T = TypeVar("T")
 
 
+# A canceled body must be gone soon after the command; this is its time to clean up.
+CANCEL_GRACE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 5.0
+# An API process that shuts down answers all waiting requests at once; do not repeat them in a tight loop.
+SHORTEST_REST_SECONDS = 0.2
+
+
 _STOPPED = "the agent was stopped before the attempt began"
+# In a pod, nothing else sends an agent SIGTERM.
+_STOPPED_EARLY = "its pod was deleted or evicted, or its agent was stopped otherwise, before the attempt ended"
 
 
 class AgentExit(IntEnum):
@@ -124,7 +107,9 @@ class AgentSession:
         self._order, self._uses_threads, limits = told.order, told.uses_threads, told.limits
         order = self._order
         self._log = log.bind(run=order.key.run_id, task=f"{order.dag}.{order.task}", epoch=order.epoch)
-        self._grace_seconds = limits.stop_grace_seconds
+        self._grace_seconds, self._beat_seconds = limits.stop_grace_seconds, limits.heartbeat_seconds
+        # The attempt must not be declared lost before its runner can read the outcome: the API's threshold counts.
+        self._report_seconds = min(settings.agent_report_seconds, limits.lost_after_seconds / 2)
         self._files = ResultFiles(
             folder=str(settings.result_place.absolute()),
             spill_bytes=limits.result_spill_bytes,
@@ -138,33 +123,27 @@ class AgentSession:
             resolve_bundle=self._place,
             put=self._put_outcomes,
             # There is one attempt: no process is kept ready for a second.
-            limits=ExecutorLimits(log_cap=cap, results=self._files, min_stock=1, max_stock=1),
+            limits=ExecutorLimits(log_cap=cap, results=self._files, min_idle=1, max_idle=1),
+            stop_reason=_STOPPED_EARLY,
         )
         self._ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         # Set when the outcome can no longer be reported to the API.
         self._give_up = asyncio.Event()
-        self._outcome_file = OutcomeFile(settings.agent_outcome_file, session=order.session, log=self._log)
-        self._heartbeat = AgentHeartbeat(
-            line,
-            limits,
-            state=RunnerState(slots=1, lost_after_seconds=limits.lost_after_seconds, now=heard_at),
-            executor=self._executor,
-            order=order,
-            on_lost=self._on_lost,
-            log=self._log,
-        )
+        self._state = RunnerState(slots=1, lost_after_seconds=limits.lost_after_seconds, now=heard_at)
+        self._executor.extend_lease(self._state.stop_at)
+        line.answer_seconds = min(ANSWER_SECONDS, max(1.0, limits.lost_after_seconds / 10))
         self._lines = AgentLog(line, self._executor, log=self._log)
         self._is_lost = False
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> AgentExit:
         self._log.info("attempt_started", session=f"{self._order.session:016x}", attempt=self._order.attempt)
         async with self._executor, asyncio.TaskGroup() as group:
-            works = (self._heartbeat.run(), self._lines.run(), self._stop_when_asked(stop, hurry))
-            beside = [group.create_task(work) for work in works]
+            works = (self._beat(), self._lines.run(), self._stop_when_asked(stop, hurry))
+            background = [group.create_task(work) for work in works]
             await self._begin()
             outcome = await self._ended
             code = await self._tell(outcome)
-            for task in beside:
+            for task in background:
                 task.cancel()
         return code
 
@@ -205,10 +184,7 @@ class AgentSession:
         return BundlePlace(path=folder / bundle, uses_threads=self._uses_threads, environment=self._environment)
 
     async def _ask_for(self, path: str) -> bytes:
-        what = path.split("/")[1]
-        return await keep_asking(
-            lambda: self._line.fetch(path), until=self._give_up, seconds=inf, what=what, log=self._log
-        )
+        return await self._patiently(lambda: self._line.fetch(path), what=path.split("/")[1])
 
     def _put_outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
@@ -219,8 +195,38 @@ class AgentSession:
         order = self._order
         self._put_outcomes([Outcome(key=order.key, epoch=order.epoch, kind=kind, reason=reason)])
 
-    def _on_lost(self) -> None:
+    async def _beat(self) -> None:
+        """Extend the lease over HTTP, and long-poll for a request to stop, until the attempt is lost or canceled."""
+        key, epoch, failures = self._order.key, self._order.epoch, 0
+        while True:
+            sent_at = boot_seconds()
+            try:
+                word, rest_seconds = await self._line.heartbeat(self._beat_seconds)
+            except (LeaseLost, Conflict):
+                word, rest_seconds = "lost", 0.0
+            except EvertickError as error:
+                # The API may come back. Until then the attempt continues, unless its fork server has a lease deadline.
+                failures += 1
+                self._log.warning("heartbeat_failed", failures=failures, error=error)
+                pause = min(LONGEST_PAUSE_SECONDS, self._beat_seconds, 0.1 * 2 ** min(failures, 10))
+                await asyncio.sleep(pause * (0.5 + random.random() / 2))
+                continue
+            if failures:
+                self._log.info("heartbeat_recovered", after_failures=failures)
+            failures = 0
+            if word == "lost":
+                self._lose()
+                return
+            if word == "stop":
+                self._executor.kill(key, epoch, "stop requested", CANCEL_GRACE_SECONDS)
+            self._state.on_answer(sent_at)
+            self._executor.extend_lease(self._state.stop_at)
+            is_early = boot_seconds() - sent_at < self._beat_seconds / 2
+            await asyncio.sleep(max(rest_seconds, SHORTEST_REST_SECONDS if is_early else 0.0))
+
+    def _lose(self) -> None:
         """The attempt was given to another agent: kill it here and report nothing."""
+        self._executor.kill(self._order.key, self._order.epoch, "lease lost")
         self._is_lost = True
         self._log.error("lease_lost")
         self._give_up.set()
@@ -244,12 +250,12 @@ class AgentSession:
         if self._is_lost:
             return AgentExit.NOT_OURS
         is_file = outcome.result_json is not None and bool(self._sent_apart(outcome.result_json))
-        is_safe = await self._outcome_file.write(outcome, has_result_elsewhere=is_file)
+        is_safe = await self._leave_outcome(outcome, has_result_elsewhere=is_file)
         try:
             if is_file:
-                outcome = await self._patiently(lambda: self._send_result(outcome), inf)
-                is_safe = await self._outcome_file.write(outcome)
-            patience = self._settings.agent_report_seconds if is_safe else inf
+                outcome = await self._patiently(lambda: self._send_result(outcome))
+                is_safe = await self._leave_outcome(outcome)
+            patience = self._report_seconds if is_safe else inf
             await self._patiently(lambda: self._finish(outcome), patience)
         except LeaseLost as error:
             self._log.error("lease_lost", error=error)
@@ -259,10 +265,27 @@ class AgentSession:
             return AgentExit.NOT_OURS if self._is_lost else AgentExit.UNREPORTED
         self._executor.settle([(outcome.key, outcome.epoch)])
         self._log.info("task_finished", outcome=outcome.kind.value)
-        return _EXITS[outcome.kind]
+        return _exit_of(outcome.kind)
 
-    async def _patiently(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T:
-        return await keep_asking(ask, until=self._give_up, seconds=seconds, what="finish", log=self._log)
+    async def _leave_outcome(self, outcome: Outcome, *, has_result_elsewhere: bool = False) -> bool:
+        """Returns whether the whole outcome is safe in the file, if there is one. `has_result_elsewhere`: the API does
+        not have its result yet."""
+        path, session, left = self._settings.agent_outcome_file, self._order.session, outcome
+        if path is None:
+            return False
+        if has_result_elsewhere:
+            left = replace(outcome, kind=OutcomeKind.LOST, reason=_UNSENT, result_json=None)
+        raw = to_bytes(left, session=session)
+        try:
+            await asyncio.to_thread(_write, path, raw)
+        except OSError as error:
+            self._log.warning("outcome_write_failed", path=str(path), error=error)
+            return False
+        found = parse(raw, key=outcome.key, epoch=outcome.epoch, session=session)
+        return found is not None and found.kind is outcome.kind
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]], seconds: float = inf, *, what: str = "finish") -> T:
+        return await keep_asking(ask, until=self._give_up, seconds=seconds, what=what, log=self._log)
 
     def _sent_apart(self, result_json: str) -> dict[str, int]:
         """The file of the result, if it is in one; then only a reference is reported."""
@@ -302,16 +325,13 @@ class AgentSession:
             )
 
 
-_EXITS = {
-    OutcomeKind.SUCCESS: AgentExit.DONE,
-    OutcomeKind.SKIPPED: AgentExit.DONE,
-    OutcomeKind.DEFERRED: AgentExit.DONE,
-    OutcomeKind.FAILED: AgentExit.FAILED,
-    OutcomeKind.TIMED_OUT: AgentExit.FAILED,
-    OutcomeKind.LOST: AgentExit.FAILED,
-    OutcomeKind.KILLED: AgentExit.STOPPED,
-    OutcomeKind.GIVEN_BACK: AgentExit.STOPPED,
-}
+def _exit_of(kind: OutcomeKind) -> AgentExit:
+    match kind:
+        case OutcomeKind.SUCCESS | OutcomeKind.SKIPPED | OutcomeKind.DEFERRED:
+            return AgentExit.DONE
+        case OutcomeKind.KILLED | OutcomeKind.GIVEN_BACK:
+            return AgentExit.STOPPED
+    return AgentExit.FAILED
 
 
 class Agent:
@@ -364,3 +384,57 @@ def read_start_token(settings: Settings) -> str:
     if not token.strip().isascii() or len(token.split()) > 1 or not token.strip().isprintable():
         raise InvalidSettings("the start token is malformed: it must be a single word.")
     return token.strip()
+
+
+LOG_SECONDS = 0.5
+PAUSE_SECONDS = 2.0
+# Encoded as JSON, a line can be six times as long; one request must stay below the API's size limit.
+CHUNKS_PER_REQUEST = 8
+
+
+class AgentLog:
+    """Ships the attempt's log lines to the API while it runs. While the API is unreachable they wait in the spool file.
+
+    No chunk is sent before the previous ones are stored, so there are neither gaps nor duplicates.
+    """
+
+    def __init__(self, line: AgentClient, executor: LocalExecutor, *, log: Log) -> None:
+        self._line, self._executor, self._log = line, executor, log
+        self._unsent: list[LogChunk] = []
+        self._is_unanswered = False
+        self._sending = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Run until canceled."""
+        while True:
+            is_heard = await self._ship() is not None
+            await asyncio.sleep(LOG_SECONDS if is_heard else PAUSE_SECONDS)
+
+    async def flush(self, seconds: float) -> bool:
+        """Send all remaining lines. False if the API did not answer, so that lines are left to send later. Lines that
+        take too long or are refused are dropped."""
+        give_up_at = time.monotonic() + seconds
+        while await self._ship():
+            if time.monotonic() > give_up_at:
+                self._log.warning("logs_left_in_spool", chunks=len(self._unsent))
+                return True
+        return not (self._unsent and self._is_unanswered)
+
+    async def _ship(self) -> int | None:
+        """The number of chunks sent; None if the API did not accept them."""
+        async with self._sending:
+            # Polling again tells the executor that the previous chunks are stored, so send those first.
+            if not self._unsent:
+                self._unsent = self._executor.poll_logs()
+            sent = 0
+            while self._unsent:
+                batch = self._unsent[:CHUNKS_PER_REQUEST]
+                try:
+                    await self._line.ship(batch)
+                except EvertickError as error:
+                    self._is_unanswered = isinstance(error, ApiUnreachable)
+                    self._log.warning("log_upload_failed", chunks=len(self._unsent), error=error)
+                    return None
+                self._unsent = self._unsent[len(batch) :]
+                sent += len(batch)
+            return sent

@@ -25,13 +25,13 @@ from evertick.domain.attempt import Outcome
 from evertick.domain.errors import ApiUnreachable, Conflict, EvertickError, LeaseLost, ResultLost, Unauthenticated
 from evertick.logs.spool import LogChunk
 from evertick.observability.logging import Log
-from evertick.processes.identity import agent_place
+from evertick.processes.identity import registered_place
 
 _PART_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ApiResponse:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -59,7 +59,7 @@ class AgentEndpoint:
         self._port = parts.port or (443 if self._tls else 80)
         self.is_plain = self._tls is None and self._host not in ("localhost", "127.0.0.1", "::1")
 
-    async def ask(self, request: Request, *, seconds: float, most_bytes: int) -> Answer:
+    async def ask(self, request: Request, *, seconds: float, most_bytes: int) -> ApiResponse:
         """Send the request. Raises OSError or TimeoutError without a complete response; the server may still have processed it."""
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
@@ -75,7 +75,7 @@ class AgentEndpoint:
 
     async def _exchange(
         self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most_bytes: int
-    ) -> Answer:
+    ) -> ApiResponse:
         line = h11.Connection(h11.CLIENT)
         content = request.content
         size = len(content) if isinstance(content, bytes) else request.size
@@ -100,7 +100,7 @@ async def _parts(content: AsyncIterator[bytes] | bytes) -> AsyncIterator[bytes]:
         yield part
 
 
-async def _read(line: h11.Connection, reader: asyncio.StreamReader, most_bytes: int) -> Answer:
+async def _read(line: h11.Connection, reader: asyncio.StreamReader, most_bytes: int) -> ApiResponse:
     status, headers, parts, total = 0, {}, [], 0
     while True:
         match line.next_event():
@@ -118,7 +118,7 @@ async def _read(line: h11.Connection, reader: asyncio.StreamReader, most_bytes: 
                     raise OSError(f"the response is larger than {most_bytes} bytes")
                 parts.append(bytes(part.data))
             case h11.EndOfMessage():
-                return Answer(status=status, headers=headers, body=b"".join(parts))
+                return ApiResponse(status=status, headers=headers, body=b"".join(parts))
             case h11.InformationalResponse():
                 pass
             case _:
@@ -169,7 +169,7 @@ class AgentClient:
     async def start(self) -> AgentOrder:
         """Acknowledge the start. Raises Conflict or LeaseLost if the attempt must not run, Refused if the token is
         invalid, or Unanswered."""
-        body = {"nonce": self._nonce, "version": version("evertick"), "place": agent_place()}
+        body = {"nonce": self._nonce, "version": version("evertick"), "place": registered_place()}
         try:
             told = read_order(await self._say("/start", body, token=self._renewal))
         except (KeyError, TypeError, ValueError):
@@ -187,7 +187,8 @@ class AgentClient:
         except (KeyError, TypeError, ValueError):
             # A proxy answered instead of the API. The attempt continues as if there were no answer.
             raise ApiUnreachable(_NO_API) from None
-        self._token, self._renewal = token, renewal
+        if token:  # an attempt that has ended gets no new one
+            self._token, self._renewal = token, renewal
         return word, rest_seconds
 
     async def ship(self, chunks: list[LogChunk]) -> None:
@@ -212,7 +213,7 @@ class AgentClient:
         return (await self._renewed(lambda: self._ask(request, FILE_SECONDS))).body
 
     async def put(self, path: str, file: Path, size: int) -> None:
-        async def send() -> Answer:
+        async def send() -> ApiResponse:
             made = _parts_of(file)
             request = Request(
                 method="PUT",
@@ -246,7 +247,7 @@ class AgentClient:
         except ValueError:
             raise ApiUnreachable(_NO_API) from None
 
-    async def _ask(self, request: Request, seconds: float) -> Answer:
+    async def _ask(self, request: Request, seconds: float) -> ApiResponse:
         try:
             answer = await self._address.ask(request, seconds=seconds, most_bytes=MOST_ANSWER_BYTES)
         except OSError as error:
@@ -256,7 +257,7 @@ class AgentClient:
         raise _problem(answer)
 
 
-def _problem(answer: Answer) -> EvertickError:
+def _problem(answer: ApiResponse) -> EvertickError:
     """The error for a response that is not a success. Only an Evertick problem document is trusted: proxies send 4xx of
     their own."""
     code, detail = "", f"the API answered {answer.status}"
@@ -295,9 +296,8 @@ async def keep_asking(
             failures += 1
             if until.is_set() or time.monotonic() >= give_up_at:
                 raise
-            pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures, 10)) * (
-                0.5 + random.random() / 2
-            )
+            longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures, 10))
+            pause = longest * random.uniform(0.5, 1.0)
             log.warning("api_unreachable", what=what, failures=failures, error=error, again_in=round(pause, 1))
             with suppress(TimeoutError):
                 await asyncio.wait_for(until.wait(), min(pause, max(0.0, give_up_at - time.monotonic())))

@@ -5,8 +5,13 @@ Fast reads are answered before the framework; an error on that path repeats the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import gzip
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
+from typing import Any
 
 import psycopg
 from fastapi import APIRouter, FastAPI, Request
@@ -19,8 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evertick.api import sessions
 from evertick.api.agent import files as agent_files
-from evertick.api.agent import routes as agent_attempts
-from evertick.api.agent import routes as agent_logs
+from evertick.api.agent import routes as agent_routes
 from evertick.api.agent.auth import PREFIX as AGENT_PREFIX
 from evertick.api.agent.auth import AgentRoute
 from evertick.api.airflow import (
@@ -41,19 +45,24 @@ from evertick.api.airflow import (
 from evertick.api.airflow.labels import tell, tell_invalid
 from evertick.api.auth import ERROR, GuardedRoute, authenticate, requires
 from evertick.api.context import ApiContext, Who
-from evertick.api.middleware import AgentLimits, Middleware
+from evertick.api.middleware import AgentRequestLimits, Middleware
 from evertick.api.native import native_routers
+from evertick.api.openapi import PREFIX, describe
 from evertick.api.problems import invalid, problem, status_of
 from evertick.db.queries.shards import read_clock
 from evertick.domain.access import Permission
 from evertick.domain.errors import EvertickError
 from evertick.observability.health import metrics_text
 
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+ErrorAnswer = Callable[[Request, Exception], JSONResponse]
+Parts = Mapping[str, tuple[FastAPI, Sequence[APIRouter]]]
+
 
 class FastReads:
     """`parts` maps each prefix to its application and routers."""
 
-    def __init__(self, app: ASGIApp, *, parts: Mapping[str, tuple[FastAPI, Iterable[APIRouter]]]) -> None:
+    def __init__(self, app: ASGIApp, *, parts: Parts) -> None:
         self._app = app
         self.ways = {
             prefix + route.path: (part, route.permission, route.answer_plainly)
@@ -133,46 +142,49 @@ class _Part(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def make_app(desk: ApiContext) -> FastAPI:
+class _Native(_Part):
+    """The native API, which declares more in its document."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = describe(super().openapi())
+        return self.openapi_schema
+
+
+def make_app(context: ApiContext) -> FastAPI:
     """Build the outer application; each API is a mounted application with its own OpenAPI document."""
-    app = _part(desk, title="Evertick", description="Sign-in, health and metrics.")
+    app = _part(context, title="Evertick", description="Sign-in, health and metrics.")
     app.include_router(sessions.router)
     _add_front(app)
-    native = _part(desk, title="Evertick API", description="All functions of Evertick. See docs/howto/api.md.")
-    natives = native_routers()
-    for router in natives:
-        native.include_router(router)
-    _add_document(native)
-    app.mount("/api/v1", native)
-    airflow = _part(desk, title="Airflow API", description="Compatible with the client of Airflow 3.3.")
-    for kind in (EvertickError, psycopg.Error, UnicodeEncodeError, HTTPException, OSError, Exception):
-        airflow.add_exception_handler(kind, _tell_airflow)
+    about = "All functions of Evertick. See docs/howto/api.md; docs/reference/errors.md lists the errors."
+    native = _part(context, title="Evertick API", description=about, kind=_Native)
+    native.servers = [{"url": PREFIX}]
+    airflow = _part(context, title="Airflow API", description="Compatible with the client of Airflow 3.3.", answer=tell)
     airflow.add_exception_handler(RequestValidationError, tell_invalid)
-    airflows = list(_AIRFLOW)
-    for router in airflows:
-        airflow.include_router(router)
-    _add_document(airflow)
-    app.mount("/api/v2", airflow)
-    agent = _part(desk, title="Agent API", description="For the agent that runs an attempt. See docs/howto/remote.md.")
-    for router in (agent_attempts.router, agent_logs.logs_router, agent_files.router):
+    parts: Parts = {PREFIX: (native, native_routers()), "/api/v2": (airflow, _AIRFLOW)}
+    for prefix, (part, routers) in parts.items():
+        for router in routers:
+            part.include_router(router)
+        _add_document(part)
+        app.mount(prefix, part)
+    _add_airflow_document(app, airflow)
+    agent = _part(
+        context, title="Agent API", description="For the agent that runs an attempt. See docs/howto/remote.md."
+    )
+    for router in (agent_routes.router, agent_routes.logs_router, agent_files.router):
         agent.include_router(router)
     agent.router.route_class = AgentRoute
     app.mount(AGENT_PREFIX, agent)
-    short = FastReads(app.answer, parts={"/api/v1": (native, natives), "/api/v2": (airflow, airflows)})
-    packed = _Packing(short, minimum_size=_GZIP_BYTES, compresslevel=_GZIP_LEVEL)
-    app.surroundings = Middleware(packed, rate=desk.settings.api_rate_limit, agents=AgentLimits(desk))
+    packed = _Packing(FastReads(app.answer, parts=parts), minimum_size=_GZIP_BYTES, compresslevel=_GZIP_LEVEL)
+    app.surroundings = Middleware(packed, rate=context.settings.api_rate_limit, agents=AgentRequestLimits(context))
     return app
 
 
-def parts_of(app: FastAPI) -> dict[str, FastAPI]:
-    """The mounted FastAPI applications by prefix."""
-    mounted = {route.path: route.app for route in app.routes if isinstance(getattr(route, "app", None), FastAPI)}  # type: ignore[attr-defined]
-    return {"": app, **mounted}
-
-
-def _part(desk: ApiContext, *, title: str, description: str) -> _Part:
+def _part(
+    context: ApiContext, *, title: str, description: str, answer: ErrorAnswer = problem, kind: type[_Part] = _Part
+) -> _Part:
     """Create an application without FastAPI's documentation pages: they would bypass authentication."""
-    app = _Part(
+    app = kind(
         title=title,
         description=description,
         version=version("evertick"),
@@ -183,48 +195,36 @@ def _part(desk: ApiContext, *, title: str, description: str) -> _Part:
         redirect_slashes=False,
     )
     app.router.route_class = GuardedRoute
-    app.state.desk = desk
+    app.state.context = context
     app.state.strangers = {}
-    for kind in (EvertickError, psycopg.Error, UnicodeEncodeError, HTTPException, OSError):
-        app.add_exception_handler(kind, _tell)
-    app.add_exception_handler(RequestValidationError, _tell_invalid)
-    app.add_exception_handler(ClientDisconnect, _tell_nobody)
-    app.add_exception_handler(Exception, _tell_fault)
+    for error in (EvertickError, psycopg.Error, UnicodeEncodeError, HTTPException, OSError, Exception):
+        app.add_exception_handler(error, _logged(answer))
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(ClientDisconnect, _tell_disconnected)
     return app
 
 
-async def _tell(request: Request, error: Exception) -> JSONResponse:
-    if status_of(error)[0] >= 500:
-        log_fault(request, error)
-    return problem(request, error)
+def _logged(answer: ErrorAnswer) -> Handler:
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        if status_of(error)[0] >= 500:
+            log_fault(request, error)
+        return answer(request, error)
+
+    return handle
 
 
-async def _tell_nobody(request: Request, error: Exception) -> Response:
+async def _tell_disconnected(request: Request, error: Exception) -> Response:
     """The client disconnected while sending its body: no response is possible, and it is no server error."""
     return Response(status_code=400)
 
 
-async def _tell_invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return invalid(request, error)
-
-
-async def _tell_fault(request: Request, error: Exception) -> JSONResponse:
-    log_fault(request, error)
-    return problem(request, error)
-
-
-async def _tell_airflow(request: Request, error: Exception) -> JSONResponse:
-    if status_of(error)[0] >= 500:
-        log_fault(request, error)
-    return tell(request, error)
-
-
 def log_fault(request: Request, error: Exception) -> None:
-    desk: ApiContext = request.app.state.desk
+    context: ApiContext = request.app.state.context
     route = request.scope.get("route")
     path = getattr(route, "path", "unknown")
-    desk.log.error("request_failed", method=request.method, path=path, request_id=request.state.request_id, error=error)
+    context.log.error(
+        "request_failed", method=request.method, path=path, request_id=request.state.request_id, error=error
+    )
 
 
 def _add_front(app: FastAPI) -> None:
@@ -250,6 +250,25 @@ def _add_front(app: FastAPI) -> None:
     async def metrics(caller: Who) -> PlainTextResponse:
         """Metrics of this process, for Prometheus."""
         return PlainTextResponse(metrics_text())
+
+
+def _add_airflow_document(app: FastAPI, airflow: FastAPI) -> None:
+    @cache
+    def packed() -> tuple[bytes, bytes]:
+        document = airflow.openapi()
+        paths = {f"/api/v2{path}": each for path, each in document["paths"].items()}
+        content = json.dumps({**document, "paths": paths}).encode()
+        return content, gzip.compress(content)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    @requires(Permission.OPEN)
+    async def airflow_document(caller: Who, request: Request) -> Response:
+        """The document of the Airflow API, where Airflow has it: tools read it there without a token. Packed once."""
+        content, gzipped = await asyncio.to_thread(packed)
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(content, media_type="application/json", headers={"Vary": "Accept-Encoding"})
+        headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+        return Response(gzipped, media_type="application/json", headers=headers)
 
 
 def _add_document(app: FastAPI) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import psycopg
 
@@ -30,17 +29,11 @@ IDLE_SECONDS = 30.0
 _MOST = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    principal: Principal
-    until: float
-
-
 class AuthCache:
     def __init__(self, url: str, *, is_enabled: bool, now: Callable[[], float] = time.monotonic) -> None:
         self._url, self._is_enabled, self._now = url, is_enabled, now
-        # Keyed by hash, so that no secret stays in memory.
-        self._kept: dict[bytes, _Kept] = {}
+        # The owner and the end of each entry. Keyed by hash, so that no secret stays in memory.
+        self._kept: dict[bytes, tuple[Principal, float]] = {}
         self._is_told, self._times_forgotten = False, 0
         self._asked, self._asked_at = asyncio.Event(), 0.0
 
@@ -48,9 +41,9 @@ class AuthCache:
         """The owner of the secret, or None if it is wrong, revoked or expired."""
         secret_hash, now = hash_of(secret), self._now()
         self._asked_at = now
-        kept = self._kept.get(secret_hash)
-        if kept is not None and now < kept.until:
-            return Authenticated(principal=kept.principal, is_use_old=False, seconds_left=kept.until - now)
+        principal, until = self._kept.get(secret_hash, (None, 0.0))
+        if principal is not None and now < until:
+            return Authenticated(principal=principal, is_use_old=False, seconds_left=until - now)
         self._asked.set()
         times = self._times_forgotten
         async with readers.lent() as conn:
@@ -60,7 +53,7 @@ class AuthCache:
             seconds = KEPT_SECONDS if found.seconds_left is None else min(KEPT_SECONDS, found.seconds_left)
             if len(self._kept) >= _MOST:
                 self._kept.clear()
-            self._kept[secret_hash] = _Kept(found.principal, now + seconds)
+            self._kept[secret_hash] = (found.principal, now + seconds)
         return found
 
     def forget(self) -> None:

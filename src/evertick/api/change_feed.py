@@ -65,14 +65,14 @@ class ChangeFeed:
     _marks: deque[tuple[float, ChangeMark]] = field(default_factory=deque)
     _open: dict[int, None] = field(default_factory=dict)
     # Reported rows with their transactions, and the transaction marks of earlier polls.
-    _told: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    _reported: dict[Key, tuple[int, int]] = field(default_factory=dict)
 
     async def begin(self, conn: AsyncConnection) -> None:
         """Start from the current state. Data read after this call is not older than the start of the first `look`."""
         mark = await changes.mark(conn)
         newest_run, newest_entry = max(mark.newest_run - OVERLAP, 0), max(mark.newest_entry - OVERLAP, 0)
         first = ChangeMark(mark.oldest, mark.next, newest_run, newest_entry, mark.at)
-        self._marks, self._told = deque([(time.monotonic(), first)]), {}
+        self._marks, self._reported = deque([(time.monotonic(), first)]), {}
         self._open = dict.fromkeys(await changes.open_run_ids(conn, limit=MOST_OPEN))
 
     async def look(self, conn: AsyncConnection, interest: Callable[[], Interest]) -> list[Change]:
@@ -81,26 +81,31 @@ class ChangeFeed:
         `interest` is evaluated after the mark: later watchers are served by the next poll, from this mark on.
         """
         since, before = self._since(), self._marks[0][1]
+        written_since = changes.xid(since)
         # Take the mark first, so that changes during the other queries are found again.
         mark = await changes.mark(conn)
         try:
-            deeds = _bounded(
-                await changes.entries(conn, since=since, after=before.newest_entry, limit=MOST_CHANGES + 1)
+            entries = _bounded(
+                await changes.entries(conn, since=written_since, after=before.newest_entry, limit=MOST_CHANGES + 1)
             )
             moved = _bounded(
                 await changes.changed_runs(
-                    conn, since=since, after=before.newest_run, were_open=self._next_open(), limit=MOST_CHANGES + 1
+                    conn,
+                    since=written_since,
+                    after=before.newest_run,
+                    were_open=self._next_open(),
+                    limit=MOST_CHANGES + 1,
                 )
             )
-            touched = {*(row.run_id for row in moved), *(deed.run_id for deed in deeds if deed.run_id is not None)}
+            touched = {*(row.run_id for row in moved), *(entry.run_id for entry in entries if entry.run_id is not None)}
             watched = await self._watched(conn, interest(), touched)
-            tasks = _bounded(await changes.tasks(conn, since=since, run_ids=watched, limit=MOST_CHANGES + 1))
+            tasks = _bounded(await changes.tasks(conn, since=written_since, run_ids=watched, limit=MOST_CHANGES + 1))
         except TooManyChanges:
             await self.begin(conn)
             raise
         self._marks.append((time.monotonic(), mark))
-        found = [*self._deeds(deeds, mark), *self._runs(moved, tasks, mark)]
-        self._told = {key: told for key, told in self._told.items() if told[1] > since}
+        found = [*self._entries(entries, mark), *self._runs(moved, tasks, mark)]
+        self._reported = {key: reported for key, reported in self._reported.items() if reported[1] > since}
         return found
 
     def _since(self) -> int:
@@ -130,19 +135,19 @@ class ChangeFeed:
             return sorted({*found, *interest.runs})
         return sorted(interest.runs)
 
-    def _deeds(self, deeds: list[AuditChange], mark: ChangeMark) -> Iterable[Change]:
-        for deed in deeds:
-            name = _event_of(deed)
-            if name is not None and self._is_new(("entry", deed.entry_id), deed.written_by, mark):
-                facts: Facts = {"verb": deed.verb, "at": _text(deed.occurred_at)}
-                if deed.run_id is not None:
-                    facts |= {"run_id": deed.run_id, "state": deed.state}
-                    facts |= {"task": deed.task, "map_index": deed.map_index} if deed.task is not None else {}
-                elif deed.backfill is not None:
-                    facts["backfill"] = deed.backfill
-                elif deed.subject is not None:
-                    facts[name] = deed.subject
-                yield Change(name=name, dag_id=deed.dag_id, run_id=deed.run_id, facts=facts)
+    def _entries(self, entries: list[AuditChange], mark: ChangeMark) -> Iterable[Change]:
+        for entry in entries:
+            name = _event_of(entry)
+            if name is not None and self._is_new(("entry", entry.entry_id), entry.written_by, mark):
+                facts: Facts = {"verb": entry.verb, "at": _text(entry.occurred_at)}
+                if entry.run_id is not None:
+                    facts |= {"run_id": entry.run_id, "state": entry.state}
+                    facts |= {"task": entry.task, "map_index": entry.map_index} if entry.task is not None else {}
+                elif entry.backfill is not None:
+                    facts["backfill"] = entry.backfill
+                elif entry.subject is not None:
+                    facts[name] = entry.subject
+                yield Change(name=name, dag_id=entry.dag_id, run_id=entry.run_id, facts=facts)
 
     def _runs(self, moved: list[ChangedRun], tasks: list[ChangedTask], mark: ChangeMark) -> Iterable[Change]:
         """The changes of runs and tasks, in order: a run starts before its tasks change and ends after them."""
@@ -168,20 +173,20 @@ class ChangeFeed:
             yield Change(name="run", dag_id=row.dag_id, run_id=row.run_id, facts=facts)
 
     def _is_new(self, key: Key, written_by: int, mark: ChangeMark) -> bool:
-        known = self._told.get(key)
-        self._told[key] = (written_by, mark.next)
+        known = self._reported.get(key)
+        self._reported[key] = (written_by, mark.next)
         return known is None or known[0] != written_by
 
 
-def _event_of(deed: AuditChange) -> str | None:
+def _event_of(entry: AuditChange) -> str | None:
     """The event name of an audit entry. Triggered runs are reported as runs; changes of users and tokens are not reported."""
-    if deed.verb == "trigger":
+    if entry.verb == "trigger":
         return None
-    if deed.run_id is not None:
+    if entry.run_id is not None:
         return "run"
-    if deed.dag_id is not None:
-        return "backfill" if deed.backfill is not None else "schedule" if deed.verb.endswith("_schedule") else "dag"
-    return "pool" if deed.verb in _POOL_VERBS else "runner" if deed.verb in _RUNNER_VERBS else None
+    if entry.dag_id is not None:
+        return "backfill" if entry.backfill is not None else "schedule" if entry.verb.endswith("_schedule") else "dag"
+    return "pool" if entry.verb in _POOL_VERBS else "runner" if entry.verb in _RUNNER_VERBS else None
 
 
 def _bounded(rows: list[T]) -> list[T]:

@@ -134,8 +134,7 @@ _NEEDS = {"pool": Permission.READ_GATES, "runner": Permission.READ_RUNNERS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    number: int
+class StreamEvent:
     change: Change
     tags: list[str]
     dag: str | None
@@ -158,7 +157,7 @@ class Watcher:
         """The scopes that the feed must poll for it."""
         return [*self.runs, *self.dags] or [None]
 
-    def wants(self, found: Event) -> bool:
+    def wants(self, found: StreamEvent) -> bool:
         if found.dag is None:
             permission = _NEEDS[found.change.name]
             return not self.runs and not self.dags and self.principal.may(permission)
@@ -170,11 +169,11 @@ class EventHub:
     def __init__(self, url: str, log: Log) -> None:
         self.log = log
         self.watchers: set[Watcher] = set()
-        self._seats = StreamLimit(most=MOST_STREAMS, most_of_user=MOST_STREAMS_OF_USER)
-        self._link, self._tail = ReconnectingConnection(url, Purpose.API_READ), ChangeFeed()
+        self._limit = StreamLimit(most=MOST_STREAMS, most_of_user=MOST_STREAMS_OF_USER)
+        self._link, self._feed = ReconnectingConnection(url, Purpose.API_READ), ChangeFeed()
         # Changes whenever event numbers restart, so that old ids are recognized. Empty while the feed is not polling.
         self._token, self._number = "", 0
-        self._ring: deque[Event] = deque(maxlen=RING_EVENTS)
+        self._ring: deque[StreamEvent] = deque(maxlen=RING_EVENTS)
         # Per scope: the first event number it covers, and until when it is polled without a watcher.
         self._since: dict[Key, int] = {}
         self._until: dict[Key, float] = {}
@@ -183,7 +182,7 @@ class EventHub:
 
     def join(self, principal: Principal, *, runs: Iterable[int] = (), dags: Iterable[str] = ()) -> Watcher:
         """Add a watcher. Raises TooMany."""
-        self._seats.take(principal.name)
+        self._limit.take(principal.name)
         made = Watcher(principal=principal, runs=frozenset(runs), dags=frozenset(dags))
         self.watchers.add(made)
         for key in made.keys:
@@ -194,7 +193,7 @@ class EventHub:
 
     def leave(self, watcher: Watcher) -> None:
         self.watchers.remove(watcher)
-        self._seats.leave(watcher.principal.name)
+        self._limit.leave(watcher.principal.name)
         for key in watcher.keys:
             self._until[key] = time.monotonic() + LINGER_SECONDS
 
@@ -255,10 +254,10 @@ class EventHub:
         try:
             conn = await self._link.get()
             if not self._token:
-                await self._tail.begin(conn)
+                await self._feed.begin(conn)
                 self._begin(secrets.token_hex(4))
             try:
-                await self._add(conn, await self._tail.look(conn, self._interest))
+                await self._add(conn, await self._feed.look(conn, self._interest))
             except TooManyChanges:
                 self._add_flood()
             if began - self._checked_at >= CHECK_SECONDS:
@@ -309,8 +308,7 @@ class EventHub:
             self._number += 1
             facts = change.facts if dag is None else {"dag": dag.name, **change.facts}
             self._ring.append(
-                Event(
-                    number=self._number,
+                StreamEvent(
                     change=change,
                     tags=dag.tags if dag else [],
                     dag=dag.name if dag else None,
@@ -353,7 +351,7 @@ class EventHub:
         watcher.place = place
         return None
 
-    def _next_part(self, watcher: Watcher) -> list[Event]:
+    def _next_part(self, watcher: Watcher) -> list[StreamEvent]:
         skipped = max(watcher.place - (self._number - len(self._ring)), 0)
         part = list(islice(self._ring, skipped, skipped + _PER_PART))
         watcher.place += len(part)

@@ -7,7 +7,7 @@ the same answer; every other request is left to the framework (decision 0035).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from enum import Enum
@@ -44,22 +44,22 @@ class _Param:
         return TypeAdapter(self.annotation).validate_python
 
 
-def plain_answer(route: APIRoute) -> Answer | None:
+def plain_answer(route: APIRoute, *, known_query: frozenset[str] | None = None) -> Answer | None:
     """A function that answers a request for this route whose caller is known, or returns None if the framework must
-    answer. None for a route that is not plain."""
+    answer. None for a route that is not plain. With `known_query`, other query parameters are an error."""
     if route.response_model is None or not _answers_plainly(route):
         return None
     callers, in_path, in_query = [], [], []
     for parameter in inspect.signature(route.endpoint, eval_str=True).parameters.values():
         if _is_caller(parameter):
             callers.append(parameter.name)
-        elif (param := _param(parameter, is_in_path=parameter.name in route.param_convertors)) is None:
+        elif (param := _param(parameter, route.param_convertors)) is None:
             return None
-        elif parameter.name in route.param_convertors:
+        elif param.alias in route.param_convertors:
             in_path.append(param)
         else:
             in_query.append(param)
-    return _Read(route, callers, in_path, in_query).answer
+    return _Read(route, callers, in_path, in_query, known_query).answer
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class _Read:
     callers: list[str]
     in_path: list[_Param]
     in_query: list[_Param]
+    known_query: frozenset[str] | None
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
@@ -75,9 +76,11 @@ class _Read:
 
     async def answer(self, request: Request) -> Response | None:
         values: dict[str, Any] = dict.fromkeys(self.callers, request.state.caller)
+        query = request.query_params
+        if self.known_query is not None and not self.known_query >= query.keys():
+            return None
         try:
             if self.in_query:
-                query = request.query_params
                 for param in self.in_query:
                     given = (query.getlist(param.alias) or None) if param.is_list else query.get(param.alias)
                     values[param.name] = param.validate(given) if given is not None else _default(param)
@@ -107,7 +110,7 @@ def _is_caller(parameter: inspect.Parameter) -> bool:
     return any(isinstance(each, params.Depends) and each.dependency is caller_of for each in metadata)
 
 
-def _param(parameter: inspect.Parameter, *, is_in_path: bool) -> _Param | None:
+def _param(parameter: inspect.Parameter, in_path: Collection[str]) -> _Param | None:
     """None for anything but a single value, or a list of single values, in the path or the query."""
     kind, *metadata = (
         get_args(parameter.annotation) if get_origin(parameter.annotation) is Annotated else [parameter.annotation]
@@ -115,20 +118,16 @@ def _param(parameter: inspect.Parameter, *, is_in_path: bool) -> _Param | None:
     if any(isinstance(each, params.Depends) for each in metadata):
         return None
     info = next((each for each in metadata if isinstance(each, params.Param)), None)
-    if info is not None and not isinstance(info, params.Path if is_in_path else params.Query):
-        return None
     is_list = _is_list(kind)
     # The framework takes a list without `Query` for a body.
     if not _is_scalar(kind) and (not is_list or info is None):
         return None
+    alias = (info.validation_alias or info.alias if info is not None else None) or parameter.name
+    if not isinstance(alias, str) or not isinstance(parameter.default, Hashable):
+        return None
     if info is not None and (info.default_factory is not None or info.validate_default):
         return None
-    alias = parameter.name if info is None or info.alias is None else info.alias
-    if info is not None and info.validation_alias is not None:
-        if not isinstance(info.validation_alias, str):
-            return None
-        alias = info.validation_alias
-    if not isinstance(parameter.default, Hashable):
+    if info is not None and not isinstance(info, params.Path if alias in in_path else params.Query):
         return None
     return _Param(parameter.name, alias, is_list, parameter.default, parameter.annotation)
 

@@ -11,7 +11,6 @@ import time
 from collections import OrderedDict
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -45,6 +44,8 @@ SAFETY = {
 }
 
 
+# Browsers use the address only with TLS, for a year.
+_HSTS = (b"strict-transport-security", b"max-age=31536000")
 # Encoded once instead of per response.
 _SAFETY = [(name.lower().encode(), value.encode()) for name, value in SAFETY.items()]
 
@@ -68,29 +69,16 @@ class Bucket:
             return 0.0
         left, since = self._left.pop(client, (self._most, now))
         left = min(self._most, left + (now - since) * self._rate)
-        if left >= 1:
-            self._left[client] = (left - 1, now)
-        else:
-            self._left[client] = (left, now)
+        self._left[client] = (left - (left >= 1), now)
         if len(self._left) > _MOST_CLIENTS:
             self._left.popitem(last=False)
         return 0.0 if left >= 1 else (1 - left) / self._rate
 
 
-class LimitExemption(Protocol):
-    """Requests with different limits."""
-
-    def most_bytes(self, path: str) -> int | None:
-        """The size limit of a body on this path; None if the path is not exempt."""
-
-    def are_known(self, path: str, authorization: str) -> bool:
-        """Whether the request is exempt from the rate limit per address: thousands of agents may share one address."""
-
-
 class Middleware:
     """The outermost middleware."""
 
-    def __init__(self, app: ASGIApp, *, rate: float, agents: LimitExemption) -> None:
+    def __init__(self, app: ASGIApp, *, rate: float, agents: AgentRequestLimits) -> None:
         self._app, self._agents, self._of_token = app, agents, Bucket(rate)
         # Several clients may share an address, but made-up tokens must not bypass its limit.
         self._of_address = Bucket(_CLIENTS_PER_ADDRESS * rate)
@@ -111,6 +99,8 @@ class Middleware:
                 own = list(message.get("headers", ()))
                 present = {name for name, _ in own}
                 own += [header for header in _SAFETY if header[0] not in present]
+                if scope.get("scheme") == "https":
+                    own.append(_HSTS)
                 message["headers"] = [*own, (b"x-request-id", request_id.encode())]
                 _ANSWERED[message["status"] // 100].inc()
                 metrics.API_SECONDS.observe(time.monotonic() - began)
@@ -156,25 +146,29 @@ def _bounded(receive: Receive, most: int) -> Receive:
 _ROOM_BYTES = 1024 * 1024
 
 
-class AgentLimits:
-    def __init__(self, desk: ApiContext) -> None:
-        self._desk = desk
-        settings = desk.settings
+class AgentRequestLimits:
+    """Agents have limits of their own."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        settings = context.settings
         # A result inside a JSON string: each quotation mark takes two characters.
         self._most_bytes = max(4 * _ROOM_BYTES, 3 * settings.result_spill_bytes + _ROOM_BYTES)
         self._most_result_bytes = settings.result_max_bytes
 
     def most_bytes(self, path: str) -> int | None:
+        """The size limit of a body on this path; None if the path is not one of agents."""
         if not path.startswith(f"{PREFIX}/"):
             return None
         return self._most_result_bytes if path.startswith(f"{PREFIX}/results/") else self._most_bytes
 
     def are_known(self, path: str, authorization: str) -> bool:
-        """Whether the token is valid. An invalid one must not bypass the rate limit per address."""
+        """Whether the request is exempt from the rate limit per address, which thousands of agents may share. An invalid token
+        must not bypass it."""
         if not path.startswith(f"{PREFIX}/"):
             return False
         for use in TokenUse:
             with suppress(Unauthenticated, EvertickError):
-                self._desk.agent_tokens.read(token_of(authorization), use)
+                self._context.agent_tokens.read(token_of(authorization), use)
                 return True
         return False

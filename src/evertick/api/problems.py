@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 
 import psycopg
@@ -17,6 +19,8 @@ PROBLEM = "application/problem+json"
 # The usual duration of a restart or a failover.
 RETRY_AFTER_SECONDS = 5
 _MOST_ERRORS = 20
+# docs/reference/errors.md has a section per code (decision 0047).
+_TYPE = "urn:evertick:error:"
 
 STATUS: Mapping[str, HTTPStatus] = {
     "error": HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -52,6 +56,59 @@ STATUS: Mapping[str, HTTPStatus] = {
     "answer_lost": HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
+# Errors that are not raised by an operation.
+SERVER_STATUS: Mapping[str, HTTPStatus] = {
+    "method_not_allowed": HTTPStatus.METHOD_NOT_ALLOWED,
+    "overloaded": HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidField:
+    """`at` is the place in the request, such as `body.slots` or `query.limit`."""
+
+    at: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """An error. `type` identifies its kind and never changes; `code` is the last part of it. `errors` is set for a request
+    that does not match this document."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    request_id: str | None
+    errors: list[InvalidField] | None = None
+
+
+def type_of(code: str) -> str:
+    """The URI that identifies a kind of error."""
+    return _TYPE + code
+
+
+def document_of(status: HTTPStatus, code: str, detail: str, request_id: str | None) -> dict[str, object]:
+    return {
+        "type": type_of(code),
+        "title": status.phrase,
+        "status": status.value,
+        "code": code,
+        "detail": detail,
+        "request_id": request_id,
+    }
+
+
+def bare_response(status: HTTPStatus, code: str, detail: str) -> tuple[bytes, dict[str, str]]:
+    """The body and the headers of an error of the server itself, which happens before there is a request."""
+    body = json.dumps(document_of(status, code, detail, None)).encode()
+    headers = {"Content-Type": PROBLEM, "Content-Length": str(len(body)), "Connection": "close"}
+    if status is HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    return body, headers
+
 
 def status_of(error: Exception) -> tuple[HTTPStatus, str, str]:
     """The status, the error code and the message of an error."""
@@ -86,7 +143,7 @@ def status_of(error: Exception) -> tuple[HTTPStatus, str, str]:
 def headers_of(error: Exception, status: HTTPStatus) -> dict[str, str]:
     headers = dict(getattr(error, "headers", None) or {})
     if isinstance(error, RateLimited):
-        headers["Retry-After"] = str(max(1, round(error.retry_after_seconds)))
+        headers["Retry-After"] = str(max(1, round(error.retry_after_seconds or 1)))
     elif status is HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
     elif status is HTTPStatus.UNAUTHORIZED:
@@ -100,8 +157,9 @@ def problem(request: Request, error: Exception) -> JSONResponse:
     return _answer(request, status, code, detail, headers_of(error, status))
 
 
-def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+async def invalid(request: Request, error: Exception) -> JSONResponse:
     """The response to a request that violates the schema, with the location of each error. Values may be secret and are omitted."""
+    assert isinstance(error, RequestValidationError)
     places = [{"at": ".".join(map(str, each["loc"])), "message": each["msg"]} for each in error.errors()]
     detail = "; ".join(f"{each['at']}: {each['message']}" for each in places[:3])
     return _answer(request, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", detail, {}, errors=places[:_MOST_ERRORS])
@@ -110,6 +168,5 @@ def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
 def _answer(
     request: Request, status: HTTPStatus, code: str, detail: str, headers: dict[str, str], **more: object
 ) -> JSONResponse:
-    document = {"type": "about:blank", "title": status.phrase, "status": status.value, "code": code, "detail": detail}
-    document |= {"request_id": getattr(request.state, "request_id", None), **more}  # type: ignore[dict-item]
+    document = document_of(status, code, detail, getattr(request.state, "request_id", None)) | more
     return JSONResponse(document, status.value, headers=headers, media_type=PROBLEM)

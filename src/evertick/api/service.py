@@ -11,9 +11,11 @@ from importlib import import_module
 
 from evertick.config import Settings
 from evertick.db.connect import Purpose, connect
+from evertick.db.queries import runners
 from evertick.engine.public_access import refuse_open_door
+from evertick.observability.health_endpoint import leave_note
 from evertick.observability.logging import Log
-from evertick.runtime.listen_socket import address_of, inherited_socket, listen
+from evertick.runtime.listen_socket import API_NOTES, address_of, inherited_socket, listen
 from evertick.runtime.loop import keep_trying, run_loop
 
 # Seconds that an idle HTTP connection stays open.
@@ -29,12 +31,15 @@ class Api:
     def __init__(self, settings: Settings, *, url: str, log: Log, application: str) -> None:
         self._settings, self._url, self._log, self._application = settings, url, log, application
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
+        self._has_agents = False
 
     async def run(self) -> None:
         await keep_trying(self._refuse_open_door, stop=self.stop, name="start", log=self._log)
         # If the supervisor already holds the port, it started this process because of the first connection.
         inherited = inherited_socket()
         self._socket = inherited or listen(self._settings, self._log)
+        if inherited is None:
+            leave_note(self._settings.home, "api", address_of(self._socket), API_NOTES)
         self._log.info("api_listening" if inherited is None else "api_started", url=address_of(self._socket))
         over = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -46,6 +51,7 @@ class Api:
     async def _refuse_open_door(self) -> None:
         async with await connect(self._url, purpose=Purpose.API_READ) as conn:
             await refuse_open_door(conn, host=self._settings.api_host, has_password=False)
+            self._has_agents = await runners.has_agents(conn)
 
     async def _stopped_or(self, serving: asyncio.Task[None]) -> None:
         asked = asyncio.create_task(self.stop.wait())
@@ -64,7 +70,8 @@ class Api:
         await run_loop(tick, wake=over, stop=over, name="api", log=self._log)
 
     async def _serve(self) -> None:
-        if await self._first_knock():
+        # Agents from before this process may be gone: their silence counts only while an API could hear them.
+        if self._has_agents or await self._first_knock():
             # Imported by name, to load the framework only now.
             serving = import_module("evertick.api.server")
             make_app = import_module(self._application).make_app

@@ -6,23 +6,23 @@ import json
 from typing import Annotated
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
-from evertick.api.auth import PLAIN_COOKIE, SECURE_COOKIE, GuardedRoute, csrf_of, refuse_foreign, requires
+from evertick.api.auth import PLAIN_COOKIE, SECURE_COOKIE, GuardedRouter, csrf_of, refuse_foreign
 from evertick.api.context import ApiCaller, Who
 from evertick.domain.access import LONGEST_NAME, LONGEST_PASSWORD, MATRIX, Permission
 from evertick.domain.errors import Unauthenticated
 from evertick.engine import accounts
 from evertick.engine.accounts import Issued, Proof
 
-router = APIRouter(prefix="/auth", route_class=GuardedRoute, tags=["auth"])
+router = GuardedRouter(prefix="/auth", tags=["auth"])
 
 
-class Login(BaseModel):
+class SignIn(BaseModel):
     model_config = ConfigDict(extra="forbid")
     username: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
     password: Annotated[str, Field(min_length=1, max_length=LONGEST_PASSWORD)]
@@ -32,7 +32,7 @@ class AccessToken(BaseModel):
     access_token: str
 
 
-class Session(BaseModel):
+class SignedIn(BaseModel):
     """The signed-in user, its permissions, and the CSRF token that pages send with each change."""
 
     user: str
@@ -48,51 +48,53 @@ class NewPassword(BaseModel):
     current_password: Annotated[str, Field(max_length=LONGEST_PASSWORD)] | None = None
 
 
-@router.post("/token", status_code=201)
-@requires(Permission.OPEN)
+@router.post("/token", Permission.OPEN, status_code=201)
 async def make_token(request: Request, caller: Who) -> AccessToken:
     """Create a bearer token from a user name and password, sent as JSON or as a form. It expires after twelve hours."""
-    login = await _login(request)
-    issued = await accounts.sign_in(
-        caller.write, name=login.username, password=login.password, origin=caller.origin, means="token"
-    )
+    issued = await accounts.sign_in(caller.write, await _proof(request, caller), means="token")
     return AccessToken(access_token=issued.secret)
 
 
-@router.post("/login")
-@requires(Permission.OPEN)
-async def sign_in(request: Request, response: Response, caller: Who) -> Session:
+@router.post("/token/cli", Permission.OPEN, status_code=201)
+async def make_cli_token(request: Request, caller: Who) -> AccessToken:
+    """The same for one hour: Airflow's command line signs in here."""
+    proof = await _proof(request, caller)
+    issued = await accounts.sign_in(caller.write, proof, means="cli", seconds=accounts.CLI_TOKEN_SECONDS)
+    return AccessToken(access_token=issued.secret)
+
+
+@router.post("/login", Permission.OPEN)
+async def sign_in(request: Request, response: Response, caller: Who) -> SignedIn:
     """Sign in with a browser. Sets the session cookie."""
     refuse_foreign(request)
-    login = await _login(request)
-    issued = await accounts.sign_in(
-        caller.write, name=login.username, password=login.password, origin=caller.origin, means="browser"
-    )
+    issued = await accounts.sign_in(caller.write, await _proof(request, caller), means="browser")
     set_cookie(request, response, issued)
-    return await _session(caller, issued.secret, csrf_of(issued.secret))
+    async with caller.read() as conn:
+        found = await accounts.authenticate(conn, issued.secret)
+    if found is None:
+        raise Unauthenticated("The session has already ended. Sign in again.")
+    caller.principal = found.principal
+    return _described(caller, csrf_of(issued.secret))
 
 
-@router.post("/link/{secret}", status_code=303, response_class=RedirectResponse)
-@requires(Permission.OPEN)
+@router.post("/link/{secret}", Permission.OPEN, status_code=303, response_class=RedirectResponse)
 async def take_link(secret: str, request: Request, caller: Who) -> RedirectResponse:
     """Sign in with a one-time link."""
     refuse_foreign(request)
     async with caller.write() as conn:
-        issued = await accounts.sign_in_by_link(conn, secret=secret, origin=caller.origin)
+        issued = await accounts.sign_in_by_link(conn, secret=secret, actor=caller.actor)
     response = RedirectResponse("/", status_code=303)
     set_cookie(request, response, issued)
     return response
 
 
-@router.get("/session")
-@requires(Permission.OWN)
-async def show_session(caller: Who) -> Session:
+@router.get("/session", Permission.OWN)
+async def show_session(caller: Who) -> SignedIn:
     """Return the signed-in user."""
     return _described(caller, caller.csrf)
 
 
-@router.post("/logout", status_code=204)
-@requires(Permission.OWN)
+@router.post("/logout", Permission.OWN, status_code=204)
 async def sign_out(response: Response, caller: Who) -> None:
     """Sign out: end the session, or revoke the token of this request."""
     await end_session(caller, response)
@@ -106,18 +108,17 @@ async def end_session(caller: ApiCaller, response: Response) -> None:
     response.delete_cookie(PLAIN_COOKIE, httponly=True, samesite="strict")
 
 
-@router.put("/password", status_code=204)
-@requires(Permission.OWN)
+@router.put("/password", Permission.OWN, status_code=204)
 async def change_password(wanted: NewPassword, caller: Who) -> None:
     """Change your own password. Ends all of your sessions and tokens, including this one."""
     # A token with fewer permissions than its user must not set the password, which grants all of them.
     if not caller.principal.is_session:
         raise Unauthenticated("Changing a password needs a session. Sign in with your password first.")
-    proof = Proof(name=caller.principal.name, password=wanted.current_password or "", origin=caller.origin)
-    await accounts.change_own_password(caller.write, proof, password=wanted.password, actor=caller.actor)
+    proof = Proof(name=caller.principal.name, password=wanted.current_password or "", actor=caller.actor)
+    await accounts.change_own_password(caller.write, proof, password=wanted.password)
 
 
-async def _login(request: Request) -> Login:
+async def _proof(request: Request, caller: ApiCaller) -> Proof:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = await request.body()
     try:
@@ -128,11 +129,12 @@ async def _login(request: Request) -> Login:
             given = {name: given[name] for name in ("username", "password") if name in given}
         else:
             raise HTTPException(415, "Unsupported content type. Send the name and password as JSON or as a form.")
-        return Login.model_validate(given)
+        login = SignIn.model_validate(given)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_input=False, include_context=False)) from None
     except (ValueError, RecursionError):
         raise HTTPException(400, "The request body is neither a JSON object nor a form.") from None
+    return Proof(name=login.username, password=login.password, actor=caller.actor)
 
 
 def set_cookie(request: Request, response: Response, issued: Issued) -> None:
@@ -148,18 +150,9 @@ def set_cookie(request: Request, response: Response, issued: Issued) -> None:
     )
 
 
-async def _session(caller: ApiCaller, secret: str, csrf: str) -> Session:
-    async with caller.read() as conn:
-        found = await accounts.authenticate(conn, secret)
-    if found is None:
-        raise Unauthenticated("The session has already ended. Sign in again.")
-    caller.principal = found.principal
-    return _described(caller, csrf)
-
-
-def _described(caller: ApiCaller, csrf: str | None) -> Session:
+def _described(caller: ApiCaller, csrf: str | None) -> SignedIn:
     principal = caller.principal
-    return Session(
+    return SignedIn(
         user=principal.name,
         role=principal.role,
         tags=None if principal.tags is None else sorted(principal.tags),

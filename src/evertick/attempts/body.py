@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evertick.attempts.protocol import AttemptIO, Report, Say, Start, json_encoder
+from evertick.attempts.protocol import AttemptIO, Report, Start, json_encoder
 from evertick.domain.attempt import RESULT_TAG, UNSTORABLE, OutcomeKind, storable_text
 from evertick.domain.errors import InvalidDag
 from evertick.domain.retry import RetryPolicy, class_names, may_retry
@@ -25,7 +25,7 @@ from evertick.processes.tree import OUT_OF_MEMORY, explain_exit
 from evertick.sdk.dag import load_dags
 from evertick.sdk.runtime import (
     BoundTask,
-    Dag,
+    CompiledDag,
     Done,
     Fail,
     HttpCall,
@@ -58,7 +58,12 @@ class EncodedResult(NamedTuple):
     replaced_count: int = 0
 
 
-def encode_result(value: Any, max_bytes: int = DEFAULT_RESULT_BYTES) -> EncodedResult:
+def encode_result(
+    value: Any, max_bytes: int = DEFAULT_RESULT_BYTES, pushed: Mapping[str, object] | None = None
+) -> EncodedResult:
+    """`pushed` are the outputs that were pushed by name."""
+    if pushed:
+        return _encode_typed(value, max_bytes, pushed)
     if value is None:
         return EncodedResult(None)
     try:
@@ -70,36 +75,25 @@ def encode_result(value: Any, max_bytes: int = DEFAULT_RESULT_BYTES) -> EncodedR
         return _encode_typed(value, max_bytes)
 
 
-def encode_outputs(value: Any, pushed: Mapping[str, object], max_bytes: int = DEFAULT_RESULT_BYTES) -> EncodedResult:
-    """A result with the outputs that were pushed by name."""
+def _encode_typed(value: Any, max_bytes: int, pushed: Mapping[str, object] | None = None) -> EncodedResult:
     typed = _typed()
     try:
-        named = {name: typed.to_plain(item, f"output {name!r}") for name, item in pushed.items()}
-        plain = {RESULT_TAG: "outputs", "value": typed.to_plain(value), "named": named}
-    except (typed.Unstorable, TypeError, ValueError, RecursionError) as error:
-        return _refused(error)
-    return _within_bounds(_to_json(plain), plain, max_bytes)
-
-
-def _encode_typed(value: Any, max_bytes: int) -> EncodedResult:
-    typed = _typed()
-    try:
+        named = {name: typed.to_plain(item, f"output {name!r}") for name, item in (pushed or {}).items()}
         plain = typed.to_plain(value)
+        if pushed:
+            plain = {RESULT_TAG: "outputs", "value": plain, "named": named}
         return _within_bounds(_to_json(plain), plain, max_bytes)
-    except (typed.Unstorable, TypeError, ValueError, RecursionError) as error:
-        return _refused(error)
-
-
-def _refused(error: Exception) -> EncodedResult:
-    if isinstance(error, RecursionError):
+    except RecursionError:
         return EncodedResult(
             None, "result cannot be stored: it is nested too deeply or contains itself; return a flatter value"
         )
-    return EncodedResult(
-        None,
-        f"result cannot be stored as JSON: {storable_text(str(error))}; return only dict, list, set, str, int, finite float,"
-        " bool, None, bytes, Decimal, UUID, dates and times, and dataclasses, pydantic models or enums of a module",
-    )
+    except (typed.Unstorable, TypeError, ValueError) as error:
+        return EncodedResult(
+            None,
+            f"result cannot be stored as JSON: {storable_text(str(error))}; return only dict, list, set, str, int,"
+            " finite float, bool, None, bytes, Decimal, UUID, dates and times, and dataclasses, pydantic models or enums of"
+            " a module",
+        )
 
 
 def _typed() -> ModuleType:
@@ -159,11 +153,7 @@ def context_of(
     """The context that the task can read."""
     given: dict[str, Any] = {}
     if granted is not None:
-        given = {
-            "variables": granted.variables,
-            "connections": granted.connections,
-            "secrets": granted.secrets,
-        }
+        given = {"variables": granted.variables, "connections": granted.connections, "secrets": granted.secrets}
     return TaskContext(
         run_id=start.run_id,
         dag=start.dag,
@@ -172,7 +162,7 @@ def context_of(
         attempt=start.attempt,
         epoch=start.epoch,
         idempotency_key=start.idempotency_key,
-        fire_at=datetime.fromisoformat(start.fire_at) if start.fire_at else None,
+        fire_at=datetime.fromisoformat(start.fire_at),
         schedule=bound.schedule,
         params=_from_json(start.params_json),
         logger=_TASK_LOGGER,
@@ -210,27 +200,20 @@ async def await_body(start: Start, bound: BoundTask, context: TaskContext, io: A
 
 
 def report_of_value(start: Start, bound: BoundTask, context: TaskContext, value: object, io: AttemptIO) -> Report:
-    number, say, files = start.number, io.say, io.files
+    number, files = start.number, io.files
     if bound.polls:
-        if (waiting := _still_waiting(number, value, say)) is not None:
+        if (waiting := _still_waiting(number, value, io)) is not None:
             return waiting
         value = value.value if isinstance(value, Done) else None
     if bound.outputs and (missing := _missing_outputs(bound, context, value)):
         refusal = f"the task ended without its outputs {missing}; push() each of them or return a dict with them"
-        say("ERROR", refusal)
-        return Report(number, OutcomeKind.FAILED, refusal)
-    pushed = context.pushed
-    encoded = encode_outputs(value, pushed, files.max_bytes) if pushed else encode_result(value, files.max_bytes)
+        return _refused(number, refusal, io)
+    encoded = encode_result(value, files.max_bytes, context.pushed)
     if encoded.refusal is not None:
-        refusal = io.hide(encoded.refusal)
-        say("ERROR", refusal)
-        return Report(number, OutcomeKind.FAILED, refusal)
-    if encoded.replaced_count:
-        count = encoded.replaced_count
-        say(
-            "WARNING",
-            f"{count} characters of the result (NUL or lone surrogates) cannot be stored and were replaced by U+FFFD",
-        )
+        return _refused(number, io.hide(encoded.refusal), io)
+    if count := encoded.replaced_count:
+        replaced = "characters of the result (NUL or lone surrogates) cannot be stored and were replaced by U+FFFD"
+        io.say("WARNING", f"{count} {replaced}")
     text = encoded.text
     if text is not None and io.granted is not None:
         text = io.granted.masker.hide_json(text)
@@ -238,13 +221,17 @@ def report_of_value(start: Start, bound: BoundTask, context: TaskContext, value:
         try:
             text = files.put(start.run_id, text)
         except OSError as error:
-            refusal = f"the result, {len(text):,} characters, cannot be written to {files.folder}: {error.strerror}"
-            say("ERROR", refusal)
-            return Report(number, OutcomeKind.FAILED, refusal)
+            where = f"cannot be written to {files.folder}: {error.strerror}"
+            return _refused(number, f"the result, {len(text):,} characters, {where}", io)
     return Report(number, _SUCCESS, None, text)
 
 
-def _still_waiting(number: int, value: object, say: Say) -> Report | None:
+def _refused(number: int, refusal: str, io: AttemptIO, *, no_retry: bool = False) -> Report:
+    io.say("ERROR", refusal)
+    return Report(number, OutcomeKind.FAILED, refusal, no_retry=no_retry)
+
+
+def _still_waiting(number: int, value: object, io: AttemptIO) -> Report | None:
     """The report of a poll that has not found its condition met; None when it has."""
     if value is True or isinstance(value, Done):
         return None
@@ -252,9 +239,7 @@ def _still_waiting(number: int, value: object, say: Say) -> Report | None:
         return Report(number, OutcomeKind.DEFERRED)
     if isinstance(value, Until):
         return Report(number, OutcomeKind.DEFERRED, None, json.dumps({"until": value.instant.isoformat()}))
-    refusal = f"a sensor returns True, False or Done(value), not {value!r:.100}"
-    say("ERROR", refusal)
-    return Report(number, OutcomeKind.FAILED, refusal, no_retry=True)
+    return _refused(number, f"a sensor returns True, False or Done(value), not {value!r:.100}", io, no_retry=True)
 
 
 def _missing_outputs(bound: BoundTask, context: TaskContext, value: object) -> str:
@@ -263,28 +248,22 @@ def _missing_outputs(bound: BoundTask, context: TaskContext, value: object) -> s
 
 
 def report_of_error(number: int, error: BaseException, io: AttemptIO, policy: RetryPolicy = _NO_POLICY) -> Report:
-    say = io.say
     is_final = bool(policy.retry_on or policy.never_on) and not may_retry(policy, class_names(error))
+    if isinstance(error, Skip | Fail | RetryAfter):
+        given = _bounded(io.hide(str(error.reason)))
     match error:
         case Skip():
-            return Report(number, OutcomeKind.SKIPPED, _bounded(io.hide(str(error.reason))) or None)
+            return Report(number, OutcomeKind.SKIPPED, given or None)
         case Fail():
-            return Report(
-                number, OutcomeKind.FAILED, _bounded(io.hide(str(error.reason))) or "Fail", no_retry=error.no_retry
-            )
+            return Report(number, OutcomeKind.FAILED, given or "Fail", no_retry=error.no_retry)
         case RetryAfter():
-            reason = _bounded(io.hide(str(error.reason))) or f"RetryAfter: {error.seconds:g} s"
+            reason = given or f"RetryAfter: {error.seconds:g} s"
             return Report(number, OutcomeKind.FAILED, reason, retry_after_seconds=error.seconds)
         case SystemExit():
             return _report_of_exit(number, error, io)._replace(no_retry=is_final)
-        case MemoryError():
-            say("ERROR", user_traceback(error))
-            return Report(
-                number, OutcomeKind.FAILED, f"{OUT_OF_MEMORY}: {described(error, io.hide)}", no_retry=is_final
-            )
-        case _:
-            say("ERROR", user_traceback(error))
-            return Report(number, OutcomeKind.FAILED, described(error, io.hide), no_retry=is_final)
+    io.say("ERROR", user_traceback(error))
+    reason = f"{OUT_OF_MEMORY}: " if isinstance(error, MemoryError) else ""
+    return Report(number, OutcomeKind.FAILED, reason + described(error, io.hide), no_retry=is_final)
 
 
 def described(error: BaseException, hide: Callable[[str], str] = str) -> str:
@@ -356,7 +335,7 @@ def task_variables(start: Start) -> dict[str, str]:
         "EVERTICK_ATTEMPT": str(start.attempt),
         "EVERTICK_EPOCH": str(start.epoch),
         "EVERTICK_IDEMPOTENCY_KEY": start.idempotency_key,
-        "EVERTICK_FIRE_AT": start.fire_at or "",
+        "EVERTICK_FIRE_AT": start.fire_at,
         "EVERTICK_PARAMS": start.params_json,
         "EVERTICK_INPUTS": start.inputs_json,
     }
@@ -380,7 +359,7 @@ def _bounded(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    dags: Mapping[str, Dag] = field(default_factory=dict)
+    dags: Mapping[str, CompiledDag] = field(default_factory=dict)
     failure: str | None = None
     traceback: str = ""
 

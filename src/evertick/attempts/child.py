@@ -20,7 +20,7 @@ from evertick.attempts.child_setup import (
     ReuseBudget,
     adopt_fds,
     enter_session,
-    kill_leftovers,
+    kill_remaining_processes,
     send,
 )
 from evertick.attempts.protocol import AttemptIO, Frames, Report, Start, frame
@@ -46,7 +46,7 @@ class Child:
     def __init__(self, setup: ChildSetup, spared: frozenset[int] = frozenset()) -> None:
         self._setup = setup
         self._writer = SpoolWriter(setup.own_fds[1])
-        self._wear = ReuseBudget(setup)
+        self._reuse = ReuseBudget(setup)
         self._spared = spared
         self._frames = Frames()
         self._granted: InjectedSecrets | None = None
@@ -62,7 +62,17 @@ class Child:
             adopt_fds(setup, unwanted)
             loaded = code if isinstance(code, Loaded) else self._load(code)
             while received := os.read(setup.fd, RECEIVE_BYTES if self._frames.is_cut else _ORDER_BYTES):
-                self._take(received, loaded)
+                messages = self._frames.feed(received)
+                if messages and messages[0][0] == "join":
+                    # asyncio doubles the memory that each fork has to copy (1.1 ms against 0.5 ms).
+                    from evertick.attempts.coroutines import serve_coroutines
+
+                    serve_coroutines(setup, loaded, self._spared, messages, self._frames)
+                for message in messages:
+                    start = tuple.__new__(Start, message)
+                    send(setup.fd, self._attempt(start, loaded.find))
+                    if start.is_single_use:
+                        os._exit(REPORTED_EXIT_CODE)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the runner is gone, and no process is left to report to
         finally:
@@ -73,18 +83,8 @@ class Child:
     def warm_up(self) -> None:
         """Run through an attempt once: the memory pages it writes are then copied before an order arrives."""
         self._setup.captured.writer = self._writer
-        for message in self._frames.feed(_REHEARSAL):
+        for message in self._frames.feed(_WARM_UP_ORDER):
             self._attempt(tuple.__new__(Start, message), _find_warm_up)
-
-    def _take(self, received: bytes, loaded: Loaded) -> None:
-        messages = self._frames.feed(received)
-        if messages and messages[0][0] == "join":
-            _serve_coroutines(self._setup, loaded, self._spared, messages, self._frames)
-        for message in messages:
-            start = tuple.__new__(Start, message)
-            send(self._setup.fd, self._attempt(start, loaded.find))
-            if start.is_single_use:
-                os._exit(REPORTED_EXIT_CODE)
 
     def _load(self, load: Callable[[], Loaded]) -> Loaded:
         """Import here what cannot be forked. The runner uses this child only after it knows the result."""
@@ -105,11 +105,11 @@ class Child:
         if os.getpid() != pid:
             os._exit(0)  # a copy that the body forked: only the original process reports
         finish_lines()
-        kill_leftovers(self._spared)
+        kill_remaining_processes(self._spared)
         if hidden is not None:
             hidden.close()
         trouble, writer.dropped_bytes = writer.trouble(), 0
-        should_retire = start.is_single_use or self._wear.should_retire(report)
+        should_retire = start.is_single_use or self._reuse.should_retire(report)
         return frame((*report[:7], os.lseek(writer.fd, 0, os.SEEK_END), trouble, should_retire))
 
     def _hide(self, start: Start) -> Any:
@@ -128,12 +128,16 @@ class Child:
             if start.command is not None:
                 enter(context)
                 if self._granted is not None:
-                    return _run_shell(start, bound, io)
+                    from evertick.attempts.shell_process import run_shell
+
+                    return run_shell(start, bound, io)
                 become_shell(start, bound, io)
         except Exception as error:
             return report_of_error(start.number, error, io)
         if bound.is_async:
-            return _run_alone(start, bound, context, io)
+            from evertick.attempts.coroutines import run_alone
+
+            return run_alone(start, bound, context, io)
         return run_body(start, bound, context, io)
 
 
@@ -145,30 +149,10 @@ def _warm_up_body() -> list[float]:
 
 
 def _find_warm_up(_dag: str, _task: str) -> BoundTask:
-    return _REHEARSED_TASK
+    return _WARM_UP_TASK
 
 
 _PRINT = print
-_REHEARSED_TASK = BoundTask(name="", function=_warm_up_body)
-_REHEARSAL = frame(Start("start", 0, 0, 0, -1, 0, 0, 0, "", "", "", None, "{}", "{}", True, None, ""))
-
-
-# asyncio is imported only when needed: it doubles the memory that each fork has to copy (1.1 ms against 0.5 ms).
-
-
-def _serve_coroutines(*everything: Any) -> None:
-    from evertick.attempts.coroutines import serve_coroutines
-
-    serve_coroutines(*everything)
-
-
-def _run_shell(*attempt: Any) -> Report:
-    from evertick.attempts.shell_process import run_shell
-
-    return run_shell(*attempt)
-
-
-def _run_alone(*attempt: Any) -> Report:
-    from evertick.attempts.coroutines import run_alone
-
-    return run_alone(*attempt)
+_WARM_UP_TASK = BoundTask(name="", function=_warm_up_body)
+_ANY_DATE = "2030-01-01T00:00:00+00:00"
+_WARM_UP_ORDER = frame(Start("start", 0, 0, 0, -1, 0, 0, 0, "", "", "", _ANY_DATE, "{}", "{}", True, None, ""))

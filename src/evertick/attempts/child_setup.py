@@ -27,7 +27,7 @@ RECEIVE_BYTES = 256 * 1024
 # The exit code of a child that has reported: its fork server need not hurry to notify the runner.
 REPORTED_EXIT_CODE = 75
 _WEIGH_EVERY_ATTEMPTS = 20
-_LONGEST_GOODBYE_SECONDS = 0.2
+_LONGEST_KILL_SECONDS = 0.2
 _SIGKILL = int(signal.SIGKILL)
 
 
@@ -93,11 +93,6 @@ def enter_session(parent_pid: int, log_fd: int, blocked: SignalMask) -> None:
     block_signals(blocked)
 
 
-def receive(fd: int) -> bytes:
-    """The runner's message; empty when it closed the socket."""
-    return os.read(fd, RECEIVE_BYTES)
-
-
 def send(fd: int, frames: bytes) -> None:
     while frames:
         frames = frames[os.write(fd, frames) :]
@@ -125,7 +120,7 @@ class ReuseBudget:
         return weight - self._first_weight > limits.growth_bytes or spooled > limits.spool_bytes
 
 
-def kill_leftovers(spared: frozenset[int]) -> None:
+def kill_remaining_processes(spared: frozenset[int]) -> None:
     """Kill the processes that the body left running. Costs 1 µs when there are none, and never waits long.
 
     Orphans of orphans become children of this process, so another pass finds them. Processes that the import started
@@ -139,7 +134,7 @@ def kill_leftovers(spared: frozenset[int]) -> None:
             return
         strangers = [pid for pid in children_of(os.getpid()) if pid not in spared]
         now = time.monotonic()
-        give_up_at = give_up_at or now + _LONGEST_GOODBYE_SECONDS
+        give_up_at = give_up_at or now + _LONGEST_KILL_SECONDS
         if not strangers or now > give_up_at:
             return
         for pid in strangers:

@@ -10,7 +10,14 @@ import threading
 from typing import Any
 
 from evertick.attempts.body import Loaded, await_body, context_of, report_of_error
-from evertick.attempts.child_setup import REPORTED_EXIT_CODE, ChildSetup, ReuseBudget, kill_leftovers, receive, send
+from evertick.attempts.child_setup import (
+    RECEIVE_BYTES,
+    REPORTED_EXIT_CODE,
+    ChildSetup,
+    ReuseBudget,
+    kill_remaining_processes,
+    send,
+)
 from evertick.attempts.protocol import AttemptIO, Frames, Report, Start, frame
 from evertick.domain.attempt import OutcomeKind
 from evertick.logs import format
@@ -38,7 +45,7 @@ def serve_coroutines(
     setup: ChildSetup, loaded: Loaded, spared: frozenset[int], messages: list[list[Any]], frames: Frames
 ) -> None:
     """Run every order that arrives as a coroutine concurrently with the others, until the runner closes the connection."""
-    asyncio.run(_Server(setup, loaded, spared, frames).serve(messages))
+    asyncio.run(_CoroutineServer(setup, loaded, spared, frames).serve(messages))
 
 
 class _Spool(SpoolWriter):
@@ -70,12 +77,12 @@ class _Spool(SpoolWriter):
         return size
 
 
-class _Server:
+class _CoroutineServer:
     def __init__(self, setup: ChildSetup, loaded: Loaded, spared: frozenset[int], frames: Frames) -> None:
         self._setup = setup
         self._spared = spared
         self._loaded = loaded
-        self._wear = ReuseBudget(setup)
+        self._reuse = ReuseBudget(setup)
         self._pid = os.getpid()
         self._frames = frames
         self._running: dict[int, tuple[asyncio.Task[None], TaskContext]] = {}
@@ -93,7 +100,7 @@ class _Server:
             os._exit(REPORTED_EXIT_CODE)
 
     def _receive(self) -> None:
-        received = receive(self._setup.fd)
+        received = os.read(self._setup.fd, RECEIVE_BYTES)
         if not received:
             self._hung_up.set()
         for message in self._frames.feed(received):
@@ -109,7 +116,7 @@ class _Server:
             bound = self._loaded.find(start.dag, start.task)
             context = context_of(start, bound, threading.Event())
         except Exception as error:
-            self._send(report_of_error(start.number, error, AttemptIO(self._setup.captured.write_text)))
+            self._send(report_of_error(start.number, error, AttemptIO(self._setup.captured.current.write_text)))
             return
         task = self._group.create_task(self._attempt(start, bound, context))
         self._running[start.number] = task, context
@@ -126,7 +133,7 @@ class _Server:
         self._take_raw_output(spool)
         del self._running[start.number]
         if not self._running:
-            kill_leftovers(self._spared)
+            kill_remaining_processes(self._spared)
         size = spool.close()
         self._send(report._replace(log_end=size, log_trouble=spool.trouble()))
 
@@ -146,7 +153,7 @@ class _Server:
     def _send(self, report: Report) -> None:
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._outbox.append(frame(report._replace(should_retire=self._wear.should_retire(report))))
+        self._outbox.append(frame(report._replace(should_retire=self._reuse.should_retire(report))))
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []

@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,8 +24,9 @@ from evertick.attempts.body import Loaded, load, obstacle_to_forking
 from evertick.attempts.child import Child
 from evertick.attempts.child_setup import REPORTED_EXIT_CODE, Cancellation, ChildSetup, ReuseLimits, enter_session
 from evertick.logs.capture import Captured, SpoolWriter, capture_logging, capture_streams
-from evertick.logs.spool_index import OpenSpool, SpoolIndex, open_nowhere
+from evertick.logs.spool import OpenSpool, SpoolIndex, open_nowhere
 from evertick.processes.linux import boot_seconds, fd_ranges, signal_fd, signal_mask
+from evertick.processes.thread_pools import without_pool_threads
 from evertick.processes.tree import children_of, kill_tree
 from evertick.storage.result_files import ResultFiles
 
@@ -41,49 +43,40 @@ class LeaseDeadline:
     """Times are seconds since boot."""
 
     def __init__(self) -> None:
-        self._children: set[int] = set()
-        self._until = 0.0
-
-    def extend_lease(self, until: float) -> None:
-        self._until = until
-
-    def add(self, number: int) -> None:
-        self._children.add(number)
-
-    def discard(self, number: int) -> None:
-        self._children.discard(number)
+        self.children: set[int] = set()
+        self.until = 0.0
 
     def poll_ms(self, otherwise_ms: int) -> int:
         """How long the fork server may sleep."""
-        if not self._children:
+        if not self.children:
             return otherwise_ms
-        left_ms = max(0.0, self._until - boot_seconds()) * 1000
+        left_ms = max(0.0, self.until - boot_seconds()) * 1000
         return int(min(otherwise_ms, _LONGEST_POLL_MS, left_ms))
 
     def take_cut_off(self) -> list[int]:
         """The children whose deadline has passed, each once."""
-        if not self._children or boot_seconds() < self._until:
+        if not self.children or boot_seconds() < self.until:
             return []
-        cut_off, self._children = sorted(self._children), set()
+        cut_off, self.children = sorted(self.children), set()
         return cut_off
 
 
 _IDLE_POLL_MS = 1000
 
 
-_BURIAL_POLL_MS = 2
+_REAP_POLL_MS = 2
 
 
 _LAZY_POLL_MS = 50
 
 
-_LONGEST_BURIAL_SECONDS = 1.0
+_LONGEST_REAP_SECONDS = 1.0
 
 
 _CONTROL_BYTES = 64 * 1024
 
 
-_REHEARSALS = 20
+_WARM_UP_ROUNDS = 20
 
 
 BATCH = 4
@@ -99,14 +92,13 @@ _OOM_SCORE = "300"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkServerConfig:
-    """A fork server's configuration, from its command line. `token` marks its processes, so that they can be found."""
+    """A fork server's configuration, from its command line. `spool_prefix` marks its processes, so that they can be found."""
 
     runner_pid: int
     folder: str
     file: str
     imports_in_child: bool
     spool_prefix: str
-    token: str
     limits: ReuseLimits = field(default_factory=ReuseLimits)
     files: ResultFiles = field(default_factory=ResultFiles)
 
@@ -128,7 +120,7 @@ class ForkServer:
         self._captured = Captured(SpoolWriter(2))
         self._cancellation = Cancellation()
         self._loaded = Loaded()
-        self._shelf = SpoolIndex(plan.spool_prefix)
+        self._spool_index = SpoolIndex(plan.spool_prefix)
         self._numbers: dict[int, int] = {}
         self._logs: dict[int, str] = {}
         self._pids: dict[int, int] = {}
@@ -141,9 +133,9 @@ class ForkServer:
         self._spared: frozenset[int] = frozenset()
         self._guard = LeaseDeadline()
 
-    def run(self, keeper_pid: int) -> NoReturn:
+    def run(self, reaper_pid: int) -> NoReturn:
         """Exits when the runner closes the socket; the reaper then kills what is left."""
-        enter_session(keeper_pid, 2, BLOCKED)
+        enter_session(reaper_pid, 2, BLOCKED)
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
         capture_streams(self._captured)
@@ -154,7 +146,8 @@ class ForkServer:
     def _load(self) -> bool:
         """Import the code and report the result. False when nothing can be forked from here."""
         if not self._plan.imports_in_child:
-            self._loaded = load(self._plan.folder, self._plan.file)
+            with without_pool_threads():
+                self._loaded = load(self._plan.folder, self._plan.file)
             if self._loaded.failure is not None:
                 self._tell(["broken", self._loaded.failure, self._loaded.traceback[-8000:]])
                 return False
@@ -181,7 +174,7 @@ class ForkServer:
         gc.disable()
         while True:
             is_hurried = self._has_orphans or self._announce_by is not None
-            sleep_ms = _BURIAL_POLL_MS if is_hurried else _LAZY_POLL_MS if self._dead else _IDLE_POLL_MS
+            sleep_ms = _REAP_POLL_MS if is_hurried else _LAZY_POLL_MS if self._dead else _IDLE_POLL_MS
             ready = dict(poll.poll(self._guard.poll_ms(sleep_ms)))
             if self._deaths in ready:
                 os.read(self._deaths, 4096)
@@ -199,9 +192,9 @@ class ForkServer:
 
         Pages that are still written later would be copied by every child, at 2 µs a page.
         """
-        child, keeper_pid = Child(self._setup(0, -1, OpenSpool("", -1, 0)), self._spared), os.getppid()
-        for _ in range(_REHEARSALS):
-            enter_session(keeper_pid, 2, BLOCKED)
+        child, reaper_pid = Child(self._setup(0, -1, OpenSpool("", -1, 0)), self._spared), os.getppid()
+        for _ in range(_WARM_UP_ROUNDS):
+            enter_session(reaper_pid, 2, BLOCKED)
             copy_context().run(child.warm_up)
 
     def _obey(self) -> bool:
@@ -214,9 +207,9 @@ class ForkServer:
                     if verb == "fork":
                         to_fork += argument
                     elif verb == "contact":
-                        self._guard.extend_lease(argument)
+                        self._guard.until = argument
                     elif verb == "guard":
-                        self._guard.add(argument)
+                        self._guard.children.add(argument)
                     elif (pid := self._pids.get(argument)) is not None:
                         _stop(verb, pid)
             return False
@@ -229,7 +222,11 @@ class ForkServer:
             runner_ends: list[int] = []
             try:
                 for _ in range(min(BATCH, count - batch)):
-                    self._prepare(setups, runner_ends)
+                    self._born += 1
+                    runner_end, child_end = socket.socketpair()
+                    log = self._spool_index.open()
+                    runner_ends.append(runner_end.detach())
+                    setups.append(self._setup(self._born, child_end.detach(), log))
                 self._fork_batch(setups, runner_ends)
             except OSError as error:  # no memory, processes or descriptors left: running attempts must not suffer
                 self._tell(["unborn", count - batch, str(error)])
@@ -240,13 +237,6 @@ class ForkServer:
                     os.close(setup.log_fd)
                 for fd in runner_ends:
                     os.close(fd)
-
-    def _prepare(self, setups: list[ChildSetup], runner_ends: list[int]) -> None:
-        self._born += 1
-        runner_end, child_end = socket.socketpair()
-        log = self._shelf.open()
-        runner_ends.append(runner_end.detach())
-        setups.append(self._setup(self._born, child_end.detach(), log))
 
     def _setup(self, number: int, fd: int, log: OpenSpool) -> ChildSetup:
         return ChildSetup(
@@ -269,7 +259,7 @@ class ForkServer:
         fds = [self._control.fileno(), self._deaths, *runner_ends]
         fds += [fd for setup in setups for fd in (setup.fd, setup.log_fd)]
         unwanted = fd_ranges(fds)
-        code = self._load_in_child if self._plan.imports_in_child else self._loaded
+        code = partial(load, self._plan.folder, self._plan.file) if self._plan.imports_in_child else self._loaded
         pids = []
         for child in children:
             pid = os.fork()
@@ -285,12 +275,9 @@ class ForkServer:
         born = [(setup.number, pid, setup.log_path, setup.log_start) for setup, pid in zip(setups, pids, strict=True)]
         socket.send_fds(self._control, [json.dumps(["born", born]).encode()], passed)
 
-    def _load_in_child(self) -> Loaded:
-        return load(self._plan.folder, self._plan.file)
-
     def _reap_children(self) -> None:
         """Reap dead children and kill their orphans, which are now children of this process."""
-        buried = False
+        has_reaped = False
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -298,14 +285,14 @@ class ForkServer:
                 break
             if pid == 0:
                 break
-            buried = True
+            has_reaped = True
             if (number := self._numbers.pop(pid, None)) is not None:
                 del self._pids[number]
-                self._guard.discard(number)
+                self._guard.children.discard(number)
                 self._dead.append((number, status))
                 if status != REPORTED_EXIT_CODE << 8:
-                    self._announce_by = self._announce_by or time.monotonic() + _LONGEST_BURIAL_SECONDS
-        if buried or self._has_orphans:
+                    self._announce_by = self._announce_by or time.monotonic() + _LONGEST_REAP_SECONDS
+        if has_reaped or self._has_orphans:
             self._kill_orphans()
         if self._announce_by is not None and (not self._has_orphans or time.monotonic() >= self._announce_by):
             self._announce()
@@ -334,7 +321,7 @@ class ForkServer:
     def _is_log_finished(self, number: int) -> bool:
         """A child that imports may print before it has an order: its file is not reused."""
         path = self._logs.pop(number)
-        return bool(path) and (self._has_orphans or self._plan.imports_in_child or self._shelf.put_back(path))
+        return bool(path) and (self._has_orphans or self._plan.imports_in_child or self._spool_index.put_back(path))
 
     def _tell(self, message: list[Any]) -> None:
         self._control.send(json.dumps(message).encode())

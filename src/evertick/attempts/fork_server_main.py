@@ -78,20 +78,16 @@ def main() -> None:
     die_with_parent(signal.SIGTERM, plan.runner_pid)
     become_subreaper()
     os.putenv(FORK_SERVER_MARK, plan.spool_prefix)
-    keeper_pid = os.getpid()
+    reaper_pid = os.getpid()
     parent_pid = os.fork()
     if parent_pid == 0:
         _HOOKS.let_through()
-        ForkServer(plan, control).run(keeper_pid)
-    _hold(plan.folder)
-    os._exit(_keep(parent_pid))
-
-
-def _hold(folder: str) -> None:
-    """Imported only here: otherwise every attempt's process would map its modules, too."""
+        ForkServer(plan, control).run(reaper_pid)
+    # Imported only here: otherwise every attempt's process would map its modules, too.
     from evertick.bundles.cache import hold
 
-    hold(folder)
+    hold(plan.folder)
+    os._exit(_keep(parent_pid))
 
 
 def _keep(parent_pid: int) -> int:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from evertick.attempts.body import attempt_variables, inputs_of, task_variables
 from evertick.attempts.protocol import AttemptIO, Start
 from evertick.sdk.runtime import BoundTask
-from evertick.sdk.templates import is_template, render_shell
+from evertick.sdk.templates import is_template
 
 _BASH = "/bin/bash"
 _SHELL = "/bin/sh"
@@ -34,22 +33,13 @@ def prepare_shell(start: Start, bound: BoundTask, io: AttemptIO) -> list[str]:
     """The shell and its arguments; everything else that it needs is already in this process's environment."""
     inputs, command = inputs_of(start, io.files), start.command or ""
     values: dict[str, str] = {}
-    if bound.is_template:
-        names = bound.template_names(inputs)
-        if is_template(command):
-            from evertick.attempts.rendered_templates import tell_rendered
+    if bound.is_template and is_template(command):
+        from evertick.attempts.shell_command import render_command
 
-            raw = command
-            tell_rendered(io, names, lambda hidden: _fields(raw, hidden))
-        command, values = render_shell(command, names)
+        command, values = render_command(command, bound, inputs, io)
     variables = {**task_variables(start), **attempt_variables(io), **bound.environment(inputs), **values}
     for name, value in variables.items():
         os.putenv(name, value)
     if os.access(_BASH, os.X_OK):
         return [_BASH, "--noprofile", "--norc", "-eo", "pipefail", "-c", command]
     return [_SHELL, "-e", "-c", command]
-
-
-def _fields(raw: str, names: Mapping[str, object]) -> dict[str, str]:
-    command, values = render_shell(raw, names)
-    return {"command": command, **values}

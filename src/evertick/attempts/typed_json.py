@@ -34,8 +34,6 @@ class Unstorable(Exception):
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where} is {what}")
-        self.where = where
-        self.what = what
 
 
 def to_plain(value: object, where: str = "result") -> Any:
@@ -137,10 +135,6 @@ def _zone(raw: Mapping[str, Any]) -> ZoneInfo | None:
         return None
 
 
-def _write_enum(value: Enum, where: str) -> Any:
-    return {RESULT_TAG: "enum", "class": _name_of(type(value), where), "value": value.name}
-
-
 def _write_set(value: set[Any] | frozenset[Any], where: str) -> Any:
     """Sorted by their texts: the same set is the same JSON."""
     members = sorted((to_plain(item, f"an item of {where}") for item in value), key=lambda item: json.dumps(item))
@@ -177,22 +171,6 @@ def _is_model(kind: type) -> bool:
     return any(each.__module__.startswith("pydantic.") and each.__name__ == "BaseModel" for each in kind.__mro__)
 
 
-def _is_enum(kind: type) -> bool:
-    return issubclass(kind, Enum)
-
-
-def _read_enum(raw: Mapping[str, Any]) -> Any:
-    return _class_of(raw["class"], _is_enum)[raw["value"]]
-
-
-def _read_dataclass(raw: Mapping[str, Any]) -> Any:
-    return _class_of(raw["class"], dataclasses.is_dataclass)(**raw["value"])
-
-
-def _read_model(raw: Mapping[str, Any]) -> Any:
-    return _class_of(raw["class"], _is_model).model_validate_json(json.dumps(raw["raw"]))
-
-
 _WRITERS: tuple[tuple[Any, Callable[[Any, str], Any]], ...] = (
     (datetime, _write_datetime),
     (date, lambda value, _: {RESULT_TAG: "date", "value": value.isoformat()}),
@@ -201,7 +179,7 @@ _WRITERS: tuple[tuple[Any, Callable[[Any, str], Any]], ...] = (
     (Decimal, lambda value, _: {RESULT_TAG: "decimal", "value": str(value)}),
     (UUID, lambda value, _: {RESULT_TAG: "uuid", "value": str(value)}),
     (bytes | bytearray, lambda value, _: {RESULT_TAG: "bytes", "value": base64.b64encode(value).decode()}),
-    (Enum, _write_enum),
+    (Enum, lambda value, where: {RESULT_TAG: "enum", "class": _name_of(type(value), where), "value": value.name}),
     (set | frozenset, _write_set),
 )
 
@@ -213,10 +191,10 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "decimal": lambda raw: Decimal(raw["value"]),
     "uuid": lambda raw: UUID(raw["value"]),
     "bytes": lambda raw: base64.b64decode(raw["value"], validate=True),
-    "enum": _read_enum,
+    "enum": lambda raw: _class_of(raw["class"], lambda kind: issubclass(kind, Enum))[raw["value"]],
     "set": lambda raw: set(raw["value"]),
     "frozenset": lambda raw: frozenset(raw["value"]),
     "dict": lambda raw: dict(raw["value"]),
-    "dataclass": _read_dataclass,
-    "pydantic": _read_model,
+    "dataclass": lambda raw: _class_of(raw["class"], dataclasses.is_dataclass)(**raw["value"]),
+    "pydantic": lambda raw: _class_of(raw["class"], _is_model).model_validate_json(json.dumps(raw["raw"])),
 }

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -28,6 +30,10 @@ MAX_ANSWER_BYTES = 128 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
 _ERROR_TAIL_BYTES = 4_000
 _REAP_SECONDS = 5.0
+_STACK_SECONDS = 1.0
+# As faulthandler writes a frame, the innermost one first.
+_STACK_ENDS = (b" in _run_module_as_main\n", b"\n  ...\n")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,20 +78,30 @@ async def load_file(
 
     `environment` is the environment that the file sees; leave secrets out of it.
     """
-    importing = _Importing(folder, file, environment)
+    deadline = time.monotonic() + timeout_seconds
+    importing = _Importing(folder, file, environment, deadline)
     try:
-        was_in_time = await importing.receive(timeout_seconds)
+        was_in_time = await importing.receive(deadline)
     finally:
         await importing.end()
     if importing.body is not None:
         return _read_answer(file, importing.body)
-    message = (
-        importing.why_no_answer()
-        if was_in_time
-        else f"importing took longer than {timeout_seconds:g} s and was stopped. Move slow work into tasks."
-    )
-    problem = ImportProblem(file=file, line=None, message=message, traceback=importing.said_last)
+    if was_in_time:
+        problem = ImportProblem(file=file, line=None, message=importing.why_no_answer(), traceback=importing.said_last)
+    else:
+        problem = _too_slow(folder, file, timeout_seconds, importing.said_last)
     return LoadedFile(file=file, closure=(file,), error=problem)
+
+
+def _too_slow(folder: Path, file: str, seconds: float, stack: str) -> ImportProblem:
+    """Names the line of the folder's code that was running, if the process could still tell."""
+    # The main thread is the last one.
+    frames = _FRAME.findall(stack.rpartition("(most recent call first):")[2])
+    inside = [(path.removeprefix(f"{folder.absolute()}/"), int(line)) for path, line in frames]
+    at_file, at_line = next(((path, line) for path, line in inside if not path.startswith("/")), (file, None))
+    where = f" in {at_file}, line {at_line}" if at_line is not None else ""
+    message = f"importing took longer than {seconds:g} s and was stopped{where}. Move slow work into tasks."
+    return ImportProblem(file=at_file, line=at_line, message=message, traceback=stack)
 
 
 def find_duplicates(files: Iterable[LoadedFile]) -> dict[str, tuple[str, ...]]:
@@ -129,15 +145,16 @@ def _read_dag(raw: Mapping[str, Any]) -> LoadedDag:
 class _Importing:
     """One import in progress: its process, and its answer so far."""
 
-    def __init__(self, folder: Path, file: str, environment: Mapping[str, str] | None) -> None:
+    def __init__(self, folder: Path, file: str, environment: Mapping[str, str] | None, deadline: float) -> None:
         self.body: bytes | None = None
         self._answer = bytearray()
         self._errors = bytearray()
         self._is_over = asyncio.Event()
         self._has_exited = asyncio.Event()
+        self._has_stack = asyncio.Event()
         self._answer_fd, writer_fd = os.pipe()
         try:
-            self._process = _start(folder, file, writer_fd, environment)
+            self._process = _start(folder, file, writer_fd, environment, deadline)
         finally:
             os.close(writer_fd)
         assert self._process.stderr is not None
@@ -146,16 +163,20 @@ class _Importing:
         os.set_blocking(self._answer_fd, False)
         os.set_blocking(self._errors_fd, False)
 
-    async def receive(self, timeout_seconds: float) -> bool:
+    async def receive(self, deadline: float) -> bool:
         """Wait until the answer is there or the process has ended. False on timeout."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._answer_fd, self._read_answer)
         loop.add_reader(self._errors_fd, self._read_errors)
         loop.add_reader(self._pidfd, self._on_exit)
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with asyncio.timeout(deadline - time.monotonic()):
                 await self._is_over.wait()
         except TimeoutError:
+            # At this moment the process writes where it is.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STACK_SECONDS):
+                    await self._has_stack.wait()
             return False
         return True
 
@@ -202,6 +223,8 @@ class _Importing:
     def _read_errors(self) -> None:
         self._errors += self._read(self._errors_fd)
         del self._errors[:-_ERROR_TAIL_BYTES]
+        if self._errors.endswith(_STACK_ENDS):
+            self._has_stack.set()
 
     def _read(self, fd: int) -> bytes:
         """One chunk per turn of the event loop, however fast the process writes. No more turns after the last."""
@@ -217,10 +240,13 @@ class _Importing:
         self._read_answer()
         self._read_errors()
         self._has_exited.set()
+        self._has_stack.set()
         self._is_over.set()
 
 
-def _start(folder: Path, file: str, writer_fd: int, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+def _start(
+    folder: Path, file: str, writer_fd: int, environment: Mapping[str, str] | None, deadline: float
+) -> subprocess.Popen[bytes]:
     """`-P` keeps the folder's files from shadowing the library's; `-B` writes no byte code next to them.
 
     One hash seed for all processes: a file that calls tasks in a loop over a set names them the same wherever it is
@@ -228,7 +254,7 @@ def _start(folder: Path, file: str, writer_fd: int, environment: Mapping[str, st
     """
     command = ["/usr/bin/env", "PYTHONHASHSEED=0", sys.executable, "-P", "-B", "-m", "evertick.bundles.loader_process"]
     return subprocess.Popen(
-        [*command, str(folder.absolute()), file, str(writer_fd), str(os.getpid())],
+        [*command, str(folder.absolute()), file, str(writer_fd), str(os.getpid()), str(deadline)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

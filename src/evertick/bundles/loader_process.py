@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -20,8 +21,9 @@ from pathlib import Path, PurePosixPath
 from evertick.domain.dags.spec import structural_hash, to_json
 from evertick.domain.errors import InvalidDag, UserError
 from evertick.processes.linux import become_subreaper, die_with_parent
+from evertick.processes.thread_pools import without_pool_threads
 from evertick.sdk.dag import load_dags
-from evertick.sdk.runtime import Dag
+from evertick.sdk.runtime import CompiledDag
 
 MAX_MODULES = 5_000
 
@@ -85,10 +87,12 @@ _MAX_FRAMES = 20
 _MAX_MESSAGE = 4_000
 
 
-def main(folder: Path, file: str, answer_fd: int, parent_pid: int) -> None:
+def main(folder: Path, file: str, answer_fd: int, parent_pid: int, deadline: float) -> None:
+    """At the deadline, by the monotonic clock of the machine, the stack is written to the standard error."""
     die_with_parent(signal.SIGKILL, parent_pid)
     become_subreaper()
     faulthandler.enable()
+    faulthandler.dump_traceback_later(max(deadline - time.monotonic(), 0.001))
     os.set_inheritable(answer_fd, False)  # processes that user code starts must not hold the answer open
     remaining = memoryview(json.dumps(load(folder.absolute(), file)).encode() + b"\n")
     while remaining:
@@ -101,9 +105,11 @@ def load(folder: Path, file: str) -> dict[str, object]:
     dags: list[dict[str, str]] = []
     problem: Mapping[str, object] | None = None
     try:
-        dags = [_described(dag) for dag in load_dags(folder, file).values()]
+        with without_pool_threads():  # as in a fork server
+            dags = [_described(dag) for dag in load_dags(folder, file).values()]
     except BaseException as error:  # SystemExit too: a file must not end this process without an answer
         problem = _problem(error, folder, file)
+    faulthandler.cancel_dump_traceback_later()  # its thread is none of the file's
     return {
         "dags": dags,
         "problem": problem,
@@ -112,7 +118,7 @@ def load(folder: Path, file: str) -> dict[str, object]:
     }
 
 
-def _described(dag: Dag) -> dict[str, str]:
+def _described(dag: CompiledDag) -> dict[str, str]:
     return {"name": dag.name, "spec": to_json(dag.spec), "hash": structural_hash(dag.spec)}
 
 
@@ -126,23 +132,33 @@ def _problem(error: BaseException, folder: Path, file: str) -> Mapping[str, obje
     return {
         "file": os.path.relpath(at_file, folder) if _is_within(folder, at_file) else at_file,
         "line": at_line,
-        "message": _message(error)[:_MAX_MESSAGE],
+        "message": _message(error, frames[-1].line if frames else None)[:_MAX_MESSAGE],
         "traceback": "".join(traceback.format_list(frames[-_MAX_FRAMES:])),
     }
 
 
-def _message(error: BaseException) -> str:
+def _message(error: BaseException, line: str | None) -> str:
+    """`line` is the source of the line that failed."""
     match error:
         case InvalidDag():
             return error.message
         case UserError():
             return str(error)
         case SyntaxError():
-            return f"{type(error).__name__}: {error.msg}"
+            source = f": {error.text.strip():.200}" if error.text else ""
+            return f"{type(error).__name__}: {error.msg}{source}"
+        case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] == "airflow":
+            return _missing_airflow(line or "")
         case SystemExit():
             return f"it calls sys.exit({error.code!r}) when imported; guard that with `if __name__ == '__main__':`."
         case _:
             return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _missing_airflow(line: str) -> str:
+    from evertick.sdk.airflow_names import import_hint
+
+    return f"Airflow is not installed, and a DAG of Evertick does not use it: {import_hint(line)}"
 
 
 def _loaded_files(folder: Path) -> list[str]:
@@ -170,4 +186,4 @@ def _threads() -> list[str]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))

@@ -18,7 +18,7 @@ from evertick.domain.durations import length, relative
 from evertick.domain.errors import Forbidden
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.schedules import Missed
-from evertick.operations.dags import DagPage, list_import_errors, show_dag, show_version
+from evertick.operations.dags import DagDetails, list_import_errors, show_dag, show_version
 from evertick.operations.schedules import Schedule, list_all_schedules, upcoming_fires
 
 _SHOWN = 10
@@ -35,11 +35,10 @@ def show_command(dag: DagName, as_json: Json = False) -> None:
         error = next((each for each in import_errors(client) if each.file == page.file), None)
         now = client.now
     if as_json:
-        print_json(_document(page, spec, planned, error))
-        return
+        return print_json(_document(page, spec, planned, error))
     _show_facts(page, spec)
     if error:
-        note = line(f"Its file cannot be loaded now, so version {page.version} goes on: ", "bold red")
+        note = line(f"Its file cannot be loaded now, so version {page.version} stays current: ", "bold red")
         show(note.append_text(line(place_of(error), "red")))
     _show_schedules(page, planned, now)
     if spec.params:
@@ -48,7 +47,7 @@ def show_command(dag: DagName, as_json: Json = False) -> None:
     show(hint(f"\nStart it with: evertick dags trigger {page.name} --wait"))
 
 
-def published_spec(client: Client, page: DagPage) -> DagSpec:
+def published_spec(client: Client, page: DagDetails) -> DagSpec:
     """The current version as it was published, with the queue of each task, whether its author or the rules chose it."""
     assert page.version is not None, "a DAG that is shown has a version"
     published = client.call(show_version, dag=page.name, number=page.version).spec
@@ -59,7 +58,7 @@ def published_spec(client: Client, page: DagPage) -> DagSpec:
 
 def import_errors(client: Client) -> list[ImportErrorRow]:
     try:
-        return client.call(list_import_errors).items
+        return client.pages(list_import_errors, _MOST_SCHEDULES)
     except Forbidden:
         # A caller who may see only some DAGs may not see the files of the others.
         return []
@@ -82,26 +81,8 @@ def show_missed(missed: Sequence[Missed], *, is_done: bool) -> None:
 
 
 def schedule_document(row: Schedule, fires: list[datetime] | None = None) -> dict[str, object]:
-    found: dict[str, object] = {
-        "name": row.name,
-        "schedule": row.when,
-        "spec": row.spec,
-        "version": row.version,
-        "origin": row.origin,
-        "params": row.params,
-        "misfire": row.misfire,
-        "catchup_window_seconds": row.catchup_window_seconds,
-        "catchup_limit": row.catchup_limit,
-        "overlap": row.overlap,
-        "start_within_seconds": row.start_within_seconds,
-        "finish_within_seconds": row.finish_within_seconds,
-        "delay_seconds": row.delay_seconds,
-        "is_paused": row.is_paused,
-        "is_paused_itself": row.is_paused_itself,
-        "error": row.error,
-        "next_due": row.next_due,
-        "last_fired": row.last_fired,
-    }
+    rest = document(row, without=("dag", "name", "when", "changed_by", "changed_at", "deleted_at"))
+    found = {"name": row.name, "schedule": row.when, **rest}
     return found if fires is None else {**found, "next_fires": fires}
 
 
@@ -110,8 +91,8 @@ def place_of(error: ImportErrorRow) -> str:
     return f"{error.file}{line}: {error.message}"
 
 
-def _show_facts(row: DagPage, spec: DagSpec) -> None:
-    why = f"runs in fresh interpreters because importing it starts threads: {row.uses_threads}"
+def _show_facts(row: DagDetails, spec: DagSpec) -> None:
+    threads = f"runs in fresh interpreters because importing it starts threads: {row.uses_threads}"
     values: dict[str, Cell] = {
         "DAG": line(row.name, "bold"),
         "About": spec.description,
@@ -121,16 +102,15 @@ def _show_facts(row: DagPage, spec: DagSpec) -> None:
         "Tags": ", ".join(spec.tags) or None,
         "Active runs": f"at most {spec.max_active_runs}" if spec.max_active_runs else None,
         "Time per run": f"at most {length(spec.run_timeout_seconds)}" if spec.run_timeout_seconds else None,
-        "Isolation": why if row.uses_threads else None,
+        "Isolation": threads if row.uses_threads else None,
     }
     show(facts(values))
 
 
-def _show_schedules(row: DagPage, planned: Sequence[Schedule], now: datetime) -> None:
+def _show_schedules(row: DagDetails, planned: Sequence[Schedule], now: datetime) -> None:
     show(heading("Schedules"))
     if not planned:
-        show(hint(f"None: it runs by hand, with `evertick dags trigger {row.name}`."))
-        return
+        return show(hint(f"None. Start it with `evertick dags trigger {row.name}`."))
     rows = [[each.name, each.when, _next_text(each, now), relative(each.last_fired, now)] for each in planned]
     show(table(("NAME", "WHEN", "NEXT", "LAST"), rows))
 
@@ -166,10 +146,10 @@ def _tasks(spec: DagSpec) -> Table:
 
 def _params(spec: DagSpec) -> Table:
     rows = [
-        [each.name, each.allowed, "must be given" if each.required else json.dumps(each.default), each.description]
+        [each.name, each.allowed, "required" if each.required else json.dumps(each.default), each.description]
         for each in spec.params
     ]
-    return table(("NAME", "MUST BE", "DEFAULT", "DESCRIPTION"), rows)
+    return table(("NAME", "TYPE", "DEFAULT", "DESCRIPTION"), rows)
 
 
 def _retries(retry: RetryPolicy) -> str | None:
@@ -179,7 +159,7 @@ def _retries(retry: RetryPolicy) -> str | None:
 
 
 def _document(
-    row: DagPage, spec: DagSpec, planned: Sequence[Schedule], error: ImportErrorRow | None
+    row: DagDetails, spec: DagSpec, planned: Sequence[Schedule], error: ImportErrorRow | None
 ) -> dict[str, object]:
     upstream = upstream_of(spec)
     return {

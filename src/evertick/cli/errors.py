@@ -14,39 +14,14 @@ from evertick.domain.states import RunState
 TIMED_OUT = 124
 INTERRUPTED = 130
 
-EXIT_STATUS: Mapping[str, int] = {
-    "error": 1,
-    "conflict": 1,
-    "lease_lost": 1,
-    "delivery_failed": 1,
-    "result_lost": 1,
-    "storage_unavailable": 1,
-    "not_leader": 1,
-    "invalid": 2,
-    "invalid_dag": 2,
-    "invalid_params": 2,
-    "invalid_schedule": 2,
-    "invalid_routing": 2,
-    "invalid_settings": 2,
-    "secret_locked": 2,
-    "invalid_template": 2,
-    "bad_choice": 2,
-    "not_found": 2,
-    "refused": 1,
-    "forbidden": 1,
-    "too_many": 1,
-    "too_large": 2,
-    "stale": 1,
-    "unanswered": 4,
-    "submission_refused": 2,
-    "executor_unavailable": 1,
-    "executor_busy": 1,
-    "postgres_unavailable": 4,
-    "schema_mismatch": 4,
-    "migration_blocked": 4,
-    "wrong_server": 4,
-    "answer_lost": 4,
+_CODES = {
+    1: "error conflict lease_lost delivery_failed result_lost storage_unavailable not_leader refused forbidden "
+    "too_many stale executor_unavailable executor_busy",
+    2: "invalid invalid_dag invalid_params invalid_schedule invalid_routing invalid_settings secret_locked "
+    "invalid_template bad_choice not_found too_large submission_refused",
+    4: "unanswered postgres_unavailable schema_mismatch migration_blocked wrong_server answer_lost",
 }
+EXIT_STATUS: Mapping[str, int] = {code: status for status, codes in _CODES.items() for code in codes.split()}
 
 RUN_EXIT_STATUS: Mapping[str, int] = {RunState.SUCCESS: 0, RunState.FAILED: 1, RunState.CANCELED: 3}
 

@@ -15,7 +15,7 @@ from evertick.domain.durations import relative, took
 from evertick.engine.tasks import full_name
 from evertick.operations.runs import Run
 
-_RUN_COLUMNS = ("#RUN", "DAG", "STATE", "#TASKS", "STARTED", "TOOK", "BY")
+_RUN_COLUMNS = ("#RUN", "DAG", "STATE", "#TASKS", "FOR", "STARTED", "TOOK", "BY")
 _TASK_COLUMNS = ("TASK", "STATE", "#ATTEMPT", "STARTED", "TOOK", "NOTE")
 
 
@@ -42,14 +42,20 @@ def run_facts(row: Run, now: datetime) -> Table:
         "State": run_state(row),
         "Reason": row.reason,
         "Tasks": f"{row.task_count - row.open_tasks} of {row.task_count} ended",
-        "Begun again": f"{row.retried} times, as a whole" if row.retried else None,
-        "Started by": f"{row.kind}, {row.triggered_by}" + (f", key {row.key}" if row.key else ""),
-        "For": clock(row.fire_at) if row.fire_at else None,
+        "Retried": f"{row.retried} times, as a whole" if row.retried else None,
+        "Triggered by": _trigger_text(row),
+        "Fire time": clock(row.fire_at) if row.fire_at else None,
         "Created": f"{clock(row.created_at)} ({relative(row.created_at, now)})",
         "Took": took(row.started_at, row.finished_at, now) if row.started_at else None,
         "Params": params or None,
     }
     return facts(values)
+
+
+def _trigger_text(row: Run) -> str:
+    if row.triggered_by.startswith("run "):
+        return row.triggered_by
+    return f"{row.kind}, {row.triggered_by}" + (f", key {row.key}" if row.key else "")
 
 
 def task_table(rows: Iterable[TaskRow], now: datetime) -> Table:
@@ -73,7 +79,8 @@ def _run_cells(row: Run, now: datetime) -> list[Cell]:
     done = f"{row.task_count - row.open_tasks}/{row.task_count}"
     lasted = took(row.started_at, row.finished_at, now)
     by = "schedule" if row.kind == "scheduled" else row.triggered_by
-    return [row.run_id, row.dag, run_state(row), done, relative(row.started_at or row.created_at, now), lasted, by]
+    due = clock(row.fire_at).removesuffix(":00") if row.fire_at else None
+    return [row.run_id, row.dag, run_state(row), done, due, relative(row.started_at or row.created_at, now), lasted, by]
 
 
 def _task_cells(row: TaskRow, now: datetime) -> list[Cell]:

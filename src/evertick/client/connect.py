@@ -6,6 +6,7 @@ Loaded by every command, so it imports nothing heavy.
 from __future__ import annotations
 
 import math
+import secrets
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -31,7 +32,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Event(Protocol):
+class FollowedEvent(Protocol):
     """An event of a stream, which can be continued after its `id`. After the last event the stream is complete."""
 
     @property
@@ -41,7 +42,7 @@ class Event(Protocol):
     def is_last(self) -> bool: ...
 
 
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=FollowedEvent)
 
 
 class Client(ABC):
@@ -80,6 +81,22 @@ class Client(ABC):
         if params.get("idempotency_key") is None:
             return cast("R", self._call(operation, params))
         return cast("R", self._call_until_answered(operation, params))
+
+    def call_by_key(
+        self,
+        operation: Callable[Concatenate[Caller, P], Awaitable[R]],
+        key: str | None,
+        /,
+        *args: P.args,
+        **params: P.kwargs,
+    ) -> R:
+        """The same with an idempotency key: that of the user, or one that only this call has, so that it can be repeated."""
+        assert not args
+        own_key = key or f"cli-{secrets.token_hex(8)}"
+        try:
+            return cast("R", self._call_until_answered(operation, {**params, "idempotency_key": own_key}))
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(f"{error} It is safe to repeat it with: --key {own_key}") from None
 
     def pages(
         self,
@@ -182,6 +199,28 @@ def open_client() -> Client:
     if address is None:
         return cast("Client", import_module("evertick.client.local").LocalClient())
     return cast("Client", import_module("evertick.client.http").HttpClient(address, token_for(address)))
+
+
+def call(operation: Callable[Concatenate[Caller, P], Awaitable[R]], /, *args: P.args, **params: P.kwargs) -> R:
+    """The result of one operation, on a connection of its own."""
+    with open_client() as client:
+        return client.call(operation, *args, **params)
+
+
+def read(
+    operation: Callable[Concatenate[Caller, P], Awaitable[R]], /, *args: P.args, **params: P.kwargs
+) -> tuple[R, datetime]:
+    """The same, with the time of the other side."""
+    with open_client() as client:
+        return client.call(operation, *args, **params), client.now
+
+
+def read_pages(
+    operation: Callable[Concatenate[Caller, P], Awaitable[Page[T]]], limit: int, /, *args: P.args, **params: P.kwargs
+) -> tuple[list[T], datetime]:
+    """Up to `limit` items of one operation, with the time of the other side."""
+    with open_client() as client:
+        return client.pages(operation, limit, *args, **params), client.now
 
 
 def refuse_server() -> None:

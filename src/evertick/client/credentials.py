@@ -22,7 +22,7 @@ SERVER_OPTION: ContextVar[str | None] = ContextVar("server_option", default=None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
+class StoredLogin:
     """`is_session`: the token was made by signing in, so signing out revokes it. Any other token stays valid."""
 
     user: str
@@ -40,16 +40,10 @@ def read_address(text: str) -> str:
     """The address in its stored form: scheme, host and path, without a slash at the end."""
     parts = urlsplit(text.strip())
     try:
-        port_is_right = parts.port is None or parts.port > 0
+        is_right = parts.hostname and parts.port != 0 and not (parts.query or parts.fragment)
     except ValueError:
-        port_is_right = False
-    if (
-        parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or not port_is_right
-        or parts.query
-        or parts.fragment
-    ):
+        is_right = False
+    if not is_right or parts.scheme not in ("http", "https"):
         raise UserError(f"{text[:200]!r} is not a server address. Write it as https://evertick.example.com:8080")
     if parts.username is not None or parts.password is not None:
         raise UserError(
@@ -68,21 +62,21 @@ def token_for(server: str) -> str:
     return login.token
 
 
-def read_logins() -> dict[str, Login]:
+def read_logins() -> dict[str, StoredLogin]:
     path = login_file()
     try:
         with path.open(encoding="utf-8") as opened:
             if stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o077:
                 raise UserError(f"{path} contains tokens, and others can read it. Correct that with: chmod 600 {path}")
             found = json.load(opened)
-        return {server: Login(**fields) for server, fields in found.items()}
+        return {server: StoredLogin(**fields) for server, fields in found.items()}
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, AttributeError):
         raise UserError(f"{path} is damaged. Remove it and sign in again with: evertick login URL") from None
 
 
-def keep_login(server: str, login: Login | None) -> Path:
+def keep_login(server: str, login: StoredLogin | None) -> Path:
     """Store a token, or remove it if `login` is None. The file is replaced atomically and is never readable by others."""
     path = login_file()
     logins = {**read_logins(), server: login}

@@ -29,7 +29,7 @@ from evertick.domain.errors import (
     UserError,
 )
 from evertick.operations.paging import MOST_ITEMS, Tagged
-from evertick.operations.routes import ROUTES, Route
+from evertick.operations.routes import HEADERS, ROUTES, Route
 
 PREFIX = "/api/v1"
 TIMEOUT_SECONDS = 75.0
@@ -71,13 +71,13 @@ class HttpClient(Client):
     def request(self, method: str, path: str, body: object = None) -> Any:
         """For a path that is no operation, as signing in."""
         content = None if body is None else json.dumps(body).encode()
-        answer = self._send(method, path, {}, {}, content)
+        answer = self._send(method, path, content=content)
         return answer.json() if answer.content else None
 
     def _call(self, operation: Callable[..., Awaitable[Any]], params: Mapping[str, Any]) -> Any:
         route = route_of(operation, params)
         path, query, headers, content = encoded(route, params)
-        answer = self._send(route.method, PREFIX + path, query, headers, content)
+        answer = self._send(route.method, PREFIX + path, params=query, headers=headers, content=content)
         kind = inspect.signature(operation, eval_str=True).return_annotation
         if kind is None:
             return None
@@ -94,7 +94,8 @@ class HttpClient(Client):
         # AsyncGenerator[First | Second, None]
         union = get_args(inspect.signature(operation, eval_str=True).return_annotation)[0]
         kinds = {kind.event: TypeAdapter(kind) for kind in get_args(union)}
-        answer = self._send(route.method, PREFIX + path, {**query, "follow": True}, headers, None, is_streamed=True)
+        query["follow"] = True
+        answer = self._send(route.method, PREFIX + path, params=query, headers=headers, is_streamed=True)
         try:
             for id, name, data in read_events(answer.iter_lines()):
                 # A newer server may send other events, too.
@@ -107,20 +108,9 @@ class HttpClient(Client):
         finally:
             answer.close()
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, Any],
-        headers: Mapping[str, str],
-        content: bytes | None,
-        *,
-        is_streamed: bool = False,
-    ) -> httpx2.Response:
-        request = self._http.build_request(
-            method, self.address + path, params=dict(query), headers=dict(headers), content=content
-        )
-        if content is not None:
+    def _send(self, method: str, path: str, *, is_streamed: bool = False, **parts: Any) -> httpx2.Response:
+        request = self._http.build_request(method, self.address + path, **parts)
+        if parts.get("content") is not None:
             request.headers["Content-Type"] = "application/json"
         try:
             answer = self._http.send(request, stream=is_streamed)
@@ -161,7 +151,8 @@ class HttpClient(Client):
             return RateLimited(detail, retry_after_seconds=float(answer.headers.get("Retry-After") or 1))
         if code == Unauthenticated.code and self._token:
             detail = f"{detail} Use: evertick login {self.address}"
-        return _ERRORS.get(code, EvertickError)(detail)
+        unknown = PostgresUnavailable if answer.status_code == 503 else EvertickError
+        return _ERRORS.get(code, unknown)(detail)
 
 
 def route_of(operation: Callable[..., Awaitable[Any]], params: Mapping[str, Any]) -> Route:
@@ -176,11 +167,11 @@ def encoded(route: Route, params: Mapping[str, Any]) -> tuple[str, dict[str, Any
     left = {name: value for name, value in params.items() if value is not None and name not in route.fixed}
     body = left.pop("body", None)
     in_path = {name: quote(str(value), safe="") for name, value in left.items() if f"{{{name}}}" in route.path}
-    headers = {name.replace("_", "-"): str(left[name]) for name in route.headers & left.keys()}
+    headers = {name.replace("_", "-"): str(left[name]) for name in HEADERS & left.keys()}
     for name, text in headers.items():
         if not (text.isascii() and text.isprintable()):
             raise UserError(f"{name} {text!r} cannot be sent to a server: only printable ASCII characters are allowed.")
-    query = {name: value for name, value in left.items() if name not in in_path and name not in route.headers}
+    query = {name: value for name, value in left.items() if name not in in_path and name not in HEADERS}
     content = None if body is None else TypeAdapter(type(body)).dump_json(body, exclude_none=True)
     return route.path.format(**in_path), query, headers, content
 

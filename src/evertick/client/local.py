@@ -53,8 +53,17 @@ class LocalContext:
 
     @contextmanager
     def committing(self, conn: AsyncConnection) -> Iterator[None]:
-        with unsure(conn, self._url):
+        """A connection that breaks within the block leaves open whether the change was made; the error says so."""
+        try:
             yield
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            if not (conn.closed or conn.broken):
+                raise
+            why = str(error).splitlines()[0]
+            raise OutcomeUnknown(
+                f"The answer of PostgreSQL at {where(self._url)} was lost ({why}), so it is not known whether this was"
+                " done. Check before you repeat it."
+            ) from None
 
     @cached_property
     def log_archive(self) -> LogArchive:
@@ -120,7 +129,6 @@ def local_caller(context: LocalContext) -> Caller:
         context=context,
         principal=Principal(name=user_name(), role=Role.ADMIN),
         origin=socket.gethostname(),
-        request_id="",
         client="cli",
     )
 
@@ -157,21 +165,6 @@ async def opened(url: str, purpose: Purpose) -> AsyncIterator[AsyncConnection]:
     with with_advice(url):
         async with await open_connection(url, purpose) as conn:
             yield conn
-
-
-@contextmanager
-def unsure(conn: AsyncConnection, url: str) -> Iterator[None]:
-    """A connection that breaks within the block leaves open whether the change was made; the error says so."""
-    try:
-        yield
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        if not (conn.closed or conn.broken):
-            raise
-        why = str(error).splitlines()[0]
-        raise OutcomeUnknown(
-            f"The answer of PostgreSQL at {where(url)} was lost ({why}), so it is not known whether this was done."
-            " Check before you repeat it."
-        ) from None
 
 
 def _how_to_start() -> str:

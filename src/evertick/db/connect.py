@@ -7,14 +7,12 @@ replaced. Must never log or show a password.
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, conninfo, errors
+from psycopg import AsyncConnection, conninfo
 
 from evertick.db import failover, failpoints
 from evertick.db.connection import (
@@ -33,8 +31,6 @@ from evertick.db.statements import VALUES
 from evertick.domain.errors import EvertickError, PostgresUnavailable, StaleServer
 
 OLDEST_SERVER_VERSION = 150000
-
-T = TypeVar("T")
 
 
 class Purpose(StrEnum):
@@ -83,50 +79,21 @@ _STEADY_PLANS = {
     "max_parallel_workers_per_gather": "0",
 }
 
+
+def _timeouts(statement: str, lock: str, idle: str = "5s") -> dict[str, str]:
+    return {"statement_timeout": statement, "lock_timeout": lock, "idle_in_transaction_session_timeout": idle}
+
+
 _SESSION: dict[Purpose, dict[str, str]] = {
-    Purpose.RUNNER: {
-        "statement_timeout": "15s",
-        "lock_timeout": "5s",
-        "idle_in_transaction_session_timeout": "5s",
-        **_STEADY_PLANS,
-    },
-    Purpose.SCHEDULER: {
-        "statement_timeout": "30s",
-        "lock_timeout": "5s",
-        "idle_in_transaction_session_timeout": "5s",
-        **_STEADY_PLANS,
-    },
-    Purpose.READ: {
-        "statement_timeout": "15s",
-        "lock_timeout": "2s",
-        "idle_in_transaction_session_timeout": "10s",
-        **_READING,
-    },
-    Purpose.LISTEN: {
-        "statement_timeout": "15s",
-        "lock_timeout": "2s",
-        "idle_in_transaction_session_timeout": "5s",
-    },
+    Purpose.RUNNER: _timeouts("15s", "5s") | _STEADY_PLANS,
+    Purpose.SCHEDULER: _timeouts("30s", "5s") | _STEADY_PLANS,
+    Purpose.READ: _timeouts("15s", "2s", "10s") | _READING,
+    Purpose.LISTEN: _timeouts("15s", "2s"),
     # A person waits for these results, and the engine has priority: a statement that takes longer is canceled (H4).
-    Purpose.API_READ: {
-        "statement_timeout": "5s",
-        "lock_timeout": "1s",
-        "idle_in_transaction_session_timeout": "5s",
-        **_READING,
-        "max_parallel_workers_per_gather": "0",
-    },
-    Purpose.API_WRITE: {
-        "statement_timeout": "10s",
-        "lock_timeout": "3s",
-        "idle_in_transaction_session_timeout": "5s",
-        **_STEADY_PLANS,
-    },
+    Purpose.API_READ: _timeouts("5s", "1s") | _READING | {"max_parallel_workers_per_gather": "0"},
+    Purpose.API_WRITE: _timeouts("10s", "3s") | _STEADY_PLANS,
     # Wake-ups and marks: the sender must soon notice if they cannot be sent.
-    Purpose.MONITOR: {
-        "statement_timeout": "3s",
-        "lock_timeout": "2s",
-        "idle_in_transaction_session_timeout": "5s",
-    },
+    Purpose.MONITOR: _timeouts("3s", "2s"),
 }
 
 # The longest wait for a reply: longer than the server's own timeouts, so that the server's error arrives first if it has one.
@@ -198,20 +165,6 @@ async def connect(url: str, *, purpose: Purpose) -> AsyncConnection:
     finally:
         for line in opened:
             await line.close()
-
-
-async def retry_on_deadlock(work: Callable[[], Awaitable[T]], *, tries: int = 5) -> T:
-    """Run one whole transaction, and again if PostgreSQL aborted it because of a deadlock or a serialization failure.
-
-    `work` must begin and end its own transaction: the failed one is already rolled back when it runs again.
-    """
-    for number in range(1, tries):
-        try:
-            return await work()
-        except (errors.DeadlockDetected, errors.SerializationFailure):
-            # Two victims that wait equally long would collide again.
-            await asyncio.sleep(random.uniform(0, 0.01 * 2**number))
-    return await work()
 
 
 def refuse_old_server(server_version: int, place: str) -> None:

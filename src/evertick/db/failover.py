@@ -10,14 +10,13 @@ import threading
 import weakref
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import cast
 
 from psycopg import AsyncConnection, errors
 from psycopg.rows import class_row
 
 from evertick.db.connection import TimedConnection
 from evertick.db.function_sets import lock_key, own_set
-from evertick.db.statements import all_rows, one_row, one_value, sql
+from evertick.db.statements import query, sql
 from evertick.domain.errors import StaleServer
 from evertick.domain.failover import Server, WalMark, refusal
 
@@ -129,12 +128,6 @@ class Timeline:
     lost_until: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Marked:
-    lsn: int
-    is_synchronous: bool
-
-
 async def read_server_status(conn: AsyncConnection) -> ServerStatus:
     """Never by a prepared statement: whether this session keeps those is what we are about to find out."""
     params = {"pid": conn.info.backend_pid, "functions": lock_key(own_set().hash)}
@@ -150,24 +143,28 @@ async def read_server_status(conn: AsyncConnection) -> ServerStatus:
     return found if untold is None else replace(found, system_id=None, timeline=None, untold=untold)
 
 
+@query
+async def mark_server(
+    conn: AsyncConnection, server: Server, *, actor: str, seconds: float = MARK_SECONDS
+) -> tuple[int, bool] | None:
+    """The position of the newest mark, and whether commits wait for a standby."""
+
+
 async def mark(conn: AsyncConnection, server: Server, *, actor: str) -> WalMark | None:
     """A committed mark of this server, by this process or by another a moment ago. None: there is none yet."""
-    params = {"system_id": server.system_id, "timeline": server.timeline, "seconds": MARK_SECONDS, "actor": actor}
-    found = await one_row(conn, sql("failover", "mark"), params, _Marked)
-    return None if found is None else WalMark(server=server, lsn=found.lsn, is_synchronous=found.is_synchronous)
+    found = await mark_server(conn, server, actor=actor)
+    return None if found is None else WalMark(server=server, lsn=found[0], is_synchronous=found[1])
 
 
+@query
 async def marked(conn: AsyncConnection, server: Server) -> int | None:
     """The position of that server's newest mark in the current database."""
-    params = {"system_id": server.system_id, "timeline": server.timeline}
-    return cast("int | None", await one_value(conn, sql("failover", "marked"), params))
 
 
-async def report_loss(conn: AsyncConnection, server: Server, *, lost_until: int, actor: str) -> None:
-    params = {"system_id": server.system_id, "timeline": server.timeline, "lost_until": lost_until, "actor": actor}
-    await conn.execute(sql("failover", "report_loss"), params)
+@query
+async def report_loss(conn: AsyncConnection, server: Server, *, lost_until: int, actor: str) -> None: ...
 
 
+@query
 async def history(conn: AsyncConnection, *, limit: int = 20) -> list[Timeline]:
     """Newest first."""
-    return await all_rows(conn, sql("failover", "history"), {"limit": limit}, Timeline)

@@ -1,7 +1,8 @@
 """Fault injection for tests: a process dies, or loses its connection, at a chosen statement.
 
-Nothing is installed unless a failpoint is armed. `tasks.step:after:2@/tmp/marker` kills this process when the server has
-committed the second `step` and before the client knows; the marker limits that to one time, across restarts.
+Nothing is installed unless a failpoint is armed. `finish_and_claim:after:2@/tmp/marker` kills this process when the server
+has committed the second call of that function and before the client knows; the marker limits that to one time, across
+restarts. A statement that is not a call has the name of its file and its own: `logs.append`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import Any, NoReturn, Self
 import psycopg
 from psycopg import AsyncCursor
 
-from evertick.db.statements import nouns, statements
+from evertick.db.statements import executed_name, known_names
 from evertick.domain.errors import InvalidSettings
 
-_FORM = re.compile(r"(?P<statement>\w+\.\w+):(?P<fault>\w+)(?::(?P<number>\d+))?(?:@(?P<marker>.+))?")
+_FORM = re.compile(r"(?P<statement>\w+(?:\.\w+)?):(?P<fault>\w+)(?::(?P<number>\d+))?(?:@(?P<marker>.+))?")
 
 Cursor = AsyncCursor[Any]
 
@@ -86,10 +87,10 @@ def parse(text: str) -> Failpoint:
     found = _FORM.fullmatch(text)
     if found is None or found["fault"] not in list(Fault):
         raise InvalidSettings(
-            f"The failpoint {text!r} is invalid: it must look like tasks.step:after:2@/path/marker, with one of"
+            f"The failpoint {text!r} is invalid: it must look like finish_and_claim:after:2@/path/marker, with one of"
             f" {', '.join(Fault)}."
         )
-    known = [f"{noun}.{name}" for noun in nouns() for name in statements(noun)]
+    known = known_names()
     if found["statement"] not in known:
         near = difflib.get_close_matches(found["statement"], known, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
@@ -103,13 +104,12 @@ def parse(text: str) -> Failpoint:
 
 
 def cursor_for(failpoint: Failpoint) -> type[Cursor]:
-    noun, name = failpoint.statement.split(".")
-    text = statements(noun)[name]
     executions = itertools.count(1)
 
     class FaultyCursor(Cursor):
         async def execute(self, query: Any, params: Any = None, **options: Any) -> Self:
-            is_due = query == text and next(executions) == failpoint.number and failpoint.is_first()
+            is_named = executed_name(query) == failpoint.statement
+            is_due = is_named and next(executions) == failpoint.number and failpoint.is_first()
             if is_due and not failpoint.is_after:
                 await _fail(self, failpoint)
             await super().execute(query, params, **options)

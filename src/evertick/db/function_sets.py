@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import LiteralString, cast
+from typing import LiteralString
 
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
 
-from evertick.db.statements import all_rows, one_value, sql
+from evertick.db.statements import query
 
 FUNCTIONS_DIRECTORY = Path(__file__).with_name("functions")
 TABLES_SCHEMA = "evertick"
@@ -34,7 +34,7 @@ class FunctionSet:
 
     @property
     def schema(self) -> str:
-        return f"evertick_fn_{self.hash}"
+        return schema_of(self.hash)
 
     @property
     def search_path(self) -> str:
@@ -44,13 +44,6 @@ class FunctionSet:
     @property
     def label(self) -> str:
         return f"functions_{self.hash}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Superseded:
-    """A set that is neither ours nor one of the two newest."""
-
-    hash: str
 
 
 @cache
@@ -64,15 +57,31 @@ def own_set(directory: Path = FUNCTIONS_DIRECTORY) -> FunctionSet:
     return FunctionSet(hash=hashlib.sha256(text.encode()).hexdigest()[:12], scripts=scripts)
 
 
+def schema_of(set_hash: str) -> str:
+    return f"evertick_fn_{set_hash}"
+
+
 def lock_key(set_hash: str) -> int:
     """The advisory lock that every connection shares while it may call this set, and that dropping the set takes alone."""
     return _LOCK_SPACE | int(set_hash, 16)
 
 
-async def is_installed(conn: AsyncConnection, functions: FunctionSet) -> bool:
+@query
+async def is_installed(conn: AsyncConnection, *, hash: str, schema: str) -> bool:
     """Only asked of a database that has the tables."""
-    params = {"hash": functions.hash, "schema": functions.schema}
-    return cast(bool, await one_value(conn, sql("function_sets", "is_installed"), params))
+
+
+@query
+async def record(conn: AsyncConnection, *, hash: str, release: str) -> None: ...
+
+
+@query
+async def forget(conn: AsyncConnection, *, hash: str) -> None: ...
+
+
+@query
+async def superseded(conn: AsyncConnection, *, hash: str) -> list[str]:
+    """The sets that are neither ours nor one of the two newest."""
 
 
 async def install(conn: AsyncConnection, functions: FunctionSet) -> None:
@@ -86,18 +95,5 @@ async def install(conn: AsyncConnection, functions: FunctionSet) -> None:
     for script in functions.scripts:
         await conn.execute(script, prepare=False)
     # A partial restore may have left the row.
-    await conn.execute(sql("function_sets", "forget"), {"hash": functions.hash})
-    params = {"hash": functions.hash, "release": version("evertick")}
-    await conn.execute(sql("function_sets", "record"), params)
-
-
-async def drop_superseded(conn: AsyncConnection, own: FunctionSet) -> list[str]:
-    """Drop the sets of earlier releases that no connection uses, in the transaction of the caller; their hashes."""
-    dropped = []
-    for each in await all_rows(conn, sql("function_sets", "superseded"), {"hash": own.hash}, _Superseded):
-        if not await one_value(conn, sql("migration", "lock"), {"key": lock_key(each.hash)}):
-            continue
-        await conn.execute(SQL("drop schema if exists {} cascade").format(Identifier(f"evertick_fn_{each.hash}")))
-        await conn.execute(sql("function_sets", "forget"), {"hash": each.hash})
-        dropped.append(each.hash)
-    return dropped
+    await forget(conn, hash=functions.hash)
+    await record(conn, hash=functions.hash, release=version("evertick"))

@@ -24,8 +24,8 @@ from psycopg.sql import SQL, Identifier
 
 from evertick.db import function_sets, roles
 from evertick.db.connection import disable_timeout, has_own_session, where
-from evertick.db.function_sets import FUNCTIONS_DIRECTORY, FunctionSet, own_set
-from evertick.db.statements import all_rows, one_value, sql
+from evertick.db.function_sets import FUNCTIONS_DIRECTORY, FunctionSet, lock_key, own_set, schema_of
+from evertick.db.statements import query
 from evertick.domain.errors import MigrationBlocked, SchemaMismatch
 
 MIGRATIONS_DIRECTORY = Path(__file__).with_name("migrations")
@@ -69,15 +69,10 @@ class Migration:
 class Applied:
     """One migration as the database records it. `oldest_program`: programs whose migrations end there or later can keep running."""
 
-    number: int
-    name: str
+    label: str
     applied_at: datetime
     checksum: str
     oldest_program: int
-
-    @property
-    def label(self) -> str:
-        return f"{self.number:04}_{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +106,38 @@ class _InTheWay:
     pid: int
     application: str
     seconds: float
+
+
+@query
+async def lock(conn: AsyncConnection, *, key: int) -> bool: ...
+
+
+@query
+async def lock_session(conn: AsyncConnection, *, key: int) -> bool: ...
+
+
+@query
+async def unlock_session(conn: AsyncConnection, *, key: int) -> None: ...
+
+
+@query
+async def set_lock_timeout(conn: AsyncConnection, *, seconds: float, is_local: bool) -> None: ...
+
+
+@query
+async def record(conn: AsyncConnection, migration: Migration) -> None: ...
+
+
+@query
+async def in_the_way(conn: AsyncConnection) -> list[_InTheWay]: ...
+
+
+@query
+async def has_record(conn: AsyncConnection) -> bool: ...
+
+
+@query
+async def applied_migrations(conn: AsyncConnection) -> list[Applied]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,10 +200,12 @@ async def status(
 ) -> SchemaStatus:
     """Compare the database with the tables and functions of this program. Raises SchemaMismatch where they contradict."""
     known = migrations(directory)
-    applied = await _applied(conn)
+    applied = await applied_migrations(conn) if await has_record(conn) else []
     _refuse_contradiction(known, applied)
     own = None if functions is None else own_set(functions)
-    has_functions = own is None or (bool(applied) and await function_sets.is_installed(conn, own))
+    has_functions = own is None or (
+        bool(applied) and await function_sets.is_installed(conn, hash=own.hash, schema=own.schema)
+    )
     return SchemaStatus(
         applied=tuple(applied),
         pending=tuple(known[len(applied) :]),
@@ -209,7 +238,11 @@ async def _apply_next(conn: AsyncConnection, directory: Path, patience: LockRetr
             return None
         migration = pending[0]
         if migration.index is None:
-            await _apply(conn, migration)
+            await conn.execute(migration.script, prepare=False)
+            await record(conn, migration)
+            # New objects have no grants yet, and replaced ones lost theirs: grant before the commit makes them visible.
+            if await roles.are_used(conn):
+                await roles.apply(conn, keeps_older=True)
             return migration.label
     return await _make_index(conn, directory, patience)
 
@@ -232,29 +265,25 @@ async def _install_next(
 
 
 async def _drop_superseded(conn: AsyncConnection, own: FunctionSet, patience: LockRetry) -> None:
-    """Drop the sets that are not in use. A set that cannot be dropped now is dropped by a later migrate."""
+    """Drop the sets of earlier releases that no connection uses. One that cannot be dropped now is dropped by a later migrate."""
     with suppress(errors.LockNotAvailable, errors.DeadlockDetected):
         async with conn.transaction():
-            if await _lock(conn, patience):
-                await function_sets.drop_superseded(conn, own)
+            if not await _lock(conn, patience):
+                return
+            for each in await function_sets.superseded(conn, hash=own.hash):
+                if await lock(conn, key=lock_key(each)):
+                    await conn.execute(SQL("drop schema if exists {} cascade").format(Identifier(schema_of(each))))
+                    await function_sets.forget(conn, hash=each)
 
 
 async def _lock(conn: AsyncConnection, patience: LockRetry) -> bool:
-    """Only one process at a time changes the schema. Never waited for: see migration.lock."""
-    if not await one_value(conn, sql("migration", "lock"), {"key": LOCK_KEY}):
+    """Only one process at a time changes the schema. Never waited for: see migrate.lock."""
+    if not await lock(conn, key=LOCK_KEY):
         return False
     # Work on a new table may take long.
     await conn.execute("set local statement_timeout = 0")
-    await _limit_waits(conn, patience.lock_seconds, is_local=True)
+    await set_lock_timeout(conn, seconds=patience.lock_seconds, is_local=True)
     return True
-
-
-async def _apply(conn: AsyncConnection, migration: Migration) -> None:
-    await conn.execute(migration.script, prepare=False)
-    await _record(conn, migration)
-    # New objects have no grants yet, and replaced ones lost theirs: grant before the commit makes them visible.
-    if await roles.are_used(conn):
-        await roles.apply(conn, keeps_older=True)
 
 
 async def _make_index(conn: AsyncConnection, directory: Path, patience: LockRetry) -> str | None:
@@ -264,7 +293,7 @@ async def _make_index(conn: AsyncConnection, directory: Path, patience: LockRetr
             "Building an index concurrently needs its own session, but a pooler is in front of the server. Run"
             " `evertick db migrate` with the server's own address."
         )
-    if not await one_value(conn, sql("migration", "lock_session"), {"key": LOCK_KEY}):
+    if not await lock_session(conn, key=LOCK_KEY):
         return None
     try:
         pending = (await status(conn, directory, None)).pending
@@ -272,38 +301,21 @@ async def _make_index(conn: AsyncConnection, directory: Path, patience: LockRetr
         if index is None:
             return None
         await conn.execute("set statement_timeout = 0")
-        await _limit_waits(conn, patience.give_up_seconds, is_local=False)
+        await set_lock_timeout(conn, seconds=patience.give_up_seconds, is_local=False)
         await conn.execute(SQL("drop index concurrently if exists {}").format(Identifier("evertick", index)))
         await conn.execute(pending[0].script, prepare=False)
-        await _record(conn, pending[0])
+        await record(conn, pending[0])
         return pending[0].label
     finally:
         if not conn.closed:
             await conn.execute("reset statement_timeout")
             await conn.execute("reset lock_timeout")
-            await conn.execute(sql("migration", "unlock_session"), {"key": LOCK_KEY})
-
-
-async def _limit_waits(conn: AsyncConnection, seconds: float, *, is_local: bool) -> None:
-    params = {"timeout": f"{seconds * 1000:.0f}ms", "is_local": is_local}
-    await conn.execute(sql("migration", "set_lock_timeout"), params)
-
-
-async def _record(conn: AsyncConnection, migration: Migration) -> None:
-    await conn.execute(
-        sql("migration", "record"),
-        {
-            "number": migration.number,
-            "name": migration.name,
-            "checksum": migration.checksum,
-            "oldest_program": migration.oldest_program,
-        },
-    )
+            await unlock_session(conn, key=LOCK_KEY)
 
 
 async def _whose(conn: AsyncConnection) -> str:
     """The sessions that have held our tables the longest, for people."""
-    found = await all_rows(conn, sql("migration", "in_the_way"), {}, _InTheWay)
+    found = await in_the_way(conn)
     return "".join(f", by {each.application} (pid {each.pid}) for {each.seconds:.0f} s" for each in found)
 
 
@@ -321,28 +333,17 @@ async def _create_record(conn: AsyncConnection) -> None:
     )
 
 
-async def _applied(conn: AsyncConnection) -> list[Applied]:
-    found = await (await conn.execute(sql("migration", "has_record"))).fetchone()
-    if found is None or not found[0]:
-        return []
-    rows = await conn.execute(sql("migration", "applied"))
-    return [
-        Applied(number=number, name=name, applied_at=applied_at, checksum=checksum, oldest_program=oldest_program)
-        async for number, name, applied_at, checksum, oldest_program in rows
-    ]
-
-
 def _refuse_contradiction(known: list[Migration], applied: list[Applied]) -> None:
-    if any(record.oldest_program > len(known) for record in applied[len(known) :]):
+    if any(each.oldest_program > len(known) for each in applied[len(known) :]):
         raise SchemaMismatch(
             f"The database's schema is newer than this program: it has {applied[-1].label}, and this Evertick ends at"
             f" {known[-1].label if known else 'none'}. Upgrade Evertick on this host, or use another database."
         )
-    for migration, record in zip(known, applied, strict=False):
-        if (migration.number, migration.name, migration.checksum) != (record.number, record.name, record.checksum):
+    for migration, found in zip(known, applied, strict=False):
+        if (migration.label, migration.checksum) != (found.label, found.checksum):
             raise SchemaMismatch(
-                f"Migration {migration.label} differs from {record.label} that was applied to this database on"
-                f" {record.applied_at:%Y-%m-%d %H:%M} UTC. An applied migration must not change: restore the file and put"
+                f"Migration {migration.label} differs from {found.label} that was applied to this database on"
+                f" {found.applied_at:%Y-%m-%d %H:%M} UTC. An applied migration must not change: restore the file and put"
                 " the change into a new one, or install the release that this database belongs to."
             )
 

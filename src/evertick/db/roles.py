@@ -14,128 +14,71 @@ from fnmatch import fnmatch
 from psycopg import AsyncConnection
 
 from evertick.db.function_sets import TABLES_SCHEMA, own_set
-from evertick.db.statements import all_rows, nouns, one_value, sql, statements
+from evertick.db.statements import known_names, query, text_of
 
 RUNNER, SCHEDULER, PUBLISHER, API = "evertick_runner", "evertick_scheduler", "evertick_publisher", "evertick_api"
 
 # The statements of every service: the schema check, the server's identity, the time.
 _EVERYBODY = (
-    *("migration.has_record", "migration.applied", "function_sets.is_installed", "shards.read_clock"),
+    *("migrate.has_record", "migrate.applied_migrations", "function_sets.is_installed", "shards.read_clock"),
     *("failover.look*", "failover.mark*", "failover.report_loss"),
 )
 
-# Patterns of `noun.statement`. A service that acts for users may do everything except what a leader, a runner or the owner does.
+# The stored functions that a service calls, and patterns of `noun.statement`. A service that acts for users may do everything
+# except what a leader, a runner or the owner does.
 MAY: dict[str, tuple[str, ...]] = {
     RUNNER: (
         *_EVERYBODY,
-        *(
-            "runners.register",
-            "runners.bury",
-            "runners.leave",
-            "runners.live",
-            "runners.neighbours",
-            "runners.namesakes",
-        ),
-        *(
-            "tasks.step",
-            "tasks.claim_rows",
-            "tasks.extend",
-            "runners.look_in_line",
-            "runners.names",
-            "runners.published",
-        ),
-        *("dags.version", "dags.bundle", "secrets.of_attempt", "logs.append", "logs.shipped_until", "runs.existing"),
+        *("runners.register", "runners.leave", "runners.live", "runners.peers", "runners.namesakes"),
+        *("finish_and_claim", "claim_selected", "extend_leases", "runners.queued_tasks", "runners.names"),
+        *("runners.published", "dags.version", "dags.bundle", "values_of_attempt", "logs.append", "logs.shipped_until"),
+        *("runs.existing", "mark_runner_dead"),
         # For a runner that drives a remote executor.
-        *("runners.claim*", "runners.list_of", "runners.known", "runners.note_*", "runners.end_queued"),
-        *("runners.adopt", "runners.forget", "runners.held", "runners.finish"),
+        *("claim_for_dispatch", "queue_selected", "runners.list_of", "runners.known", "runners.note_*", "end_queued"),
+        *("adopt_dispatches", "delete_dispatches", "runners.held", "finish_attempt"),
     ),
     SCHEDULER: (
         *_EVERYBODY,
-        *("shards.*", "schedules.due", "schedules.next_due", "schedules.fire", "schedules.hear", "schedules.settle"),
-        *("schedules.set_aside", "schedules.of_dag", "schedules.waits", "tasks.promote", "tasks.time_out_waits"),
-        *("runs.admit", "runs.reconcile", "runs.skip_one", "runs.time_out", "runs.orphans", "runs.reap_orphan"),
-        *(
-            "runners.bury",
-            "runners.reap",
-            "runners.live",
-            "runners.neighbours",
-            "runners.depths",
-            *("waits.children_due", "waits.start_child", "waits.clocks_due", "waits.set_clocks", "waits.wake_waits"),
-        ),
-        *(
-            "gates.tend",
-            "gates.unadmit",
-            "gates.reconcile",
-            "notifications.raise",
-            "notifications.tend",
-            "notifications.take",
-            "notifications.record",
-        ),
-        *(
-            "backfills.position",
-            "backfills.step",
-            "backfills.fail",
-            "backfills.find",
-            "retention.*",
-            *("server.dead_rows", "server.is_behind", "server.snapshot_holders", "server.sizes"),
-            *(
-                "logs.watch",
-                "logs.ended",
-                "logs.part",
-                "logs.list_object",
-                "logs.move",
-                "logs.unwatch",
-                "logs.dead",
-                "logs.forget",
-            ),
-            *("changes.newest", "changes.open_runs", "changes.ended_after", "changes.runs", "changes.attempts"),
-        ),
-        *("dags.find", "dags.names_like", "runs.trigger", "runs.find", "secrets.find"),
+        *("shards.*", "try_acquire_shard", "poll_work", "observe_heartbeats", "renew_shard", "release_shard"),
+        *("survey_shards", "rebalance_shard", "set_shard_count"),
+        *("schedules.due", "schedules.next_due", "schedules.of_dag", "schedules.waits", "fire_schedules"),
+        *("deliver_dependencies", "apply_due_fires", "quarantine_schedule", "promote_due_tasks"),
+        *("admit_queued_runs", "reconcile_runs", "skip_run_once", "time_out_run", "runs.orphans"),
+        *("time_out_queued_tasks", "fail_orphaned_run"),
+        *("runners.live", "runners.peers", "runners.depths", "mark_runner_dead", "reap_runner"),
+        *("child_runs_due", "start_child_run", "clock_waits_due", "set_clock_waits", "wake_deferred_tasks"),
+        *("admit_gated_tasks", "release_admissions", "reconcile_gates", "raise_alerts", "maintain_outbox"),
+        *("claim_deliveries", "notifications.record", "backfills.position", "backfills.find", "advance_backfill"),
+        *("fail_backfill", "retention.*", "prune_runs", "prune_audit_log", "prune_kind", "prune_versions"),
+        *("delete_pending_cleanup", "server.dead_rows", "server.is_behind", "server.snapshot_holders", "server.sizes"),
+        *("logs.ended", "logs.part", "queue_log_archiving", "create_archive_object", "archive_logs"),
+        *("finish_log_archiving", "orphaned_archive_objects", "delete_archive_objects"),
+        *("changes.newest", "changes.open_run_ids", "changes.ended_after", "changes.runs", "changes.attempts"),
+        *("dags.find", "dags.names", "runs.find", "secrets.find", "trigger_run"),
     ),
     PUBLISHER: (
         *_EVERYBODY,
-        *("dags.publish", "dags.put_bundle", "dags.delete", "dags.find", "dags.files", "dags.names_like", "dags.named"),
-        *("dags.put_import_error", "dags.drop_import_error", "dags.import_errors", "dags.queues", "dags.versions"),
-        *("schedules.of_dag", "schedules.waits", "schedules.outlets", "gates.list", "secrets.find"),
+        *("dags.put_bundle", "dags.find", "dags.files", "dags.names", "dags.named", "dags.queues", "dags.versions"),
+        *("dags.put_import_error", "dags.drop_import_error", "dags.import_errors", "publish_dag", "delete_dag"),
+        *("schedules.of_dag", "schedules.waits", "schedules.outlets", "gates.list_gates", "secrets.find"),
+        "apply_due_fires",
     ),
-    API: ("*",),
+    API: (
+        "*.*",
+        *("trigger_run", "cancel_run", "delete_run", "put_note", "put_output", "clear_tasks", "mark_task"),
+        "explain_task",
+        *("publish_dag", "pause_dag", "delete_dag", "put_schedule", "change_schedule", "apply_due_fires"),
+        *("create_backfill", "pause_backfill", "cancel_backfill", "set_pool", "delete_pool", "retry_deliveries"),
+        *("send_event", "decide_approval", "update_asset", "discard_asset_events", "set_shard_count"),
+        *("change_account", "record_login_attempt", "put_value", "delete_value", "reencrypt_value"),
+        *("start_attempt", "finish_attempt", "extend_leases", "task_inputs", "values_of_attempt", "mark_runner_dead"),
+    ),
 }
 _MAY_NOT: dict[str, tuple[str, ...]] = {
     API: (
-        *(
-            "migration.*lock*",
-            "migration.in_the_way",
-            "migration.record",
-            "function_sets.record",
-            "function_sets.superseded",
-            "function_sets.forget",
-            "retention.prune_*",
-            "retention.sweep",
-            *(
-                "logs.watch",
-                "logs.ended",
-                "logs.part",
-                "logs.list_object",
-                "logs.move",
-                "logs.unwatch",
-                "logs.dead",
-                "logs.forget",
-            ),
-            "tasks.step",
-            "tasks.claim_rows",
-        ),
-        *(
-            "tasks.promote",
-            "tasks.time_out_waits",
-            "schedules.fire",
-            "schedules.settle",
-            "schedules.hear",
-            "runners.reap",
-        ),
-        *("shards.stand_by", "shards.look", "shards.listen", "shards.renew", "shards.resign", "runs.reconcile"),
-        *("shards.survey", "shards.leave", "shards.hand_over", "shards.move_out"),
-        *("runs.reap_orphan", "runs.skip_one", "runs.admit", "runs.time_out", "notifications.take", "gates.reconcile"),
-    ),
+        *("migrate.*lock*", "migrate.in_the_way", "migrate.record", "logs.ended", "logs.part"),
+        *("function_sets.record", "function_sets.superseded", "function_sets.forget", "shards.announce_leave"),
+    )
 }
 # Without login: the installer of a service creates a login role, with its own password or certificate, and grants it this role.
 # Roles belong to the whole server, and another process may be creating the same one at this moment.
@@ -166,11 +109,19 @@ class _Thing:
         return self.kind == "function" and self.schema == TABLES_SCHEMA
 
 
+@query
+async def list_things(conn: AsyncConnection, *, functions: str) -> list[_Thing]: ...
+
+
+@query
+async def database(conn: AsyncConnection) -> str:
+    """Its name, quoted."""
+
+
 def statements_of(role: str) -> list[str]:
-    """The statements that a service with that role executes."""
-    known = [f"{noun}.{name}" for noun in nouns() for name in statements(noun)]
+    """The statements that a service with that role executes, and the stored functions that it calls."""
     wanted, unwanted = MAY[role], _MAY_NOT.get(role, ())
-    return [each for each in known if _fits(each, wanted) and not _fits(each, unwanted)]
+    return [each for each in known_names() if _fits(each, wanted) and not _fits(each, unwanted)]
 
 
 async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[str]:
@@ -179,9 +130,8 @@ async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[st
     `keeps_older`: nothing is revoked, because services of the previous release may be running.
     """
     functions = own_set()
-    things = await all_rows(conn, sql("roles", "things"), {"functions": functions.schema}, _Thing)
+    things = await list_things(conn, functions=functions.schema)
     schemas = sorted({each.schema for each in things})
-    database = str(await one_value(conn, sql("roles", "database"), {}))
     lines = [_CREATE.format(role=role) for role in MAY]
     for schema in schemas:
         lines += [
@@ -190,7 +140,7 @@ async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[st
         ]
     everybody = ", ".join(MAY)
     lines += [
-        f"grant connect on database {database} to {everybody}",
+        f"grant connect on database {await database(conn)} to {everybody}",
         f"grant usage on schema {', '.join(schemas)} to {everybody}",
     ]
     for role in () if keeps_older else MAY:
@@ -212,9 +162,9 @@ async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[st
     return lines
 
 
-async def are_used(conn: AsyncConnection) -> bool:
+@query
+async def are_used(conn: AsyncConnection, *, role: str = RUNNER) -> bool:
     """Whether these roles have privileges in this database."""
-    return bool(await one_value(conn, sql("roles", "are_used"), {"role": RUNNER}))
 
 
 async def apply(conn: AsyncConnection, *, keeps_older: bool = False) -> None:
@@ -270,8 +220,7 @@ def _touched(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _texts(role: str) -> list[str]:
-    found = [each.split(".") for each in statements_of(role)]
-    return [statements(noun)[name] for noun, name in found]
+    return [text_of(each) for each in statements_of(role)]
 
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:

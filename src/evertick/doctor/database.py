@@ -5,7 +5,7 @@ Read-only. A check that cannot be made is a finding of its own. The findings abo
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -25,14 +25,8 @@ from evertick.engine.public_access import is_loopback
 
 # A scheduler, a runner, a publisher and the API, and a spare of each.
 NEEDED_CONNECTIONS = 30
-
-
 MOST_SKEW_SECONDS = 2.0
-
-
 LONGEST_SNAPSHOT_SECONDS = 600.0
-
-
 _MOST_COUNTED = 100_000
 
 
@@ -60,7 +54,7 @@ def warning(code: str, what: str, why: str, next_step: str) -> Finding:
     return Finding(code=code, grade=Severity.WARNING, what=what, why=why, next_step=next_step)
 
 
-Check = Callable[[AsyncConnection, Settings], Awaitable[list[Finding]]]
+Check = Callable[[AsyncConnection, Settings], AsyncIterator[Finding]]
 
 
 async def examine(conn: AsyncConnection, settings: Settings, *more: Check) -> list[Finding]:
@@ -69,7 +63,7 @@ async def examine(conn: AsyncConnection, settings: Settings, *more: Check) -> li
     found, unseen = list[Finding](), list[str]()
     for check in (_check_database, _check_stored, _check_accounts, _check_work, _check_snapshots, *more):
         try:
-            found += await check(conn, settings)
+            found += [each async for each in check(conn, settings)]
         except psycopg.errors.InsufficientPrivilege as denied:
             unseen.append(str(denied).splitlines()[0])
     if unseen:
@@ -84,40 +78,37 @@ async def examine(conn: AsyncConnection, settings: Settings, *more: Check) -> li
     return found
 
 
-async def _check_database(conn: AsyncConnection, settings: Settings) -> list[Finding]:
+async def _check_database(conn: AsyncConnection, settings: Settings) -> AsyncIterator[Finding]:
     before = datetime.now(UTC)
     facts = await server.server(conn)
     skew_seconds = _skew_seconds(before, facts.at, datetime.now(UTC))
-    found = [*check_server(facts), *check_clock(skew_seconds)]
+    for each in (*check_server(facts), *check_clock(skew_seconds)):
+        yield each
     if not has_own_session(conn):
-        found.append(
-            warning(
-                "pooler",
-                "A transaction-pooling proxy is between Evertick and the server.",
-                "LISTEN does not work through it: work waits for the next tick, up to a second.",
-                "Give Evertick the server's own address, or read 'Behind a pooler' in docs/howto/operate.md.",
-            )
+        yield warning(
+            "pooler",
+            "A transaction-pooling proxy is between Evertick and the server.",
+            "LISTEN does not work through it: work waits for the next tick, up to a second.",
+            "Give Evertick the server's own address, or read 'Behind a pooler' in docs/howto/operate.md.",
         )
-    return [*found, *check_route(route_of(conn))]
+    for each in check_route(route_of(conn)):
+        yield each
 
 
-async def _check_stored(conn: AsyncConnection, settings: Settings) -> list[Finding]:
-    return list(check_keys(settings, await server.sealed_by(conn)))
+async def _check_stored(conn: AsyncConnection, settings: Settings) -> AsyncIterator[Finding]:
+    for each in check_keys(settings, await server.sealed_by(conn)):
+        yield each
 
 
-async def _check_snapshots(conn: AsyncConnection, settings: Settings) -> list[Finding]:
-    found = []
+async def _check_snapshots(conn: AsyncConnection, settings: Settings) -> AsyncIterator[Finding]:
     for holder in await server.snapshot_holders(conn):
         if (holder.held_seconds or 0.0) >= LONGEST_SNAPSHOT_SECONDS:
-            found.append(
-                warning(
-                    "old_snapshot",
-                    f"{holder.kind} {holder.name} has kept an old snapshot for {holder.held_seconds:.0f} s.",
-                    "Rows deleted since then cannot be vacuumed, and every table grows.",
-                    "End it. 'Retention' in docs/howto/operate.md explains how to find its owner.",
-                )
+            yield warning(
+                "old_snapshot",
+                f"{holder.kind} {holder.name} has kept an old snapshot for {holder.held_seconds:.0f} s.",
+                "Rows deleted since then cannot be vacuumed, and every table grows.",
+                "End it. 'Retention' in docs/howto/operate.md explains how to find its owner.",
             )
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,78 +248,60 @@ def check_keys(settings: Settings, sealed: list[SealedBy]) -> Iterator[Finding]:
             )
 
 
-async def _check_accounts(conn: AsyncConnection, settings: Settings) -> list[Finding]:
+async def _check_accounts(conn: AsyncConnection, settings: Settings) -> AsyncIterator[Finding]:
     known = await accounts.count_accounts(conn)
     if known.with_password or settings.admin_password is not None:
-        return []
+        return
     if not is_loopback(settings.api_host):
-        return [
-            error(
-                "open_door",
-                f"The API is configured to listen on {settings.api_host}, but no user has a password.",
-                "It refuses to start: the first person to find the sign-in link would become the administrator.",
-                "Set one with: evertick users password admin",
-            )
-        ]
-    return [
-        warning(
+        yield error(
+            "open_door",
+            f"The API is configured to listen on {settings.api_host}, but no user has a password.",
+            "It refuses to start: the first person to find the sign-in link would become the administrator.",
+            "Set one with: evertick users password admin",
+        )
+    else:
+        yield warning(
             "no_password",
             "No user has a password yet.",
             "The one-time link is the only way to sign in, and it expires after an hour.",
             "Set one with: evertick users password admin (or sign in with: evertick users link admin)",
         )
-    ]
 
 
-async def _check_work(conn: AsyncConnection, settings: Settings) -> list[Finding]:
+async def _check_work(conn: AsyncConnection, settings: Settings) -> AsyncIterator[Finding]:
     leader = await shards.leader(conn, shard=0)
     alive = await runners.list_busy(conn, limit=1)
-    found = list(check_queues(await runners.list_all(conn, cap=_MOST_COUNTED)))
+    for each in check_queues(await runners.list_all(conn, cap=_MOST_COUNTED)):
+        yield each
     if leader is None or leader.unled:
         is_partly_led = leader is not None and bool(leader.leaders)
-        found.append(
-            error(
-                "no_leader",
-                f"No scheduler leads{_shards(leader.unled) if leader and is_partly_led else ''}.",
-                "No schedule fires, and nothing is retried or repaired, until one does.",
-                "Start one with: evertick up, or: evertick scheduler. If one is running, its log says why it cannot lead.",
-            )
+        yield error(
+            "no_leader",
+            f"No scheduler leads{_shards(leader.unled) if leader and is_partly_led else ''}.",
+            "No schedule fires, and nothing is retried or repaired, until one does.",
+            "Start one with: evertick up, or: evertick scheduler. If one is running, its log says why it cannot lead.",
         )
     if not alive:
-        found.append(
-            error(
-                "no_runner",
-                "No runner is alive.",
-                "No task can run.",
-                "Start one with: evertick up, or: evertick runner",
-            )
+        start = "Start one with: evertick up, or: evertick runner"
+        yield error("no_runner", "No runner is alive.", "No task can run.", start)
+    if broken := await dags.import_errors(conn):
+        yield warning(
+            "import_errors",
+            f"{len(broken)} DAG files cannot be loaded, the first is {broken[0].file}: {broken[0].message}",
+            "Their DAGs are missing, or stay at their last valid version.",
+            f"Fix the file, and check it with: evertick dags validate {broken[0].file}",
         )
-    broken = await dags.import_errors(conn)
-    if broken:
-        found.append(
-            warning(
-                "import_errors",
-                f"{len(broken)} DAG files cannot be loaded, the first is {broken[0].file}: {broken[0].message}",
-                "Their DAGs are missing, or stay at their last valid version.",
-                f"Fix the file, and check it with: evertick dags validate {broken[0].file}",
-            )
+    if aside := await notifications.list_quarantined(conn):
+        yield warning(
+            "quarantine",
+            f"{len(aside)} items are in quarantine because they fail every time, the first: {aside[0].reason}",
+            "They are retried only occasionally.",
+            "List them with: evertick quarantine",
         )
-    aside = await notifications.list_quarantined(conn)
-    if aside:
-        found.append(
-            warning(
-                "quarantine",
-                f"{len(aside)} items are in quarantine because they fail every time, the first: {aside[0].reason}",
-                "They are retried only occasionally.",
-                "List them with: evertick quarantine",
-            )
-        )
-    return found
 
 
 def check_queues(found: list[QueueRow]) -> Iterator[Finding]:
-    unserved = [each for each in found if each.depth and each.runners == each.draining]
-    for each in unserved:
+    for each in (each for each in found if each.depth and each.runners == each.draining):
         yield error(
             "unserved_queue",
             f"{each.depth} tasks wait in queue {each.queue}, which no live runner serves.",
@@ -348,8 +321,10 @@ def _shards(numbers: list[int]) -> str:
     return f" shard{'s' if len(numbers) > 1 else ''} {', '.join(str(each) for each in numbers)}"
 
 
-async def examine_remote(conn: AsyncConnection, settings: Settings) -> list[Finding]:
-    return [finding for row in await server.remote(conn) for finding in check_remote(row)]
+async def examine_remote(conn: AsyncConnection, settings: Settings) -> AsyncIterator[Finding]:
+    for row in await server.remote(conn):
+        for each in check_remote(row):
+            yield each
 
 
 def check_remote(row: RemoteRow) -> Iterator[Finding]:
@@ -377,9 +352,10 @@ _SHOWN = 3
 _ADVICE = "Install the same release everywhere, one service after the other: see docs/howto/upgrade.md."
 
 
-async def examine_releases(conn: AsyncConnection, schema: SchemaStatus) -> list[Finding]:
+async def examine_releases(conn: AsyncConnection, schema: SchemaStatus) -> AsyncIterator[Finding]:
     alive = await runners.list_busy(conn, with_agents=False)
-    return [*check_schema(schema), *check_runner_releases(alive)]
+    for each in (*check_schema(schema), *check_runner_releases(alive)):
+        yield each
 
 
 def check_schema(schema: SchemaStatus) -> Iterator[Finding]:
@@ -410,8 +386,9 @@ def check_runner_releases(alive: Iterable[BusyRunner]) -> Iterator[Finding]:
 LONGEST_WAIT_SECONDS = 3600.0
 
 
-async def examine_logs(conn: AsyncConnection, settings: Settings) -> list[Finding]:
-    return list(check_logs(settings, await server.stored_logs(conn)))
+async def examine_logs(conn: AsyncConnection, settings: Settings) -> AsyncIterator[Finding]:
+    for each in check_logs(settings, await server.stored_logs(conn)):
+        yield each
 
 
 def check_logs(settings: Settings, logs: StoredLogs) -> Iterator[Finding]:

@@ -109,7 +109,7 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
             "routing_file",
             str(wrong),
             "A publisher refuses to start; one that is running keeps its current rules.",
-            "Fix the file or EVERTICK_ROUTING_FILE, and check it with: evertick route list",
+            "Fix the file or EVERTICK_ROUTING_FILE, and check it with: evertick routing list",
         )
 
 
@@ -170,7 +170,4 @@ def check_descriptors(settings: Settings, soft_limit: int) -> Iterator[Finding]:
 
 def _nearest(place: Path) -> Path:
     """The path itself, or the nearest folder above it that exists."""
-    found = place.absolute()
-    while not found.exists():
-        found = found.parent
-    return found
+    return next(each for each in (place.absolute(), *place.absolute().parents) if each.exists())

@@ -8,11 +8,28 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import IPv6Address, IPv6Network, ip_address
+from typing import Self
 
 from evertick.domain.errors import UserError
 
 LONGEST_NAME = 100
 SHORTEST_PASSWORD, LONGEST_PASSWORD = 8, 1000
+# Without the digits and signs around them.
+_COMMON_PASSWORDS = frozenset((
+    "", "password", "passw0rd", "p@ssw0rd", "pa$$word", "passwort", "letmein", "welcome", "changeme", "default",
+    "secret", "admin", "administrator", "root", "user", "guest", "test", "master", "login", "evertick",
+    "airflow", "postgres", "iloveyou", "monkey", "dragon", "sunshine", "princess", "football", "baseball",
+    "superman", "batman", "trustno", "qwerty", "qwertz", "azerty", "qwertyuiop", "asdfgh", "asdfghjkl",
+    "zxcvbnm", "abc", "abcd", "qwe", "qaz", "1q2w3e4r",
+))  # fmt: skip
+_SEQUENCES = (
+    "01234567890123456789",
+    "abcdefghijklmnopqrstuvwxyz",
+    "qwertyuiopasdfghjklzxcvbnm",
+    "1q2w3e4r5t6y7u8i9o0p",
+    "1qaz2wsx3edc4rfv",
+)
 MOST_TAGS = 50
 
 
@@ -32,44 +49,6 @@ class Role(StrEnum):
 _RANKS = {role: rank for rank, role in enumerate(Role)}
 
 
-class Permission(StrEnum):
-    """The permission that a route requires."""
-
-    OPEN = "open"
-    OWN = "own"
-    READ_DAGS = "dags.read"
-    PAUSE_DAGS = "dags.pause"
-    DELETE_DAGS = "dags.delete"
-    ROLL_BACK_DAGS = "dags.roll_back"
-    READ_RUNS = "runs.read"
-    READ_LOGS = "logs.read"
-    TRIGGER_RUNS = "runs.trigger"
-    CANCEL_RUNS = "runs.cancel"
-    DELETE_RUNS = "runs.delete"
-    CLEAR_TASKS = "tasks.clear"
-    MARK_TASKS = "tasks.mark"
-    DECIDE_APPROVALS = "approvals.decide"
-    READ_EVENTS = "events.read"
-    SEND_EVENTS = "events.send"
-    READ_NOTIFICATIONS = "notifications.read"
-    RESEND_NOTIFICATIONS = "notifications.resend"
-    READ_SCHEDULES = "schedules.read"
-    PAUSE_SCHEDULES = "schedules.pause"
-    EDIT_SCHEDULES = "schedules.edit"
-    READ_BACKFILLS = "backfills.read"
-    RUN_BACKFILLS = "backfills.run"
-    READ_GATES = "gates.read"
-    EDIT_POOLS = "pools.edit"
-    READ_VALUES = "values.read"
-    EDIT_VALUES = "values.edit"
-    READ_RUNNERS = "runners.read"
-    DRAIN_RUNNERS = "runners.drain"
-    READ_IMPORTS = "imports.read"
-    READ_METRICS = "metrics.read"
-    MANAGE_USERS = "users.manage"
-    READ_AUDIT = "audit.read"
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """The lowest role that holds a permission (None: no sign-in needed), and whether the permission applies to a DAG."""
@@ -79,47 +58,74 @@ class Rule:
     about: str
 
 
-MATRIX: Mapping[Permission, Rule] = {
-    Permission.OPEN: Rule(None, False, "version, health for load balancers, signing in"),
-    Permission.OWN: Rule(Role.VIEWER, False, "your own session, password and tokens; the OpenAPI documents"),
-    Permission.READ_DAGS: Rule(Role.VIEWER, True, "DAGs, their tasks and versions"),
-    Permission.PAUSE_DAGS: Rule(Role.OPERATOR, True, "pause and unpause DAGs"),
-    Permission.DELETE_DAGS: Rule(Role.EDITOR, True, "delete DAGs"),
-    Permission.ROLL_BACK_DAGS: Rule(Role.EDITOR, True, "make an earlier version of a DAG the current one"),
-    Permission.READ_RUNS: Rule(Role.VIEWER, True, "runs, tasks, attempts, results, and why a task does not run"),
-    Permission.READ_LOGS: Rule(Role.VIEWER, True, "task logs"),
-    Permission.TRIGGER_RUNS: Rule(Role.OPERATOR, True, "start runs"),
-    Permission.CANCEL_RUNS: Rule(Role.OPERATOR, True, "cancel runs"),
-    Permission.DELETE_RUNS: Rule(Role.EDITOR, True, "delete finished runs"),
-    Permission.CLEAR_TASKS: Rule(Role.OPERATOR, True, "run tasks again, and preview which ones"),
-    Permission.MARK_TASKS: Rule(Role.OPERATOR, True, "set the state of a task, and write notes"),
-    Permission.DECIDE_APPROVALS: Rule(
-        Role.OPERATOR, True, "approve and reject approval tasks; a DAG may require a higher role"
-    ),
-    Permission.READ_EVENTS: Rule(Role.VIEWER, False, "events that were sent"),
-    Permission.SEND_EVENTS: Rule(Role.OPERATOR, False, "send events that tasks wait for, and report asset updates"),
-    Permission.READ_NOTIFICATIONS: Rule(
-        Role.OPERATOR, False, "notifications: deliveries by destination, and their failures"
-    ),
-    Permission.RESEND_NOTIFICATIONS: Rule(Role.OPERATOR, False, "try failed notifications again"),
-    Permission.READ_SCHEDULES: Rule(Role.VIEWER, True, "schedules, their next fires and history"),
-    Permission.PAUSE_SCHEDULES: Rule(Role.OPERATOR, True, "pause and unpause schedules"),
-    Permission.EDIT_SCHEDULES: Rule(Role.EDITOR, True, "create, change, delete and reset schedules"),
-    Permission.READ_BACKFILLS: Rule(Role.VIEWER, True, "backfills and previews of backfills"),
-    Permission.RUN_BACKFILLS: Rule(Role.OPERATOR, True, "create, pause, resume and cancel backfills"),
-    Permission.READ_GATES: Rule(Role.VIEWER, False, "pools, keys, and what holds work back"),
-    Permission.EDIT_POOLS: Rule(Role.EDITOR, False, "create, change and delete pools"),
-    Permission.READ_VALUES: Rule(
-        Role.OPERATOR, False, "variables, connections without their secret fields, names of secrets"
-    ),
-    Permission.EDIT_VALUES: Rule(Role.EDITOR, False, "create, change and delete variables, connections and secrets"),
-    Permission.READ_RUNNERS: Rule(Role.VIEWER, False, "runners and queues"),
-    Permission.DRAIN_RUNNERS: Rule(Role.OPERATOR, False, "drain and undrain runners"),
-    Permission.READ_IMPORTS: Rule(Role.VIEWER, False, "files that could not be loaded, and quarantined rows"),
-    Permission.READ_METRICS: Rule(Role.VIEWER, False, "metrics and detailed health"),
-    Permission.MANAGE_USERS: Rule(Role.ADMIN, False, "users, and the tokens of all users"),
-    Permission.READ_AUDIT: Rule(Role.ADMIN, False, "the audit log"),
-}
+class Permission(StrEnum):
+    """The permission that a route requires, each with its rule: the matrix of roles and permissions."""
+
+    rule: Rule
+    _value_: str
+
+    def __new__(cls, value: str, rule: Rule) -> Self:
+        found = str.__new__(cls, value)
+        found._value_, found.rule = value, rule
+        return found
+
+    OPEN = "open", Rule(None, False, "version, health for load balancers, signing in")
+    OWN = "own", Rule(Role.VIEWER, False, "your own session, password and tokens; the OpenAPI documents")
+    READ_DAGS = "dags.read", Rule(Role.VIEWER, True, "DAGs, their tasks and versions")
+    PAUSE_DAGS = "dags.pause", Rule(Role.OPERATOR, True, "pause and unpause DAGs")
+    DELETE_DAGS = "dags.delete", Rule(Role.EDITOR, True, "delete DAGs")
+    ROLL_BACK_DAGS = "dags.roll_back", Rule(Role.EDITOR, True, "make an earlier version of a DAG the current one")
+    READ_RUNS = "runs.read", Rule(Role.VIEWER, True, "runs, tasks, attempts, results, and why a task does not run")
+    READ_LOGS = "logs.read", Rule(Role.VIEWER, True, "task logs")
+    TRIGGER_RUNS = "runs.trigger", Rule(Role.OPERATOR, True, "start runs")
+    CANCEL_RUNS = "runs.cancel", Rule(Role.OPERATOR, True, "cancel runs")
+    DELETE_RUNS = "runs.delete", Rule(Role.EDITOR, True, "delete finished runs")
+    CLEAR_TASKS = "tasks.clear", Rule(Role.OPERATOR, True, "run tasks again, and preview which ones")
+    MARK_TASKS = "tasks.mark", Rule(Role.OPERATOR, True, "set the state of a task, and write notes")
+    DECIDE_APPROVALS = (
+        "approvals.decide",
+        Rule(Role.OPERATOR, True, "approve and reject approval tasks; a DAG may require a higher role"),
+    )
+    READ_EVENTS = "events.read", Rule(Role.VIEWER, False, "events that were sent")
+    SEND_EVENTS = "events.send", Rule(Role.OPERATOR, False, "send events that tasks wait for, and report asset updates")
+    READ_NOTIFICATIONS = (
+        "notifications.read",
+        Rule(Role.OPERATOR, False, "notifications: deliveries by destination, and their failures"),
+    )
+    RESEND_NOTIFICATIONS = "notifications.resend", Rule(Role.OPERATOR, False, "try failed notifications again")
+    READ_SCHEDULES = "schedules.read", Rule(Role.VIEWER, True, "schedules, their next fires and history")
+    PAUSE_SCHEDULES = "schedules.pause", Rule(Role.OPERATOR, True, "pause and unpause schedules")
+    EDIT_SCHEDULES = "schedules.edit", Rule(Role.EDITOR, True, "create, change, delete and reset schedules")
+    READ_BACKFILLS = "backfills.read", Rule(Role.VIEWER, True, "backfills and previews of backfills")
+    RUN_BACKFILLS = "backfills.run", Rule(Role.OPERATOR, True, "create, pause, unpause and cancel backfills")
+    READ_GATES = "gates.read", Rule(Role.VIEWER, False, "pools, keys, and what holds work back")
+    EDIT_POOLS = "pools.edit", Rule(Role.EDITOR, False, "create, change and delete pools")
+    READ_VALUES = (
+        "values.read",
+        Rule(Role.OPERATOR, False, "variables, connections without their secret fields, names of secrets"),
+    )
+    EDIT_VALUES = (
+        "values.edit",
+        Rule(Role.EDITOR, False, "create, change and delete variables, connections and secrets"),
+    )
+    READ_RUNNERS = "runners.read", Rule(Role.VIEWER, False, "runners and queues")
+    DRAIN_RUNNERS = "runners.drain", Rule(Role.OPERATOR, False, "drain and undrain runners")
+    READ_IMPORTS = "imports.read", Rule(Role.VIEWER, False, "files that could not be loaded, and quarantined rows")
+    READ_METRICS = "metrics.read", Rule(Role.VIEWER, False, "metrics and detailed health")
+    MANAGE_USERS = "users.manage", Rule(Role.ADMIN, False, "users, and the tokens of all users")
+    READ_AUDIT = "audit.read", Rule(Role.ADMIN, False, "the audit log")
+
+
+MATRIX: Mapping[Permission, Rule] = {each: each.rule for each in Permission}
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """The author of a change, for the audit log: `origin` is the address or the host of the request."""
+
+    name: str
+    origin: str | None = None
+    request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +139,7 @@ class Principal:
     is_session: bool = False
 
     def may(self, permission: Permission) -> bool:
-        rule = MATRIX[permission]
+        rule = permission.rule
         if rule.lowest is None or permission is Permission.OWN:
             return True
         return self.role.rank >= rule.lowest.rank and (self.tags is None or rule.is_per_dag)
@@ -163,10 +169,27 @@ def check_name(name: str, what: str = "user") -> str:
     return plain
 
 
-def check_password(password: str) -> str:
+def check_password(password: str, user: str) -> str:
+    """Refuse a password that is tried first: a common one, one or two characters repeated, a sequence, or the user's name."""
     if not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD:
         raise UserError(f"A password must have {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} characters.")
+    plain = password.lower()
+    core = plain.strip("0123456789!?.,-_*# ")
+    is_sequence = any(plain in row or plain in row[::-1] for row in _SEQUENCES)
+    if len(set(plain)) < 3 or is_sequence or core in _COMMON_PASSWORDS or core == user.strip().lower():
+        raise UserError("This password is among the first that are tried. Choose a longer one of several words.")
     return password
+
+
+def network_of(address: str) -> str:
+    """An IPv4 address, or the /64 of an IPv6 address: one subscriber has all addresses in it."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, IPv6Address):
+        return str(found.ipv4_mapped or IPv6Network((found, 64), strict=False))
+    return str(found)
 
 
 def check_tags(tags: Collection[str] | None) -> list[str] | None:

@@ -110,19 +110,15 @@ def parse_refusal(raw: bytes | None) -> str | None:
 
 
 def _text(outcome: Outcome, session: int) -> bytes:
-    key = outcome.key
-    fields: dict[str, Any] = {"evertick": _FORMAT, **key._asdict(), "epoch": outcome.epoch, "session": session}
-    fields["kind"] = outcome.kind.value
-    if outcome.reason is not None:
-        fields["reason"] = outcome.reason
-    if outcome.exit_code is not None:
-        fields["exit_code"] = outcome.exit_code
-    if outcome.no_retry:
-        fields["no_retry"] = True
-    if outcome.retry_after_seconds is not None:
-        fields["retry_after_seconds"] = outcome.retry_after_seconds
-    if outcome.result_json is not None:
-        fields["result"] = outcome.result_json
+    details = {
+        "reason": outcome.reason,
+        "exit_code": outcome.exit_code,
+        "no_retry": outcome.no_retry or None,
+        "retry_after_seconds": outcome.retry_after_seconds,
+        "result": outcome.result_json,
+    }
+    fields: dict[str, Any] = {"evertick": _FORMAT, **outcome.key._asdict(), "epoch": outcome.epoch, "session": session}
+    fields |= {"kind": outcome.kind, **{name: value for name, value in details.items() if value is not None}}
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 

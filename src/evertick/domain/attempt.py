@@ -85,7 +85,7 @@ class AttemptOrder:
     version_id: int
     bundle: str
     file: str
-    fire_at: str | None
+    fire_at: str
     params_json: str
     inputs_json: str
     timeout_seconds: float | None

@@ -1,10 +1,11 @@
-"""Durations as text: parsed from `30s`, `1h30m`, `250ms` or `PT5M`, exact to the microsecond; and written."""
+"""Durations as text: parsed from `30s`, `1h30m`, `5 minutes`, `250ms` or `PT5M`, exact to the microsecond; and written."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
 from decimal import Decimal
+from itertools import compress
 
 _MICROSECONDS = {
     "w": 604_800_000_000,
@@ -22,7 +23,18 @@ _NAMES = {"w": "week", "d": "day", "h": "hour", "m": "minute"}
 _NUMBER = r"(\d{1,12}(?:\.\d{1,12})?)"
 
 
-_PLAIN_PART = re.compile(_NUMBER + r"(ms|[wdhms])", re.ASCII)
+# By unit, longest spelling first: "5min" is not "5m" and a rest.
+_SPELLINGS = {
+    "ms": "milliseconds?|millis|ms",
+    "w": "weeks?|w",
+    "d": "days?|d",
+    "h": "hours?|hrs?|h",
+    "m": "minutes?|mins?|m",
+    "s": "seconds?|secs?|s",
+}
+
+
+_PLAIN_PART = re.compile(_NUMBER + f"(?:{'|'.join(f'({words})' for words in _SPELLINGS.values())})", re.ASCII)
 
 
 _PLAIN = re.compile(rf"(?:{_PLAIN_PART.pattern})+", re.ASCII)
@@ -39,12 +51,14 @@ def parse_duration(text: str) -> timedelta:
     if iso := _ISO.fullmatch(compact.upper()):
         parts = [(number, unit) for number, unit in zip(iso.groups(), "wdhms", strict=True) if number is not None]
     elif _PLAIN.fullmatch(compact.lower()):
-        parts = _PLAIN_PART.findall(compact.lower())
+        found = _PLAIN_PART.findall(compact.lower())
+        parts = [(number, next(compress(_SPELLINGS, words))) for number, *words in found]
     else:
         parts = []
     if not parts:
-        advice = "months and years have no fixed length: use a cron instead" if re.search("[ymYM]", text) else ""
-        raise ValueError(advice or "write a length such as 30s, 1h30m, 250ms, PT5M or P1D")
+        if re.search(r"\d(y|mo)|^P\d+M", compact, re.IGNORECASE):
+            raise ValueError("months and years have no fixed length: use a cron instead")
+        raise ValueError("write a length such as 30s, 1h30m, 5 minutes, 250ms, PT5M or P1D")
     return timedelta(microseconds=int(sum(Decimal(number) * _MICROSECONDS[unit] for number, unit in parts)))
 
 

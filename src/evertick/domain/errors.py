@@ -3,23 +3,23 @@
 EvertickError
 ├── UserError                the request cannot be carried out: the message says how to do it instead
 │   ├── InvalidDag           a DAG that cannot be published
-│   │   ├── LacksPool        it needs a pool that does not exist, or more slots than the pool has
-│   │   └── EndlessLoop      its runs would start each other endlessly
+│   │   ├── MissingPool      it needs a pool that does not exist, or more slots than the pool has
+│   │   └── CyclicDependency its runs would start each other endlessly
 │   ├── InvalidSchedule      a schedule that cannot be saved
 │   ├── InvalidParams        parameters that do not fit the DAG's declaration
 │   ├── InvalidTemplate      a template that cannot be rendered
 │   ├── NotDeclared          a task requests a name that neither it nor its DAG declares
-│   ├── SecretLocked         a stored value that no configured key can decrypt
+│   ├── DecryptionFailed     a stored value that no configured key can decrypt
 │   ├── BadChoice            a branch returned a name that is not a task after it
 │   ├── InvalidSettings      settings that contradict each other
 │   ├── InvalidRouting       routing rules or a pattern that cannot be used
 │   ├── NotFound             no such DAG, run, task, schedule, runner
 │   ├── Conflict             another process changed it first, or it is in the wrong state
-│   ├── Refused              authentication failed: unknown caller or wrong password
+│   ├── Unauthenticated      authentication failed: unknown caller or wrong password
 │   ├── Forbidden            the caller lacks the permission
-│   ├── TooMany              rate limit exceeded: wait
+│   ├── RateLimited          rate limit exceeded: wait
 │   ├── TooLarge             the request exceeds the size limit
-│   └── Stale                it changed since it was read: read it again
+│   └── PreconditionFailed   it changed since it was read: read it again
 ├── ResultLost               a task's result cannot be read: its file is missing or changed, or its type is unknown here
 ├── StorageUnavailable       object storage is unreachable or refused a read or a write
 ├── DeliveryFailed           a notification that its sink did not accept
@@ -30,19 +30,37 @@ EvertickError
 ├── NotLeader                a write by a scheduler that no longer leads the shard
 ├── SchemaMismatch           the database's schema and this program are incompatible
 ├── MigrationBlocked         a migration could not lock a table that another session holds
-├── Unanswered               the API did not answer an agent's request: send it again
+├── ApiUnreachable           the API did not answer an agent's request: send it again
 └── PostgresUnavailable      the database is unreachable or could not be started
-    ├── WrongServer          the server was replaced by another: nothing may be written to it
-    └── AnswerLost           a write was sent and no reply came: it may have been applied or not
+    ├── StaleServer          the server was replaced by another: nothing may be written to it
+    └── OutcomeUnknown       a write was sent and no reply came: it may have been applied or not
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class EvertickError(Exception):
     """An error that Evertick anticipates."""
 
     code = "error"
+
+
+def did_you_mean(name: object, known: Iterable[str], otherwise: str) -> str:
+    """`did you mean 'x'?`, or `otherwise` if no known name is similar."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(str(name), known, n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+class _RetryLater(Exception):
+    """`retry_after_seconds`: the pause that was asked for, if any."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class UserError(EvertickError):
@@ -159,14 +177,10 @@ class Forbidden(UserError):
     code = "forbidden"
 
 
-class RateLimited(UserError):
+class RateLimited(_RetryLater, UserError):
     """Rate limit exceeded: wait, then repeat the request."""
 
     code = "too_many"
-
-    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
 
 
 class TooLarge(UserError):
@@ -181,24 +195,20 @@ class PreconditionFailed(UserError):
     code = "stale"
 
 
-class DeliveryFailed(EvertickError):
+class DeliveryFailed(_RetryLater, EvertickError):
     """A sink did not accept a notification. `is_final`: a retry would fail the same way."""
 
     code = "delivery_failed"
 
     def __init__(self, message: str, *, is_final: bool = False, retry_after_seconds: float | None = None) -> None:
-        super().__init__(message)
-        self.is_final, self.retry_after_seconds = is_final, retry_after_seconds
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        self.is_final = is_final
 
 
-class ExecutorBusy(EvertickError):
+class ExecutorBusy(_RetryLater, EvertickError):
     """A remote executor has no capacity now (a quota, too many requests). Uses up no retry."""
 
     code = "executor_busy"
-
-    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
 
 
 class ExecutorUnavailable(EvertickError):

@@ -6,13 +6,13 @@ submission.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from evertick.domain.dags.params import JsonValue
+from evertick.domain.errors import did_you_mean
 
 # The container in which the task runs; a pod may have others.
 TASK_CONTAINER = "task"
@@ -39,18 +39,12 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTPE]i?|[mkunEe]|[eE][0-9]+)?")
 _OURS = "evertick.io/"
 
 
-def check_pod_options(options: Mapping[str, object]) -> None:
-    """The TypeError or ValueError names the option and what it must be."""
-    pod_patch(options)
-
-
 def pod_patch(options: Mapping[str, object]) -> Patch:
-    """The part of a manifest that these options expand to."""
+    """The part of a manifest that these options expand to. The TypeError or ValueError names an invalid option."""
     patch: Patch = {}
     for name, value in options.items():
         if (write := _WRITERS.get(name)) is None:
-            near = difflib.get_close_matches(str(name), _WRITERS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_WRITERS)}"
+            hint = did_you_mean(name, _WRITERS, f"known: {', '.join(_WRITERS)}")
             raise ValueError(f"a pod has no option {name!r}; {hint}")
         try:
             patch = merge(patch, write(value))
@@ -166,18 +160,6 @@ def _env(value: object) -> Patch:
     return _in_container(env=[{"name": name, "value": text} for name, text in value.items()])
 
 
-def _env_secrets(value: object) -> Patch:
-    return _in_container(envFrom=[{"secretRef": {"name": name}} for name in _names(value, "Secrets")])
-
-
-def _env_config_maps(value: object) -> Patch:
-    return _in_container(envFrom=[{"configMapRef": {"name": name}} for name in _names(value, "ConfigMaps")])
-
-
-def _pull_secrets(value: object) -> Patch:
-    return _in_spec(imagePullSecrets=[{"name": name} for name in _names(value, "Secrets")])
-
-
 def _names(value: object, what: str) -> list[str]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f'it must be a list of names of {what}, as in ["warehouse"]')
@@ -187,36 +169,13 @@ def _names(value: object, what: str) -> list[str]:
     return list(value)
 
 
-def _volumes(value: object) -> Patch:
-    return _in_spec(
-        volumes=_dicts(value, ("name",), '[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]')
-    )
-
-
-def _volume_mounts(value: object) -> Patch:
-    example = '[{"name": "data", "mountPath": "/data"}]'
-    return _in_container(volumeMounts=_dicts(value, ("name", "mountPath"), example))
-
-
-def _tolerations(value: object) -> Patch:
-    return _in_spec(tolerations=_dicts(value, (), '[{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]'))
-
-
 def _dicts(value: object, required: Sequence[str], example: str) -> list[Patch]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    listed: Sequence[Any] = value if isinstance(value, Sequence) else ""
+    if isinstance(listed, str) or not all(
+        isinstance(item, Mapping) and all(isinstance(item.get(key), str) for key in required) for item in listed
+    ):
         raise TypeError(f"it must be a list of dicts, as in {example}")
-    for item in value:
-        if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in required):
-            raise TypeError(f"it must be a list of dicts, as in {example}")
-    return [dict(item) for item in value]
-
-
-def _node_selector(value: object) -> Patch:
-    return _in_spec(nodeSelector=_labels_of(value))
-
-
-def _labels(value: object) -> Patch:
-    return {"metadata": {"labels": _labels_of(value)}}
+    return [dict(item) for item in listed]
 
 
 def _labels_of(value: object) -> Mapping[str, str]:
@@ -229,10 +188,6 @@ def _labels_of(value: object) -> Mapping[str, str]:
     return found
 
 
-def _annotations(value: object) -> Patch:
-    return {"metadata": {"annotations": _texts(value)}}
-
-
 def _texts(value: object) -> Mapping[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
         raise TypeError('it must be a dict of texts, as in {"team": "data"}')
@@ -240,14 +195,6 @@ def _texts(value: object) -> Mapping[str, str]:
         if not isinstance(name, str) or not _KEY.fullmatch(name) or name.startswith(_OURS):
             raise ValueError(f"{name!r:.100} is not a valid key")
     return dict(value)
-
-
-def _service_account(value: object) -> Patch:
-    return _in_spec(serviceAccountName=_name(value, "service account"))
-
-
-def _priority_class(value: object) -> Patch:
-    return _in_spec(priorityClassName=_name(value, "priority class"))
 
 
 def _name(value: object, what: str) -> str:
@@ -266,22 +213,28 @@ def _pod(value: object) -> Patch:
     return {key: dict(part) for key, part in value.items()}
 
 
+_VOLUMES = '[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]'
+_VOLUME_MOUNTS = '[{"name": "data", "mountPath": "/data"}]'
+_TOLERATIONS = '[{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]'
+
 _WRITERS: dict[str, Callable[[object], Patch]] = {
     "image": _image,
     "image_pull_policy": _pull_policy,
-    "image_pull_secrets": _pull_secrets,
+    "image_pull_secrets": lambda raw: _in_spec(imagePullSecrets=[{"name": name} for name in _names(raw, "Secrets")]),
     "resources": _resources,
     "env": _env,
-    "env_secrets": _env_secrets,
-    "env_config_maps": _env_config_maps,
-    "volumes": _volumes,
-    "volume_mounts": _volume_mounts,
-    "node_selector": _node_selector,
-    "tolerations": _tolerations,
-    "service_account": _service_account,
-    "priority_class": _priority_class,
-    "labels": _labels,
-    "annotations": _annotations,
+    "env_secrets": lambda raw: _in_container(envFrom=[{"secretRef": {"name": it}} for it in _names(raw, "Secrets")]),
+    "env_config_maps": lambda raw: _in_container(
+        envFrom=[{"configMapRef": {"name": name}} for name in _names(raw, "ConfigMaps")]
+    ),
+    "volumes": lambda raw: _in_spec(volumes=_dicts(raw, ("name",), _VOLUMES)),
+    "volume_mounts": lambda raw: _in_container(volumeMounts=_dicts(raw, ("name", "mountPath"), _VOLUME_MOUNTS)),
+    "node_selector": lambda raw: _in_spec(nodeSelector=_labels_of(raw)),
+    "tolerations": lambda raw: _in_spec(tolerations=_dicts(raw, (), _TOLERATIONS)),
+    "service_account": lambda raw: _in_spec(serviceAccountName=_name(raw, "service account")),
+    "priority_class": lambda raw: _in_spec(priorityClassName=_name(raw, "priority class")),
+    "labels": lambda raw: {"metadata": {"labels": _labels_of(raw)}},
+    "annotations": lambda raw: {"metadata": {"annotations": _texts(raw)}},
     "pod": _pod,
 }
 
@@ -297,7 +250,7 @@ _JOINS: dict[str, Callable[[Mapping[str, object], Mapping[str, object]], dict[st
 }
 
 
-_CHECKS: dict[str, Callable[[Mapping[str, object]], None]] = {"kubernetes": check_pod_options}
+_CHECKS: dict[str, Callable[[Mapping[str, object]], object]] = {"kubernetes": pod_patch}
 
 
 Options = Mapping[str, JsonValue]

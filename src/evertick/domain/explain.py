@@ -18,7 +18,7 @@ Detail = Mapping[str, Any]
 
 
 # The fields of a reason's detail that name tasks, possibly of other DAGs.
-_IN_THE_WAY = {"holders", "smaller", "reserved_for"}
+_BLOCKERS = {"holders", "smaller", "reserved_for"}
 
 
 _NAMELESS = {"dag": None, "task": None, "run_id": None}
@@ -56,17 +56,15 @@ class Explained:
 
 def dags_named(reasons: Sequence[Reason]) -> set[str]:
     """The DAGs, the task's own or others, whose tasks the reasons name as blockers."""
-    return {
-        str(each["dag"]) for reason in reasons for name in _IN_THE_WAY for each in _several(reason.detail.get(name))
-    }
+    return {str(each["dag"]) for reason in reasons for name in _BLOCKERS for each in _several(reason.detail.get(name))}
 
 
 def visible_to(reason: Reason, known: Collection[str]) -> Reason:
     """The reason for a caller who may see only some DAGs: it tells that a task of another one blocks, and not which."""
     detail = dict(reason.detail)
-    for name in _IN_THE_WAY & detail.keys():
-        told = [each if each["dag"] in known else {**each, **_NAMELESS} for each in _several(detail[name])]
-        detail[name] = told if isinstance(detail[name], list) else next(iter(told), None)
+    for name in _BLOCKERS & detail.keys():
+        shown = [each if each["dag"] in known else {**each, **_NAMELESS} for each in _several(detail[name])]
+        detail[name] = shown if isinstance(detail[name], list) else next(iter(shown), None)
     return Reason(reason.kind, detail)
 
 
@@ -75,7 +73,7 @@ def _several(found: Any) -> Sequence[Detail]:
 
 
 def _task(it: Detail) -> str:
-    """The task that blocks, or only that there is one: see `told_to`."""
+    """The task that blocks, or only that there is one: see `visible_to`."""
     return f"{it['dag']}.{it['task']} of run {it['run_id']}" if it["dag"] else "a task of another DAG"
 
 
@@ -93,7 +91,7 @@ def describe(reason: Reason, when: When = _as_it_is) -> str:
 
 
 def _ended(it: Detail, when: When) -> str:
-    return f"it has ended: {it['state']}" + (f" ({it['reason']})" if it["reason"] else "")
+    return f"it has already finished: {it['state']}" + (f" ({it['reason']})" if it["reason"] else "")
 
 
 def _running(it: Detail, when: When) -> str:
@@ -167,9 +165,7 @@ def _gate(it: Detail, when: When) -> str:
             f" `evertick pools set {it['name']} {it['need']}`"
         )
     need = f"needs {it['need']}, " if it["need"] > 1 else ""
-    what = {"pool": "pool", "key": "key", "group": "group", "task": "max_active of", "dag": "max_active_tasks of"}[
-        it["gate"]
-    ]
+    what = {"task": "max_active of", "dag": "max_active_tasks of"}.get(it["gate"], it["gate"])
     return f"{what} {it['name']} is full: {need}{it['used']}/{it['capacity']} used by {held}{place}"
 
 
@@ -210,13 +206,11 @@ def _no_runner(it: Detail, when: When) -> str:
         names = ", ".join(it["others"][:5])
         return (
             f"no live runner of queue {it['queue']} takes this task: the runners that serve it match only {names}:"
-            f" start one without --match, or with a pattern that matches the task"
+            f" start one without --task-patterns, or with a pattern that matches the task"
         )
-    last = (
-        f"; the last one, {it['last']['runner']}, left {when(it['last']['until'])}"
-        if it["last"]
-        else "; none has ever connected"
-    )
+    last = "; none has ever connected"
+    if gone := it["last"]:
+        last = f"; the last one, {gone['runner']}, left {when(gone['until'])}"
     draining = f" ({it['draining']} draining)" if it["draining"] else ""
     return f"no live runner serves queue {it['queue']}{draining}{last}: `evertick runner --queues {it['queue']}`"
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from evertick.domain.dags.params import JsonValue
 from evertick.domain.errors import UserError
@@ -32,7 +32,7 @@ FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 600.0
 Fact = Mapping[str, JsonValue]
 
 
-class Event(StrEnum):
+class NotificationEvent(StrEnum):
     SUCCESS = "success"
     FAILURE = "failure"
     RETRY = "retry"
@@ -41,7 +41,7 @@ class Event(StrEnum):
 
 
 # The events of a run as a whole; a task has all events.
-RUN_EVENTS = (Event.SUCCESS, Event.FAILURE, Event.RETRY, Event.DEADLINE)
+RUN_EVENTS = (NotificationEvent.SUCCESS, NotificationEvent.FAILURE, NotificationEvent.RETRY, NotificationEvent.DEADLINE)
 
 
 _WORDS = {
@@ -60,7 +60,7 @@ _WORDS = {
 class NotificationRuleSpec:
     """The recipients of one kind of event. A failure is sent once per failure streak, unless `every_time`."""
 
-    event: Event
+    event: NotificationEvent
     sink: str
     every_time: bool = False
 
@@ -73,13 +73,22 @@ def callback_dag(dag: str, name: str) -> str:
 def headline(fact: Fact) -> str:
     """One line, whatever characters the names and reasons contain."""
     subject = f"{fact.get('dag', 'Evertick')}"
-    if fact.get("schedule") and fact.get("event") == Event.DEADLINE:
+    if fact.get("schedule") and fact.get("event") == NotificationEvent.DEADLINE:
         subject += f", schedule {fact['schedule']}"
     if fact.get("task"):
         subject += f": {fact['task']}"
     what = _WORDS.get(str(fact.get("alert") or fact.get("event")), str(fact.get("event")))
     run = f" (run {fact['run']})" if fact.get("run") is not None else ""
     return _one_line(f"{subject} {what}{run}")
+
+
+def path_of(fact: Fact) -> str:
+    """The page of the web UI that shows the task, the run or the DAG of the event."""
+    if fact.get("run") is None:
+        return f"/dags/{quote(str(fact['dag']), safe='')}" if fact.get("dag") else "/"
+    task, bracket, index = str(fact.get("task") or "").partition("[")
+    page = f"/tasks/{quote(task, safe='')}" if task else ""
+    return f"/runs/{fact['run']}{page}" + (f"?map_index={index.rstrip(']')}" if bracket else "")
 
 
 def plain_text(fact: Fact) -> str:
@@ -100,7 +109,7 @@ def webhook_body(fact: Fact) -> bytes:
 def slack_body(fact: Fact) -> bytes:
     """The format of Slack, Mattermost and compatible servers. Their markup is escaped, so that a reason mentions no users."""
     reason = f"\n```{str(fact['reason'])[:_LONGEST_TEXT]}```" if fact.get("reason") else ""
-    text = headline(fact) + reason
+    text = headline(fact) + reason + (f"\n{fact['url']}" if fact.get("url") else "")
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return json.dumps({"text": escaped}).encode()
 
@@ -165,7 +174,7 @@ def parse_destination(text: str) -> Destination:
         if not colon or len(text) > LONGEST_SINK or (chosen := DestinationKind(kind)) is DestinationKind.CALL:
             raise ValueError
     except ValueError:
-        raise UserError(f"{text!r:.200} is not a sink: write {_FORMS}.") from None
+        raise UserError(f"{text!r:.200} is not a destination: write {_FORMS}.") from None
     place, _, key = rest.partition(_SIGN)
     if chosen is DestinationKind.EMAIL:
         return email_destination(rest.split())

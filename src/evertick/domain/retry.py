@@ -41,12 +41,9 @@ class RetryPolicy:
     never_on: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.retries, bool)
-            or not isinstance(self.retries, int)
-            or not 0 <= self.retries <= _MOST_RETRIES
-        ):
-            raise InvalidDag(f"retries is {self.retries!r}: it must be a whole number from 0 to {_MOST_RETRIES}")
+        retries = self.retries
+        if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= _MOST_RETRIES:
+            raise InvalidDag(f"retries is {retries!r}: it must be a whole number from 0 to {_MOST_RETRIES}")
         if not isinstance(self.backoff, Backoff):
             raise InvalidDag(f"backoff is {self.backoff!r}: it must be one of {', '.join(Backoff)}")
         # Numbers are stored as floats, so that 30 and 30.0 give one canonical text.

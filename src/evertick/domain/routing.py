@@ -6,7 +6,6 @@ Pure: files are read elsewhere.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 from evertick.domain.dags.spec import DagSpec
-from evertick.domain.errors import InvalidRouting
+from evertick.domain.errors import InvalidRouting, did_you_mean
 
 SEPARATOR = "::"
 
@@ -192,7 +191,7 @@ _RULE_KEYS = ("match", "queue")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class RoutingRule:
     pattern: Pattern
     queue: str
 
@@ -201,7 +200,7 @@ class Rule:
 class Routing:
     """The rules and the default queue, which is used if no rule matches."""
 
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[RoutingRule, ...] = ()
     default: str = DEFAULT_QUEUE
 
 
@@ -261,7 +260,7 @@ def read_routing(text: str) -> Routing:
     return Routing(rules=tuple(rule for _, rule in rules), default=default)
 
 
-def _read_rules(raw: object, problems: list[str]) -> list[tuple[int, Rule]]:
+def _read_rules(raw: object, problems: list[str]) -> list[tuple[int, RoutingRule]]:
     """The rules that could be parsed, each with its number."""
     if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
         problems.append("rules are written as [[rule]] with a match and a queue below.")
@@ -278,7 +277,7 @@ def _read_rules(raw: object, problems: list[str]) -> list[tuple[int, Rule]]:
             wrong.append(f"rule {number}: {problem}")
         else:
             try:
-                rules.append((number, Rule(pattern=read_pattern(each["match"]), queue=each["queue"])))
+                rules.append((number, RoutingRule(pattern=read_pattern(each["match"]), queue=each["queue"])))
             except InvalidRouting as error:
                 wrong.append(f"rule {number}: {error}")
         problems += wrong
@@ -288,8 +287,7 @@ def _read_rules(raw: object, problems: list[str]) -> list[tuple[int, Rule]]:
 def _unknown(given: Mapping[str, object], known: Sequence[str], owner: str) -> Iterator[str]:
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}."
+            hint = did_you_mean(key, known, f"known keys: {', '.join(known)}.")
             yield f"{owner} has an unknown key {key[:80]!r}; {hint}"
 
 
@@ -299,7 +297,7 @@ def _wrong_queue(queue: object) -> str | None:
     return f"queue {str(queue)[:80]!r} is not allowed; use letters, digits, '_', '-', '.' and at most 200 characters."
 
 
-def _shadowed(rules: Sequence[tuple[int, Rule]]) -> Iterator[str]:
+def _shadowed(rules: Sequence[tuple[int, RoutingRule]]) -> Iterator[str]:
     for place, (number, later) in enumerate(rules):
         for earlier_number, earlier in rules[:place]:
             if covers(earlier.pattern, later.pattern):

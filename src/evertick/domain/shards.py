@@ -17,13 +17,13 @@ MOST_SHARDS = 64
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One shard. `heir`: the successor, the only scheduler that may take it now. `free_in`: seconds until a lease or that
+    """One shard. `successor`: the only scheduler that may take it now. `free_in`: seconds until a lease or that
     reservation ends. `live`: all schedulers seen recently."""
 
     shard: int
     state: str
-    owner: str | None
-    heir: str | None
+    leader: str | None
+    successor: str | None
     is_free: bool
     free_in: float | None
     live: list[str]
@@ -44,10 +44,10 @@ def decide(me: str, shares: Sequence[ShardStatus], *, overdue: Collection[int] =
     live = _live(me, shares)
     counts = Counter(dict.fromkeys(live, 0))
     counts.update(name for each in shares if (name := _holder(each)) is not None and name in counts)
-    free = [each.shard for each in shares if each.is_free and each.heir in (None, me)]
+    free = [each.shard for each in shares if each.is_free and each.successor in (None, me)]
     if not free:
         return ShardDecision(give=_give(me, shares, counts))
-    ours = [each.shard for each in shares if each.shard in free and each.heir == me]
+    ours = [each.shard for each in shares if each.shard in free and each.successor == me]
     others = [shard for shard in free if shard not in ours]
     # Two schedulers that decide at the same time start at different ends.
     start = live.index(me) * len(others) // len(live) if others else 0
@@ -59,13 +59,13 @@ def decide(me: str, shares: Sequence[ShardStatus], *, overdue: Collection[int] =
 
 def _live(me: str, shares: Sequence[ShardStatus]) -> list[str]:
     """A scheduler whose lease has expired or whose session has ended is gone, whatever it reported a moment ago."""
-    gone = {each.owner for each in shares if each.is_free}
+    gone = {each.leader for each in shares if each.is_free}
     there = {name for each in shares[:1] for name in each.live}
     return sorted((there - gone) | {me})
 
 
 def _holder(share: ShardStatus) -> str | None:
-    return share.heir if share.is_free else share.owner
+    return share.successor if share.is_free else share.leader
 
 
 def _give(me: str, shares: Sequence[ShardStatus], counts: Counter[str]) -> tuple[int, str] | None:
@@ -76,4 +76,4 @@ def _give(me: str, shares: Sequence[ShardStatus], counts: Counter[str]) -> tuple
     poorest = min(counts, key=lambda name: (counts[name], name))
     if richest != me or counts[me] - counts[poorest] < 2:
         return None
-    return max(each.shard for each in shares if each.owner == me), poorest
+    return max(each.shard for each in shares if each.leader == me), poorest

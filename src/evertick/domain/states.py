@@ -27,6 +27,12 @@ class RunState(StrEnum):
     CANCELED = "canceled"
 
 
+class RunKind(StrEnum):
+    SCHEDULED = "scheduled"
+    MANUAL = "manual"
+    BACKFILL = "backfill"
+
+
 _T = TaskState
 _MARKED = frozenset({_T.SUCCESS, _T.FAILED, _T.SKIPPED})
 

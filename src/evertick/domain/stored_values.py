@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from evertick.domain.errors import UserError
+
+if TYPE_CHECKING:
+    from evertick.domain.dags.params import JsonValue
 
 LONGEST_VALUE = 64 * 1024
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
@@ -66,11 +70,11 @@ def check_value(kind: ValueKind, text: str) -> str:
     return connection_json(parse_connection(text)) if kind is ValueKind.CONNECTION else text
 
 
-def check_connection(connection: Connection) -> str:
-    """The text to store for a connection given in parts."""
+def check_connection(connection: Connection, extra: Mapping[str, JsonValue]) -> str:
+    """The text to store for a connection given in parts. `extra` replaces its own and keeps the types of JSON."""
     if not connection.type.strip() or not connection.type.isprintable():
         raise UserError("a connection needs a type, as in postgresql.")
-    text = connection_json(connection)
+    text = connection_json(connection, extra)
     if len(text.encode(errors="replace")) > LONGEST_VALUE or "\\u0000" in text:
         raise UserError(f"a connection must have at most {LONGEST_VALUE:,} bytes, and no NUL.")
     return text
@@ -95,16 +99,24 @@ def parse_connection(text: str) -> Connection:
     )
 
 
-def connection_json(connection: Connection) -> str:
-    names = ("type", "host", "port", "login", "password", "schema", "extra")
-    return json.dumps({name: getattr(connection, name) for name in names})
+def connection_json(connection: Connection, extra: Mapping[str, JsonValue] | None = None) -> str:
+    return json.dumps({**asdict(connection), "extra": connection.extra if extra is None else extra})
 
 
 def read_connection(text: str) -> Connection:
-    """Parse the text that `check_value` stored, or a URI from another backend."""
+    """Parse the text that `check_value` or `check_connection` stored, or a URI from another backend."""
     if text.lstrip().startswith("{"):
-        return Connection(**json.loads(text))
+        parts = json.loads(text)
+        texts = {
+            name: each if isinstance(each, str) else json.dumps(each) for name, each in parts.get("extra", {}).items()
+        }
+        return Connection(**{**parts, "extra": texts})
     return parse_connection(text)
+
+
+def read_extra(text: str) -> dict[str, JsonValue]:
+    """The extra values of a stored connection with their types; tasks receive all of them as text."""
+    return dict(json.loads(text).get("extra", {}))
 
 
 def hidden_parts(kind: ValueKind, text: str) -> list[str]:

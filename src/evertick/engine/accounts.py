@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 
@@ -19,11 +19,12 @@ from argon2 import PasswordHasher
 from argon2.exceptions import Argon2Error, InvalidHashError
 from psycopg import AsyncConnection
 
-from evertick.db.connect import retry_on_deadlock
 from evertick.db.queries import accounts
-from evertick.db.queries.accounts import AccountChange, AccountRow, Credential, LoginAttempt, NewCredential
-from evertick.domain.access import Principal, Role, check_name, check_password, check_tags, narrowed
-from evertick.domain.errors import Conflict, NotFound, RateLimited, Unauthenticated, UserError
+from evertick.db.queries.accounts import AccountRow, Credential, NewCredential
+from evertick.db.statements import sql_function
+from evertick.domain.access import Actor, Principal, Role, check_name, check_password, check_tags, narrowed, network_of
+from evertick.domain.errors import Conflict, RateLimited, Unauthenticated, UserError
+from evertick.engine.verbs import require, unknown
 
 # 64 MiB, three passes: well above the recommended minimum (19 MiB, two), about a tenth of a second.
 _HASHER = PasswordHasher(time_cost=3, memory_cost=64 * 1024, parallelism=1)
@@ -61,6 +62,7 @@ def _nobodys() -> str:
 
 
 SESSION_SECONDS = 12 * 3600.0
+CLI_TOKEN_SECONDS = 3600.0
 
 
 LINK_SECONDS = 3600.0
@@ -110,7 +112,31 @@ class Proof:
 
     name: str
     password: str
-    origin: str
+    actor: Actor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountChange:
+    """A field that is None stays as it is; `all_tags` removes the limit to some tags."""
+
+    role: str | None = None
+    tags: list[str] | None = None
+    all_tags: bool = False
+    disabled: bool | None = None
+    password_hash: str | None = None
+
+
+@sql_function
+async def change_account(conn: AsyncConnection, wanted: AccountChange, *, name: str, actor: Actor) -> str:
+    """'changed', 'unknown' or 'last_admin'."""
+
+
+@sql_function(retries=False)
+async def record_login_attempt(
+    conn: AsyncConnection, *, subjects: list[str], free: list[int], fading: list[str]
+) -> float:
+    """Count one more try for each subject, with so many wrong passwords in a row free of delay; returns how many seconds to wait
+    first, 0 if none. A fading count decreases only with time, not after a correct password."""
 
 
 async def add_user(
@@ -118,13 +144,13 @@ async def add_user(
     *,
     name: str,
     role: Role,
-    actor: str,
+    actor: Actor,
     tags: Collection[str] | None = None,
     password: str | None = None,
 ) -> None:
     """Without a password the user can sign in only with a token or a one-time link."""
     plain = check_name(name)
-    password_hash = None if password is None else await hashed(check_password(password))
+    password_hash = None if password is None else await hashed(check_password(password, plain))
     made = await accounts.add_account(
         conn, name=plain, role=role, tags=check_tags(tags), password_hash=password_hash, actor=actor
     )
@@ -136,7 +162,7 @@ async def change_user(
     conn: AsyncConnection,
     *,
     name: str,
-    actor: str,
+    actor: Actor,
     role: Role | None = None,
     tags: Collection[str] | None = None,
     all_tags: bool = False,
@@ -147,47 +173,43 @@ async def change_user(
     await _change(conn, name, wanted, actor)
 
 
-async def set_password(conn: AsyncConnection, *, name: str, password: str, actor: str) -> None:
+async def set_password(conn: AsyncConnection, *, name: str, password: str, actor: Actor) -> None:
     """Ends every session and token of the user."""
-    password_hash = await hashed(check_password(password))
+    password_hash = await hashed(check_password(password, name))
     await _change(conn, name, AccountChange(password_hash=password_hash), actor)
 
 
 async def find_user(conn: AsyncConnection, name: str) -> AccountRow:
-    row = await accounts.find_account(conn, name)
-    if row is None:
-        raise NotFound(f"There is no user {name[:40]!r}. List users with `evertick users list`.")
-    return row
+    return require(await accounts.find_account(conn, name), "user", repr(name[:40]))
 
 
-async def sign_in(lend: Lend, *, name: str, password: str, origin: str, means: str) -> Issued:
+async def sign_in(lend: Lend, proof: Proof, *, means: str, seconds: float = SESSION_SECONDS) -> Issued:
     """A session for a caller with the right password. Each failure in a row makes the next try wait longer."""
-    proof = Proof(name=name, password=password, origin=origin)
     row = await _proved(lend, proof, "The user name or the password is wrong.")
+    actor = replace(proof.actor, name=f"user:{row.name}")
     async with lend() as conn:
-        return await issue(conn, row, kind="session", name=means, actor=f"user:{row.name}", seconds=SESSION_SECONDS)
+        return await issue(conn, row, kind="session", name=means, actor=actor, seconds=seconds)
 
 
-async def change_own_password(lend: Lend, proof: Proof, *, password: str, actor: str) -> None:
+async def change_own_password(lend: Lend, proof: Proof, *, password: str) -> None:
     """For a user who knows the current password, or has none yet. A stolen session is not enough to guess it either."""
     async with lend() as conn:
         row = await find_user(conn, proof.name)
     if row.password_hash is not None:
         await _proved(lend, proof, "The current password is wrong.")
-    password_hash = await hashed(check_password(password))
+    password_hash = await hashed(check_password(password, proof.name))
     async with lend() as conn:
-        await _change(conn, proof.name, AccountChange(password_hash=password_hash), actor)
+        await _change(conn, proof.name, AccountChange(password_hash=password_hash), proof.actor)
 
 
 async def _proved(lend: Lend, proof: Proof, refusal: str) -> AccountRow:
     """The user with that password. No connection is held during the hashing, which is slow on purpose."""
-    name = proof.name.strip()
-    tried = [
-        LoginAttempt(f"user {name.lower()[:100]}", FREE_FAILURES),
-        LoginAttempt(f"from {proof.origin}", FREE_FAILURES_OF_ADDRESS, is_fading=True),
-    ]
+    name, network = proof.name.strip(), network_of(proof.actor.origin or "unknown")
+    # Counted per user and network: a stranger cannot make a user wait who signs in from elsewhere.
+    user, address = f"user {name.lower()[:100]} from {network}", f"from {network}"
+    free = [FREE_FAILURES, FREE_FAILURES_OF_ADDRESS]
     async with lend() as conn:
-        wait_seconds = await accounts.record_login_attempt(conn, tried)
+        wait_seconds = await record_login_attempt(conn, subjects=[user, address], free=free, fading=[address])
         if wait_seconds > 0:
             raise RateLimited(f"Too many failed sign-ins: wait {wait_seconds:.0f} s.", retry_after_seconds=wait_seconds)
         row = await accounts.find_account(conn, name)
@@ -196,19 +218,21 @@ async def _proved(lend: Lend, proof: Proof, refusal: str) -> AccountRow:
     async with lend() as conn:
         if not is_known or usable is None:
             detail: dict[str, object] = {"login": "wrong name or password"}
-            await accounts.note(conn, verb="refuse", actor=f"user:{proof.name[:100]}", detail=detail)
+            actor = replace(proof.actor, name=f"user:{proof.name[:100]}")
+            await accounts.note(conn, verb="refuse", actor=actor, detail=detail)
             raise Unauthenticated(refusal)
-        await accounts.forgive(conn, tried)
+        await accounts.forgive(conn, subjects=[user], fading=[address])
     return usable
 
 
-async def sign_in_by_link(conn: AsyncConnection, *, secret: str, origin: str) -> Issued:
-    row = await accounts.take_link(conn, secret_hash=hash_of(secret), origin=origin)
+async def sign_in_by_link(conn: AsyncConnection, *, secret: str, actor: Actor) -> Issued:
+    row = await accounts.take_link(conn, secret_hash=hash_of(secret), origin=actor.origin)
     if row is None:
         raise Unauthenticated(
             "This sign-in link was already used or has expired. Create another with: evertick users link NAME"
         )
-    return await issue(conn, row, kind="session", name="link", actor=f"user:{row.name}", seconds=SESSION_SECONDS)
+    user = replace(actor, name=f"user:{row.name}")
+    return await issue(conn, row, kind="session", name="link", actor=user, seconds=SESSION_SECONDS)
 
 
 async def issue(
@@ -217,7 +241,7 @@ async def issue(
     *,
     kind: str,
     name: str,
-    actor: str,
+    actor: Actor,
     seconds: float | None,
     limits: tuple[Role | None, Collection[str] | None] = (None, None),
 ) -> Issued:
@@ -234,8 +258,8 @@ async def issue(
         role=role,
         tags=check_tags(tags),
     )
-    made = await accounts.add_credential(conn, new)
-    return Issued(credential_id=made.credential_id, secret=secret, expires_at=made.expires_at)
+    credential_id, expires_at = await accounts.add_credential(conn, new)
+    return Issued(credential_id=credential_id, secret=secret, expires_at=expires_at)
 
 
 def token_seconds(days: float | None) -> float | None:
@@ -245,9 +269,9 @@ def token_seconds(days: float | None) -> float | None:
     return (TOKEN_DAYS if days is None else days) * 86_400 or None
 
 
-async def revoke(conn: AsyncConnection, *, credential_id: int, actor: str, account: str | None = None) -> None:
+async def revoke(conn: AsyncConnection, *, credential_id: int, actor: Actor, account: str | None = None) -> None:
     if await accounts.revoke(conn, credential_id=credential_id, actor=actor, account=account) is None:
-        raise NotFound(f"There is no token {credential_id}. List tokens with `evertick tokens list`.")
+        raise unknown("token", credential_id)
 
 
 async def authenticate(conn: AsyncConnection, secret: str) -> Authenticated | None:
@@ -265,7 +289,7 @@ async def still_valid(conn: AsyncConnection, credential_ids: list[int]) -> list[
     return [_principal(known) for known in await accounts.still_valid(conn, credential_ids)]
 
 
-async def first_admin(conn: AsyncConnection, *, actor: str, password: str | None) -> str | None:
+async def first_admin(conn: AsyncConnection, *, actor: Actor, password: str | None) -> str | None:
     """Create the first admin if there is no account yet. Returns a one-time sign-in secret as long as the admin has no password."""
     known = await accounts.count_accounts(conn)
     if known.accounts == 0:
@@ -284,11 +308,7 @@ def _principal(known: Credential) -> Principal:
     cap = None if known.role_cap is None else Role(known.role_cap)
     role, tags = narrowed(Role(known.role), known.tags, cap, known.tag_cap)
     return Principal(
-        name=known.name,
-        role=role,
-        tags=tags,
-        credential_id=known.credential_id,
-        is_session=known.kind == "session",
+        name=known.name, role=role, tags=tags, credential_id=known.credential_id, is_session=known.kind == "session"
     )
 
 
@@ -296,9 +316,9 @@ def hash_of(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
 
 
-async def _change(conn: AsyncConnection, name: str, wanted: AccountChange, actor: str) -> None:
-    done = await retry_on_deadlock(lambda: accounts.change_account(conn, name=name, wanted=wanted, actor=actor))
+async def _change(conn: AsyncConnection, name: str, wanted: AccountChange, actor: Actor) -> None:
+    done = await change_account(conn, wanted, name=name, actor=actor)
     if done == "unknown":
-        raise NotFound(f"There is no user {name[:40]!r}. List users with `evertick users list`.")
+        raise unknown("user", repr(name[:40]))
     if done == "last_admin":
         raise Conflict(f"{name!r} is the last admin: create another one first.")

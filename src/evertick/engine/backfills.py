@@ -1,10 +1,11 @@
 """backfill: turns a range of a DAG's schedule into runs, a few at a time, alongside the schedule and with lower priority.
 
-Users create, pause, resume and cancel it; the leader advances it. A backfill that cannot be planned ends alone (V11).
+Users create, pause, unpause and cancel it; the leader advances it. A backfill that cannot be planned ends alone (V11).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,9 +13,10 @@ from datetime import datetime, timedelta
 import psycopg
 from psycopg import AsyncConnection
 
-from evertick.db.connect import retry_on_deadlock
 from evertick.db.queries import backfills, schedules, shards
-from evertick.db.queries.backfills import Advanced, BackfillRow, Canceled, Created
+from evertick.db.queries.backfills import BackfillRow, ExistingRun
+from evertick.db.statements import sql_function
+from evertick.domain.access import Actor
 from evertick.domain.dags.gates import awaits_past
 from evertick.domain.dags.validation import check_run_params
 from evertick.domain.errors import Conflict, NotFound, UserError
@@ -29,7 +31,7 @@ from evertick.domain.schedules.preview import (
 from evertick.domain.schedules.spec import ScheduleSpec
 from evertick.engine.fire_schedules import UNPLANNABLE, CpuLimitExceeded, cpu_limit, read_spec, spec_json
 from evertick.engine.runs import find_dag
-from evertick.engine.verbs import as_leader, is_poison
+from evertick.engine.verbs import is_poison, leader_verb, require
 
 # How many instants one step reads. Usually only a few of them can start; newest first, finding each takes about
 # twenty times as long.
@@ -43,7 +45,8 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillRequest:
-    """A requested backfill. `schedule` names one of the DAG's; `spec` is an ad-hoc schedule instead."""
+    """A requested backfill. `schedule` names one of the DAG's; `spec` is an ad-hoc schedule instead. `accepts_unknown`: its runs
+    also receive parameters that the DAG does not declare."""
 
     dag: str
     first: datetime
@@ -54,12 +57,21 @@ class BackfillRequest:
     newest_first: bool = False
     parallel: int = 1
     params: Mapping[str, object] | None = None
+    accepts_unknown: bool = False
+
+
+# The states of a newest run that is repeated.
+_REPEATED = {
+    Reprocess.NONE: (),
+    Reprocess.FAILED: ("failed", "canceled"),
+    Reprocess.ALL: ("success", "failed", "canceled"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackfillPreview:
-    """The preview of a backfill. `sample` are the first instants in its order. `existing`: how many instants have a run now, by the
-    state of the newest; None if they are too many to compare."""
+class BackfillPlan:
+    """The preview of a backfill. `existing`: how many instants have a run now, by the state of the newest; None if they are too
+    many to compare. `sample` are the first instants in its order that it would run, or only the first ones if they are too many."""
 
     dag_id: int
     schedule_id: int | None
@@ -76,15 +88,63 @@ class BackfillPreview:
         """How many runs it would create if nothing changed meanwhile."""
         if self.existing is None:
             return self.total if reprocess is Reprocess.ALL else None
-        again = {
-            Reprocess.NONE: (),
-            Reprocess.FAILED: ("failed", "canceled"),
-            Reprocess.ALL: ("success", "failed", "canceled"),
-        }[reprocess]
-        return self.total - sum(count for state, count in self.existing.items() if state not in again)
+        return self.total - sum(count for state, count in self.existing.items() if state not in _REPEATED[reprocess])
 
 
-async def preview(conn: AsyncConnection, wish: BackfillRequest) -> BackfillPreview:
+@dataclass(frozen=True, slots=True)
+class Created:
+    id: int
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    made: int
+    ended: int
+    moved: bool
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CanceledRuns:
+    """Both are None if the backfill was already over."""
+
+    runs: int | None
+    asked: int | None
+
+
+@sql_function
+async def create_backfill(conn: AsyncConnection, *, plan: dict[str, object], request: str, actor: Actor) -> Created: ...
+
+
+@leader_verb
+async def advance_backfill(
+    conn: AsyncConnection,
+    *,
+    shard: int,
+    epoch: int,
+    backfill_id: int,
+    position: datetime | None,
+    instants: list[datetime],
+    is_all: bool,
+) -> Advanced: ...
+
+
+@leader_verb
+async def fail_backfill(conn: AsyncConnection, *, shard: int, epoch: int, backfill_id: int, reason: str) -> bool: ...
+
+
+@sql_function
+async def pause_backfill(conn: AsyncConnection, *, backfill_id: int, paused: bool, actor: Actor) -> bool: ...
+
+
+@sql_function
+async def cancel_backfill(
+    conn: AsyncConnection, *, backfill_id: int, leaves_runs: bool, actor: Actor
+) -> CanceledRuns: ...
+
+
+async def preview(conn: AsyncConnection, wish: BackfillRequest) -> BackfillPlan:
     """Validate a requested backfill and preview it. Changes nothing."""
     if not 1 <= wish.parallel <= MOST_PARALLEL:
         raise UserError(f"{wish.parallel} runs at once is not allowed: use a number from 1 to {MOST_PARALLEL}.")
@@ -117,31 +177,43 @@ async def preview(conn: AsyncConnection, wish: BackfillRequest) -> BackfillPrevi
             f"The schedule does not fire from {wish.first.isoformat()} to {last.isoformat()}. Preview its fires with: evertick"
             f" schedules simulate {wish.dag}"
         )
-    find = last_fires_between if wish.newest_first else fires_between
-    return BackfillPreview(
+    found: list[ExistingRun] | None = None
+    if total > _MOST_COMPARED:
+        sample = _in_order(wish, spec, last, SAMPLE)
+    else:
+        instants = fires_between(spec, wish.first, last, _MOST_COMPARED)
+        found = await backfills.existing(conn, dag_id=row.dag_id, schedule_id=schedule_id, instants=instants)
+        kept = {each.instant for each in found if each.state not in _REPEATED[wish.reprocess]}
+        needed = [each for each in instants if each not in kept]
+        sample = needed[: -SAMPLE - 1 : -1] if wish.newest_first else needed[:SAMPLE]
+    return BackfillPlan(
         dag_id=row.dag_id,
         schedule_id=schedule_id,
         schedule=name,
         spec=spec,
-        params=check_run_params(dag_spec, params if wish.params is None else {**params, **wish.params}),
+        params=check_run_params(dag_spec, {**params, **(wish.params or {})}, accepts_unknown=wish.accepts_unknown),
         first=wish.first,
         last=last,
         total=total,
-        sample=tuple(find(spec, wish.first, last, SAMPLE)),
-        existing=await _existing(conn, row.dag_id, schedule_id, spec, (wish.first, last, total)),
+        sample=tuple(sample),
+        existing=None if found is None else Counter(each.state for each in found),
     )
+
+
+def _in_order(wish: BackfillRequest, spec: ScheduleSpec, last: datetime, limit: int) -> list[datetime]:
+    find = last_fires_between if wish.newest_first else fires_between
+    return find(spec, wish.first, last, limit)
 
 
 async def instants_of(conn: AsyncConnection, wish: BackfillRequest, *, limit: int) -> tuple[list[datetime], int]:
     """The instants of a backfill, in its order, up to a limit; and their number. Changes nothing."""
     outlook = await preview(conn, wish)
-    find = last_fires_between if wish.newest_first else fires_between
-    return find(outlook.spec, outlook.first, outlook.last, limit), outlook.total
+    return _in_order(wish, outlook.spec, outlook.last, limit), outlook.total
 
 
 async def create(
-    conn: AsyncConnection, wish: BackfillRequest, *, request: str, actor: str
-) -> tuple[Created, BackfillPreview]:
+    conn: AsyncConnection, wish: BackfillRequest, *, request: str, actor: Actor
+) -> tuple[Created, BackfillPlan]:
     """Create the backfill; the leader starts it. Repeating a request returns the same backfill; with other arguments it fails."""
     outlook = await preview(conn, wish)
     plan: dict[str, object] = {
@@ -156,8 +228,8 @@ async def create(
         "parallel": wish.parallel,
         "total": outlook.total,
     }
-    made = await retry_on_deadlock(lambda: backfills.create(conn, plan=plan, request=request, actor=actor))
-    if made is None:
+    made = await create_backfill(conn, plan=plan, request=request, actor=actor)
+    if made.id is None:
         raise NotFound(f"DAG {wish.dag!r} was deleted while its backfill was being created. Publish it again first.")
     row = None if made.is_new else await backfills.find(conn, made.id)
     if row is not None and not _is_same(row, wish, outlook):
@@ -165,7 +237,7 @@ async def create(
     return made, outlook
 
 
-def _is_same(row: BackfillRow, wish: BackfillRequest, outlook: BackfillPreview) -> bool:
+def _is_same(row: BackfillRow, wish: BackfillRequest, outlook: BackfillPlan) -> bool:
     """Whether the earlier request had the same arguments. An omitted end may have moved since."""
     said = {"dag": wish.dag, "first_at": wish.first, "reprocess": wish.reprocess, "newest_first": wish.newest_first}
     said |= {"last_at": wish.last} if wish.last is not None else {}
@@ -196,17 +268,14 @@ async def advance(conn: AsyncConnection, *, shard: int, epoch: int, backfill_id:
                     most=NEWEST_FIRST_BATCH if found.newest_first else BATCH,
                 )
             instants, is_all = batch.instants, batch.is_all
-        return await as_leader(
-            lambda: backfills.advance_backfill(
-                conn,
-                leader=(shard, epoch),
-                backfill_id=backfill_id,
-                position=found.position,
-                instants=instants,
-                is_all=is_all,
-            ),
+        return await advance_backfill(
+            conn,
             shard=shard,
             epoch=epoch,
+            backfill_id=backfill_id,
+            position=found.position,
+            instants=list(instants),
+            is_all=is_all,
         )
     except psycopg.Error as error:
         if not is_poison(error.sqlstate):
@@ -214,28 +283,23 @@ async def advance(conn: AsyncConnection, *, shard: int, epoch: int, backfill_id:
         reason = f"PostgreSQL rejected its next run: {error}"
     except (*UNPLANNABLE, CpuLimitExceeded) as error:
         reason = f"{type(error).__name__}: {error}"
-    await as_leader(
-        lambda: backfills.fail(conn, leader=(shard, epoch), backfill_id=backfill_id, reason=reason),
-        shard=shard,
-        epoch=epoch,
-    )
+    reason = reason.replace("\x00", "")
+    await fail_backfill(conn, shard=shard, epoch=epoch, backfill_id=backfill_id, reason=reason)
     return over
 
 
-async def pause(conn: AsyncConnection, *, backfill_id: int, actor: str) -> BackfillRow:
+async def pause(conn: AsyncConnection, *, backfill_id: int, actor: Actor) -> BackfillRow:
     """It creates no more runs; the open ones continue."""
     return await _change(conn, backfill_id, paused=True, actor=actor)
 
 
-async def resume(conn: AsyncConnection, *, backfill_id: int, actor: str) -> BackfillRow:
+async def unpause(conn: AsyncConnection, *, backfill_id: int, actor: Actor) -> BackfillRow:
     return await _change(conn, backfill_id, paused=False, actor=actor)
 
 
-async def cancel(conn: AsyncConnection, *, backfill_id: int, leaves_runs: bool, actor: str) -> Canceled:
+async def cancel(conn: AsyncConnection, *, backfill_id: int, leaves_runs: bool, actor: Actor) -> CanceledRuns:
     """It creates no more runs, and its open ones are canceled unless `leaves_runs`."""
-    done = await retry_on_deadlock(
-        lambda: backfills.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves_runs, actor=actor)
-    )
+    done = await cancel_backfill(conn, backfill_id=backfill_id, leaves_runs=leaves_runs, actor=actor)
     if done.runs is None:
         row = await find_backfill(conn, backfill_id)
         raise Conflict(f"Backfill {backfill_id} of {row.dag} is over ({row.state}); there is nothing to cancel.")
@@ -243,19 +307,14 @@ async def cancel(conn: AsyncConnection, *, backfill_id: int, leaves_runs: bool, 
 
 
 async def find_backfill(conn: AsyncConnection, backfill_id: int) -> BackfillRow:
-    row = await backfills.find(conn, backfill_id)
-    if row is None:
-        raise NotFound(f"There is no backfill {backfill_id}. List backfills with `evertick backfill list`.")
-    return row
+    return require(await backfills.find(conn, backfill_id), "backfill", backfill_id)
 
 
-async def _change(conn: AsyncConnection, backfill_id: int, *, paused: bool, actor: str) -> BackfillRow:
-    is_done = await retry_on_deadlock(
-        lambda: backfills.pause(conn, backfill_id=backfill_id, paused=paused, actor=actor)
-    )
+async def _change(conn: AsyncConnection, backfill_id: int, *, paused: bool, actor: Actor) -> BackfillRow:
+    is_done = await pause_backfill(conn, backfill_id=backfill_id, paused=paused, actor=actor)
     row = await find_backfill(conn, backfill_id)
     if not is_done:
-        verb = "pause" if paused else "resume"
+        verb = "pause" if paused else "unpause"
         raise Conflict(f"Backfill {backfill_id} of {row.dag} is {row.state}: there is nothing to {verb}.")
     return row
 
@@ -280,20 +339,3 @@ async def _when(
         return one.schedule_id, one.name, read_spec(one.spec), one.params
     except UNPLANNABLE as error:
         raise UserError(f"Schedule {one.name!r} of {wish.dag} cannot be decoded: {error}") from None
-
-
-async def _existing(
-    conn: AsyncConnection,
-    dag_id: int,
-    schedule_id: int | None,
-    spec: ScheduleSpec,
-    extent: tuple[datetime, datetime, int],
-) -> Mapping[str, int] | None:
-    first, last, total = extent
-    if total > _MOST_COMPARED:
-        return None
-    instants = fires_between(spec, first, last, _MOST_COMPARED)
-    counts: dict[str, int] = {}
-    for each in await backfills.existing(conn, dag_id=dag_id, schedule_id=schedule_id, instants=instants):
-        counts[each.state] = counts.get(each.state, 0) + 1
-    return counts

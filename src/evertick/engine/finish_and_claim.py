@@ -12,15 +12,15 @@ import random
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from psycopg import AsyncConnection
 
-from evertick.db.connect import retry_on_deadlock
-from evertick.db.queries import runners, tasks
+from evertick.db.queries import runners
 from evertick.db.queries.runners import NamedTask, QueuedRow, QueuedTask
 from evertick.db.queries.tasks import FROM_THE_HEAD, ClaimPosition, ExchangeRow
+from evertick.db.statements import sql_function
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.retry import RetryPolicy, delay_before
 from evertick.domain.routing import Pattern, address_of, matches
@@ -138,6 +138,27 @@ class Exchange:
     has_arrivals: bool = False
 
 
+@sql_function(prepare=True)
+async def _finish_and_claim(
+    conn: AsyncConnection,
+    *,
+    session: int,
+    reports: str | None,
+    infra_retries: int,
+    queues: list[str],
+    free: int,
+    look: ClaimPosition = FROM_THE_HEAD,
+) -> list[ExchangeRow]:
+    """The one hot statement: records what ended and claims what is free, in one round trip and one commit."""
+
+
+@sql_function(prepare=True)
+async def claim_selected(
+    conn: AsyncConnection, *, session: int, queues: list[str], places: list[int], seqs: list[int]
+) -> list[ExchangeRow]:
+    """Claim these rows of the queue, if no other runner took them."""
+
+
 async def finish_and_claim(
     conn: AsyncConnection,
     *,
@@ -155,20 +176,16 @@ async def finish_and_claim(
     reports_json = f"[{','.join(reports)}]" if reports else None
     now = time.monotonic()
     look = cursor.begin(now) if cursor is not None and free > 0 else FROM_THE_HEAD
-    rows = await retry_on_deadlock(
-        lambda: tasks.finish_and_claim(
-            conn,
-            session=session,
-            reports_json=reports_json,
-            infra_retries=infra_retries,
-            queues=queues,
-            free=free,
-            look=look,
-        )
+    rows = await _finish_and_claim(
+        conn, session=session, reports=reports_json, infra_retries=infra_retries, queues=queues, free=free, look=look
     )
     claims = [row for row in rows if row.kind == "claim"]
     if cursor is not None and free > 0:
         cursor.learn(claims, wanted=free, now=now)
+    return exchange_of(rows, claims)
+
+
+def exchange_of(rows: Sequence[ExchangeRow], claims: list[ExchangeRow]) -> Exchange:
     return Exchange(
         claims=claims,
         refused=[(TaskKey(row.run_id, row.idx, row.map_index), row.epoch) for row in rows if row.kind == "refused"],
@@ -292,19 +309,21 @@ async def exchange_matching(
     done = Exchange(claims=[], refused=[], has_more=False)
     if reports:
         # Tasks that this makes available are for other runners as much as for this one: they are notified.
-        none: list[str] = []
         done = await finish_and_claim(
-            conn, session=session, reports=reports, queues=none, free=0, infra_retries=infra_retries
+            conn, session=session, reports=reports, queues=[], free=0, infra_retries=infra_retries
         )
     if free <= 0:
         return done
     begun, rows, chosen = await next_patterns(conn, matching, free)
-    claims = await _claim(conn, matching, session, chosen) if chosen else []
+    claims: list[ExchangeRow] = []
+    if chosen:
+        places, seqs = [row.place for row in chosen], [row.seq for row in chosen]
+        claims = await claim_selected(conn, session=session, queues=matching.queues, places=places, seqs=seqs)
     matching.note(begun, rows, chosen)
     # If other runners were faster, more may follow: do not wait for the next tick.
     is_cut = matching.is_walking or len(claims) < len(chosen)
     is_walking = is_cut and len(claims) < free
-    return Exchange(claims=claims, refused=done.refused, has_more=done.has_more, is_walking=is_walking)
+    return replace(done, claims=claims, is_walking=is_walking)
 
 
 async def next_patterns(
@@ -315,7 +334,8 @@ async def next_patterns(
     begun = matching.begin(now)
     rows = await runners.queued_tasks(conn, queues=matching.queues, begin=begun, window=WINDOW)
     if unknown := matching.unknown(rows):
-        matching.learn(await runners.names(conn, unknown))
+        version_ids, idxs = [version for version, _ in unknown], [idx for _, idx in unknown]
+        matching.learn(await runners.names(conn, version_ids=version_ids, idxs=idxs))
     mine = [row for row in rows if matching.serves(row)]
     return begun, rows, choose(mine, free, matching.turns.take(now))
 
@@ -330,12 +350,3 @@ def choose(rows: Sequence[QueuedTask], free: int, aging_seconds: float | None) -
         late = overdue({place: row.waited_seconds for place, row in heads.items()}, aging_seconds)
         first = [heads[place] for place in late[: (free + 1) // 2]]
     return [*first, *(row for row in rows if row not in first)][:free]
-
-
-async def _claim(
-    conn: AsyncConnection, matching: PatternClaims, session: int, chosen: Sequence[QueuedTask]
-) -> list[ExchangeRow]:
-    places, seqs = [row.place for row in chosen], [row.seq for row in chosen]
-    return await retry_on_deadlock(
-        lambda: tasks.claim_rows(conn, session=session, queues=matching.queues, places=places, seqs=seqs)
-    )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum
 from functools import lru_cache
+from itertools import pairwise
 from types import FrameType
 
 import psycopg
@@ -23,7 +24,7 @@ from psycopg import AsyncConnection, errors
 
 from evertick.db.queries import schedules
 from evertick.db.queries.overview import Upcoming
-from evertick.db.queries.schedules import DagSchedule, DueSchedule, FireResult, ListedSchedule
+from evertick.db.queries.schedules import DagSchedule, DueSchedule, ListedSchedule
 from evertick.domain.errors import EvertickError
 from evertick.domain.schedules.misfire import (
     MOST_MISSED,
@@ -32,12 +33,15 @@ from evertick.domain.schedules.misfire import (
     OverlapPolicy,
     SkipRange,
     SkipReason,
+    count_between,
     never_was,
     plan_fires,
     skip_until,
 )
 from evertick.domain.schedules.spec import ScheduleSpec, describe, next_after
-from evertick.engine.verbs import as_leader, is_poison
+from evertick.engine.verbs import is_poison, leader_verb
+
+_TICK = timedelta(microseconds=1)
 
 
 class CpuLimitExceeded(Exception):
@@ -245,6 +249,28 @@ class Fired:
 
 
 @dataclass(frozen=True, slots=True)
+class FireResult:
+    """`won`: the schedules that advanced. `overlapped`: fires skipped because a run was open. `canceled`: tasks of
+    such runs that received a stop request."""
+
+    won: list[int]
+    overlapped: int
+    canceled: int
+
+
+@leader_verb
+async def _fire_schedules(conn: AsyncConnection, *, shard: int, epoch: int, plans: list[JsonObject]) -> FireResult:
+    """Schedules that are not in `won` had already been advanced by another process."""
+
+
+@leader_verb
+async def quarantine_schedule(
+    conn: AsyncConnection, *, shard: int, epoch: int, schedule_id: int, version: int, reason: str, is_tried_again: bool
+) -> bool:
+    """Whether that version was current and not quarantined before."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Batch:
     conn: AsyncConnection
     shard: int
@@ -264,12 +290,12 @@ async def fire_schedules(
     half: ScheduleHalf | None = None,
 ) -> Fired:
     """Decide one batch of the fires due now, of all schedules or of one half, except for the schedules to pass over."""
-    due = await schedules.due(conn, shard=shard, batch=batch, passed_over=passed_over, half=half)
+    due = await schedules.due(conn, shard=shard, batch=batch, passed_over=list(passed_over), half=half)
     fired = Fired(was_due=len(due), has_more=len(due) == batch)
     if not due:
         return fired
     now = due[0].read_at
-    fired.lag_seconds = _lag(due, now)
+    fired.lag_seconds = max((now - due[0].next_due).total_seconds(), 0.0)
     work = _Batch(conn, shard, epoch, min(batch, FIRES_PER_CALL), {each.schedule_id: each for each in due}, fired)
     plans, unplannable = _plan(due, now, most_fires=work.most_fires)
     for schedule, error in unplannable:
@@ -291,7 +317,7 @@ async def plan_next_fires(
     conn: AsyncConnection, *, shard: int, due_at: datetime, batch: int, passed_over: Collection[int] = ()
 ) -> PlannedFires | None:
     """None if they exceed a batch, or if one cannot be planned: then they are read when they are due."""
-    due = await schedules.due(conn, shard=shard, batch=batch, passed_over=passed_over, until=due_at)
+    due = await schedules.due(conn, shard=shard, batch=batch, passed_over=list(passed_over), until=due_at)
     plans, unplannable = _plan(due, due_at, most_fires=min(batch, FIRES_PER_CALL))
     return PlannedFires(due_at, due, plans) if plans and not unplannable and len(due) < batch else None
 
@@ -344,11 +370,7 @@ async def _apply(work: _Batch, plans: list[JsonObject]) -> None:
     if not plans:
         return
     try:
-        done = await as_leader(
-            lambda: schedules.fire(work.conn, shard=work.shard, epoch=work.epoch, plans=plans),
-            shard=work.shard,
-            epoch=work.epoch,
-        )
+        done = await _fire_schedules(work.conn, shard=work.shard, epoch=work.epoch, plans=plans)
     except psycopg.Error as error:
         is_slow = isinstance(error, errors.QueryCanceled) and work.most_fires == 1
         if not (is_poison(error.sqlstate) or is_slow or isinstance(error, errors.LockNotAvailable)):
@@ -389,17 +411,14 @@ def _count(fired: Fired, plans: list[JsonObject], done: FireResult) -> None:
 async def _quarantine(work: _Batch, schedule: DueSchedule, error: Exception, *, is_tried_again: bool) -> None:
     advice = "It will be retried later." if is_tried_again else "Publish a corrected schedule to clear this."
     reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}. {advice}"
-    is_ours = await as_leader(
-        lambda: schedules.quarantine_schedule(
-            work.conn,
-            shard=work.shard,
-            epoch=work.epoch,
-            due=schedule,
-            reason=reason,
-            is_tried_again=is_tried_again,
-        ),
+    is_ours = await quarantine_schedule(
+        work.conn,
         shard=work.shard,
         epoch=work.epoch,
+        schedule_id=schedule.schedule_id,
+        version=schedule.version,
+        reason=reason.replace("\x00", ""),
+        is_tried_again=is_tried_again,
     )
     if is_ours:
         work.fired.quarantined.append(schedule.schedule_id)
@@ -407,10 +426,6 @@ async def _quarantine(work: _Batch, schedule: DueSchedule, error: Exception, *, 
 
 def _id_of(plan: JsonObject) -> int:
     return int(str(plan["schedule_id"]))
-
-
-def _lag(due: list[DueSchedule], now: datetime) -> float:
-    return max((now - due[0].next_due).total_seconds(), 0.0)
 
 
 def fires_of(row: ListedSchedule, count: int) -> list[datetime]:
@@ -423,22 +438,27 @@ def fires_of(row: ListedSchedule, count: int) -> list[datetime]:
 
 def fires_from(spec: dict[str, object], next_due: datetime, *, delay_seconds: float, count: int) -> list[datetime]:
     """The next fires of a schedule that is due at `next_due`."""
-    return _fires(spec, next_due - timedelta(seconds=delay_seconds), count, None)
+    return _fires(spec, next_due - timedelta(seconds=delay_seconds), count)
 
 
-def fires_until(row: Upcoming, until: datetime, most: int) -> list[datetime]:
-    """When it is due from now to `until`, at most `most` times."""
-    delay = timedelta(seconds=row.delay_seconds)
-    return [each + delay for each in _fires(row.spec, row.next_due - delay, most, until - delay)]
+def fires_per_minute(row: Upcoming, now: datetime, minutes: int) -> list[int]:
+    """The number of fires in each minute from now on. A fire that is overdue counts in the first minute."""
+    first = row.next_due - timedelta(seconds=row.delay_seconds)
+    edges = [now - timedelta(seconds=row.delay_seconds) + timedelta(minutes=place) for place in range(minutes + 1)]
+    try:
+        spec = read_spec(row.spec)
+        counts = [count_between(spec, max(low, first - _TICK), high) for low, high in pairwise(edges)]
+    except UNPLANNABLE:
+        return [0] * minutes  # not evaluated yet
+    counts[0] += first <= edges[0]
+    return counts
 
 
-def _fires(spec: dict[str, object], first: datetime, count: int, until: datetime | None) -> list[datetime]:
+def _fires(spec: dict[str, object], first: datetime, count: int) -> list[datetime]:
     fires = [first]
     try:
         parsed = read_spec(spec)
         while len(fires) < count and (following := next_after(parsed, fires[-1])) is not None:
-            if until is not None and following > until:
-                break
             fires.append(following)
     except UNPLANNABLE:
         return []  # not evaluated yet

@@ -15,8 +15,10 @@ from datetime import datetime
 from psycopg import AsyncConnection
 
 from evertick.db.queries import dags, gates, secrets
-from evertick.db.queries.dags import ListedVersion, Published
+from evertick.db.queries.dags import ListedVersion
 from evertick.db.queries.schedules import DagSchedule
+from evertick.db.statements import sql_function
+from evertick.domain.access import Actor
 from evertick.domain.dags.gates import KEYED, GateKind, GateSpec, awaits_past, key_parts, version_path
 from evertick.domain.dags.graph import group_leaves, groups_of, leaves
 from evertick.domain.dags.spec import ChildSpec, DagSpec, TaskSpec, from_json, structural_hash, to_json
@@ -28,13 +30,27 @@ from evertick.domain.states import TriggerRule
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.fire_schedules import JsonObject, is_same_spec, plan_end
 from evertick.engine.runs import find_dag_row
-from evertick.engine.schedules import read_snapshot, refuse_loops, retry_if_changed, schedule_row
+from evertick.engine.schedules import ScheduleSnapshot, change_schedules, refuse_loops, schedule_row
 
 NO_RULES = Routing()
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    out_dag_id: int
+    out_version_id: int
+    is_new: bool
+    rerouted: int
+
+
+@sql_function(retries=False)
+async def publish_dag(
+    conn: AsyncConnection, before: ScheduleSnapshot, *, dag: JsonObject, actor: Actor
+) -> Published: ...
+
+
 async def publish(
-    conn: AsyncConnection, *, spec: DagSpec, file: str, bundle_hash: str, actor: str, routing: Routing = NO_RULES
+    conn: AsyncConnection, *, spec: DagSpec, file: str, bundle_hash: str, actor: Actor, routing: Routing = NO_RULES
 ) -> Published:
     """Make `spec` the current version of its DAG. Its bundle must already be stored.
 
@@ -57,14 +73,12 @@ async def publish(
         is_kept = old.origin == "user" or (new is not None and not differs(old, schedule_row(spec, new, now, old=old)))
         return None if is_kept else plan_end(old, now)
 
-    async def once() -> Published:
-        before = await read_snapshot(conn, dag=spec.name, plan=plan)
+    async def put(before: ScheduleSnapshot) -> Published:
         known = {old.name: old for old in before.rows}
         wanted = [schedule_row(spec, each, before.now, old=known.get(each.name)) for each in spec.schedules]
-        dag = {**row, "schedules": wanted}
-        return await dags.publish(conn, dag=dag, seen=before.seen, settle=before.plans, actor=actor)
+        return await publish_dag(conn, before, dag={**row, "schedules": wanted}, actor=actor)
 
-    return await retry_if_changed(once)
+    return await change_schedules(conn, put, dag=spec.name, plan=plan)
 
 
 def differs(old: DagSchedule, new: JsonObject) -> bool:
@@ -114,7 +128,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "defers": task.runs_nowhere,
                 "is_mapped": task.mapping is not None,
                 "notifies": bool(task.notices),
-                "grp": group_of[index],
+                "group_id": group_of[index],
                 "decides_grp": index in ends_of_groups,
             }
             for index, task in enumerate(spec.tasks)
@@ -138,7 +152,7 @@ def group_rows(spec: DagSpec, group_of: Sequence[int | None]) -> JsonObject:
         "edges": [[up, down, None if group_of[up] == group_of[down] else group_of[up]] for up, down in spec.edges],
         "groups": [
             {
-                "grp": number,
+                "group_id": number,
                 "name": group.name,
                 "retries": group.retries,
                 "members": [index for index, each in enumerate(group_of) if each == number],
@@ -190,12 +204,9 @@ def notice_rows(spec: DagSpec) -> list[JsonObject]:
     rows: list[JsonObject] = []
     for index, notice in told:
         sink = read_destination(notice.sink)
-        text = (
-            replace(sink, target=callback_dag(spec.name, sink.target)).text
-            if sink.kind is DestinationKind.CALL
-            else sink.text
-        )
-        rows.append({"idx": index, "event": notice.event, "sink": text, "every_time": notice.every_time})
+        if sink.kind is DestinationKind.CALL:
+            sink = replace(sink, target=callback_dag(spec.name, sink.target))
+        rows.append({"idx": index, "event": notice.event, "sink": sink.text, "every_time": notice.every_time})
     return rows
 
 
@@ -248,7 +259,7 @@ async def check_pools(conn: AsyncConnection, spec: DagSpec) -> None:
     needed = [(task.name, gate) for task in spec.tasks for gate in task.gates if gate.kind is GateKind.POOL]
     if not needed:
         return
-    slots = {pool.name: pool.capacity for pool in await gates.list_gates(conn, kinds=["pool"])}
+    slots = {pool.name: pool.slots for pool in await gates.list_gates(conn, kinds=["pool"])}
     for task, gate in needed:
         if gate.name not in slots:
             near = difflib.get_close_matches(gate.name, slots, n=1)
@@ -265,7 +276,7 @@ async def check_pools(conn: AsyncConnection, spec: DagSpec) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolledBack:
+class RollbackResult:
     before: int
     now: int
     file: str
@@ -287,7 +298,9 @@ async def find_version(conn: AsyncConnection, dag: str, number: int | None) -> L
     raise NotFound(f"DAG {dag!r} has no version {number}; it has: {known}. Old versions are pruned.")
 
 
-async def roll_back(conn: AsyncConnection, *, dag: str, number: int | None, actor: str, routing: Routing) -> RolledBack:
+async def roll_back(
+    conn: AsyncConnection, *, dag: str, number: int | None, actor: Actor, routing: Routing
+) -> RollbackResult:
     row = await find_dag_row(conn, dag)
     wanted = await find_version(conn, dag, number)
     if wanted.is_current:
@@ -297,7 +310,7 @@ async def roll_back(conn: AsyncConnection, *, dag: str, number: int | None, acto
         raise NotFound(f"Version {wanted.number} of DAG {dag!r} was pruned just now.")
     spec = from_json(json.dumps(found.spec))
     await publish(conn, spec=spec, file=row.file, bundle_hash=found.bundle_hash, actor=actor, routing=routing)
-    return RolledBack(before=row.number or 0, now=wanted.number, file=row.file)
+    return RollbackResult(before=row.number or 0, now=wanted.number, file=row.file)
 
 
 async def not_stored(conn: AsyncConnection, spec: DagSpec) -> list[str]:
@@ -315,7 +328,10 @@ async def not_stored(conn: AsyncConnection, spec: DagSpec) -> list[str]:
         named |= {(kind, name): f"task {task.name}" for kind, names in kinds.items() for name in names}
     if not named:
         return []
-    stored = {(row.kind, row.name) for row in await secrets.find(conn, list(named))}
+    stored = {
+        (row.kind, row.name)
+        for row in await secrets.find(conn, kinds=[kind for kind, _ in named], names=[name for _, name in named])
+    }
     return [
         f"{who} of {spec.name} needs {kind} {name!r}, which is not set: evertick {kind}s set {name}"
         for (kind, name), who in named.items()

@@ -14,10 +14,9 @@ from enum import StrEnum
 
 from psycopg import AsyncConnection
 
-from evertick.db.connect import retry_on_deadlock
-from evertick.db.queries import runners
-from evertick.db.queries.runners import EndedQueued, NewAgent, QueuedRow, StartedRow
-from evertick.db.queries.tasks import FROM_THE_HEAD
+from evertick.db.queries.runners import QueuedRow, StartedRow
+from evertick.db.queries.tasks import FROM_THE_HEAD, ClaimPosition, ExchangeRow
+from evertick.db.statements import sql_function
 from evertick.domain.agent_protocol import AgentIdentity
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict, LeaseLost
@@ -26,6 +25,7 @@ from evertick.engine.finish_and_claim import (
     ClaimCursor,
     Exchange,
     PatternClaims,
+    exchange_of,
     next_patterns,
     storable,
 )
@@ -52,6 +52,61 @@ class NotStarted:
     retry_in_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class EndedQueued:
+    """The sessions of the attempts that moved, and how many tasks can start now."""
+
+    moved_sessions: list[int] | None
+    offered: int
+
+
+@sql_function(prepare=True)
+async def _claim_for_dispatch(
+    conn: AsyncConnection, look: ClaimPosition, *, session: int, queues: list[str], free: int, sessions: list[int]
+) -> list[QueuedRow]:
+    """`sessions`: one for each free slot, generated for the attempts."""
+
+
+@sql_function(prepare=True)
+async def queue_selected(
+    conn: AsyncConnection, *, session: int, queues: list[str], places: list[int], seqs: list[int], sessions: list[int]
+) -> list[QueuedRow]:
+    """Claim these rows of the queue, if no other runner took them and there is capacity."""
+
+
+@sql_function
+async def _end_queued(
+    conn: AsyncConnection, *, reports: list[dict[str, object]], infra_retries: int
+) -> EndedQueued: ...
+
+
+@sql_function(retries=False)
+async def adopt_dispatches(conn: AsyncConnection, *, session: int, silent_seconds: float, most: int) -> int: ...
+
+
+@sql_function(retries=False)
+async def delete_dispatches(conn: AsyncConnection, sessions: list[int]) -> int: ...
+
+
+@sql_function
+async def _start_attempt(
+    conn: AsyncConnection,
+    key: TaskKey,
+    *,
+    epoch: int,
+    session: int,
+    nonce: str,
+    agent: dict[str, object],
+    lost_after: float,
+) -> StartedRow: ...
+
+
+@sql_function
+async def _finish_attempt(
+    conn: AsyncConnection, *, session: int, reports: str, infra_retries: int
+) -> list[ExchangeRow]: ...
+
+
 def draw_session() -> int:
     """A session id for an attempt: never issued twice, whatever happens to the database."""
     return secrets.randbits(63)
@@ -64,9 +119,7 @@ async def claim_for_dispatch(
     now = time.monotonic()
     look = cursor.begin(now) if cursor is not None else FROM_THE_HEAD
     sessions = [draw_session() for _ in range(free)]
-    rows = await retry_on_deadlock(
-        lambda: runners.claim(conn, session=session, queues=queues, free=free, look=look, sessions=sessions)
-    )
+    rows = await _claim_for_dispatch(conn, look, session=session, queues=queues, free=free, sessions=sessions)
     if cursor is not None:
         cursor.learn(rows, wanted=free, now=now)
     return rows
@@ -81,10 +134,8 @@ async def claim_matching_for_dispatch(
     if chosen:
         places, seqs = [row.place for row in chosen], [row.seq for row in chosen]
         sessions = [draw_session() for _ in chosen]
-        claims = await retry_on_deadlock(
-            lambda: runners.claim_rows(
-                conn, session=session, queues=matching.queues, places=places, seqs=seqs, sessions=sessions
-            )
+        claims = await queue_selected(
+            conn, session=session, queues=matching.queues, places=places, seqs=seqs, sessions=sessions
         )
     matching.note(begun, rows, chosen)
     return claims
@@ -92,8 +143,7 @@ async def claim_matching_for_dispatch(
 
 async def end_queued(conn: AsyncConnection, ends: Sequence[NotStarted], *, infra_retries: int) -> EndedQueued:
     """For a caller that knows that the executor does not have these. Attempts that started meanwhile are unchanged."""
-    reports = [_report(end) for end in ends]
-    return await retry_on_deadlock(lambda: runners.end_queued(conn, reports=reports, infra_retries=infra_retries))
+    return await _end_queued(conn, reports=[_report(end) for end in ends], infra_retries=infra_retries)
 
 
 def _report(end: NotStarted) -> dict[str, object]:
@@ -111,20 +161,14 @@ _REFUSALS: dict[str, Conflict | LeaseLost] = {
 
 
 async def start_attempt(
-    conn: AsyncConnection, bearer: AgentIdentity, *, nonce: str, agent: NewAgent, lost_after: float
+    conn: AsyncConnection, bearer: AgentIdentity, *, nonce: str, agent: dict[str, object], lost_after: float
 ) -> StartedRow:
-    """Repeating it with the same nonce after a lost reply returns the same reply. Raises Conflict or LeaseLost."""
-    row = await retry_on_deadlock(
-        lambda: runners.start(
-            conn,
-            bearer.key,
-            epoch=bearer.epoch,
-            session=bearer.session,
-            nonce=nonce,
-            agent=agent,
-            lost_after=lost_after,
-        )
-    )
+    """Repeating it with the same nonce after a lost reply returns the same reply. Raises Conflict or LeaseLost.
+
+    `agent` is the location of its process: a runner on the same machine can prove that it is gone.
+    """
+    place = {"epoch": bearer.epoch, "session": bearer.session}
+    row = await _start_attempt(conn, bearer.key, **place, nonce=nonce, agent=agent, lost_after=lost_after)
     if (refusal := _REFUSALS.get(row.verdict)) is not None:
         raise type(refusal)(str(refusal))
     return row
@@ -132,12 +176,5 @@ async def start_attempt(
 
 async def finish_attempt(conn: AsyncConnection, *, session: int, report: str, infra_retries: int) -> Exchange:
     """`report` is created by `step.report`. A rejected report was no longer the session's own, and changed nothing."""
-    rows = await retry_on_deadlock(
-        lambda: runners.finish(conn, session=session, reports_json=f"[{report}]", infra_retries=infra_retries)
-    )
-    return Exchange(
-        claims=[],
-        refused=[(TaskKey(row.run_id, row.idx, row.map_index), row.epoch) for row in rows if row.kind == "refused"],
-        has_more=any(row.kind == "more" for row in rows),
-        has_arrivals=any(row.kind == "arrived" for row in rows),
-    )
+    rows = await _finish_attempt(conn, session=session, reports=f"[{report}]", infra_retries=infra_retries)
+    return exchange_of(rows, [])

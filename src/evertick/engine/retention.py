@@ -7,22 +7,22 @@ stays and blocks no other (V11).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg import AsyncConnection
 
-from evertick.db.queries import logs
 from evertick.db.queries import retention as store
-from evertick.db.queries.logs import ChunkKey, DeadObject, EndedRun, Leading
-from evertick.db.queries.retention import Pruned, PruneGrant
+from evertick.db.queries.logs import ChunkKey, RunWithLogs
+from evertick.domain.access import Actor
 from evertick.domain.log_archive import Piece
-from evertick.domain.retention import Pace, choose
-from evertick.engine.verbs import as_leader, is_poison
+from evertick.domain.retention import Chosen, Pace, choose
+from evertick.engine.verbs import is_poison, leader_verb
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class Walked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class SweepProgress:
     """`last` is where to continue: the same position again while dependent rows remain there."""
 
     rows: int
@@ -72,68 +72,106 @@ class Swept:
     refused: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneGrant:
+    """The leader in whose name rows are pruned, the cutoff, and this round's journal entry once there is one."""
+
+    shard: int
+    epoch: int
+    before: datetime
+    actor: Actor
+    entry: int | None = None
+
+    def with_entry(self, entry: int | None) -> PruneGrant:
+        return replace(self, entry=entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    pruned: int
+    entry: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedRows:
+    """How many rows were deleted, and whether none are left."""
+
+    swept: int
+    is_clean: bool
+
+
+@leader_verb
+async def _prune_runs(conn: AsyncConnection, mandate: PruneGrant, run_ids: list[int]) -> Pruned: ...
+
+
+@leader_verb
+async def prune_audit_log(conn: AsyncConnection, mandate: PruneGrant, entry_ids: list[int]) -> Pruned: ...
+
+
+@leader_verb
+async def _prune_kind(conn: AsyncConnection, mandate: PruneGrant, *, kind: str, limit: int) -> Pruned: ...
+
+
+@leader_verb
+async def prune_versions(conn: AsyncConnection, mandate: PruneGrant, *, limit: int) -> Pruned: ...
+
+
+@leader_verb
+async def delete_pending_cleanup(
+    conn: AsyncConnection, mandate: PruneGrant, *, kind: str, ids: list[int], limit: int
+) -> DeletedRows: ...
+
+
 async def prune_runs(conn: AsyncConnection, mandate: PruneGrant, *, after: int, pace: Pace, now: datetime) -> Walked:
     """Delete the old runs after `after`. Their dependent rows are left to `sweep`."""
     seen = await store.walk_runs(conn, after=after, batch=pace.batch)
-    chosen = choose(seen, after=after, before=mandate.before, now=now)
-    pruned, entry, refused = await _prune(lambda m, ids: store.prune_runs(conn, m, ids), mandate, chosen.ids)
-    return Walked(pruned=pruned, last=chosen.last, is_end=chosen.is_end, entry=entry, refused=refused)
+    return await _prune(partial(_prune_runs, conn), mandate, choose(seen, after=after, before=mandate.before, now=now))
 
 
 async def prune_journal(conn: AsyncConnection, mandate: PruneGrant, *, after: int, pace: Pace, now: datetime) -> Walked:
     seen = await store.walk_journal(conn, after=after, batch=pace.batch)
     chosen = choose(seen, after=after, before=mandate.before, now=now)
-    pruned, entry, refused = await _prune(lambda m, ids: store.prune_journal(conn, m, ids), mandate, chosen.ids)
-    return Walked(pruned=pruned, last=chosen.last, is_end=chosen.is_end, entry=entry, refused=refused)
+    return await _prune(partial(prune_audit_log, conn), mandate, chosen)
 
 
 async def prune_kind(conn: AsyncConnection, mandate: PruneGrant, kind: Kind, *, pace: Pace) -> Pruned:
     """One batch of a kind that needs no walk. Fewer rows than the batch means that there are no more."""
-    match kind:
-        case Kind.RUNS | Kind.JOURNAL:
-            raise ValueError(f"{kind} are pruned by walking over them")
-        case Kind.VERSIONS:
-            return await _fenced(mandate, lambda: store.prune_versions(conn, mandate, pace.batch))
-        case (
-            Kind.SKIP_RECORDS
-            | Kind.ALERTS
-            | Kind.NOTIFICATIONS
-            | Kind.BACKFILLS
-            | Kind.CAUSES
-            | Kind.EVENTS
-            | Kind.ASSET_UPDATES
-            | Kind.RUNNERS
-            | Kind.BUNDLES
-        ):
-            return await _fenced(mandate, lambda: store.prune_kind(conn, mandate, kind, pace.batch))
+    if kind in (Kind.RUNS, Kind.JOURNAL):
+        raise ValueError(f"{kind} are pruned by walking over them")
+    if kind is Kind.VERSIONS:
+        return await prune_versions(conn, mandate, limit=pace.batch)
+    return await _prune_kind(conn, mandate, kind=kind, limit=pace.batch)
 
 
-async def sweep(conn: AsyncConnection, mandate: PruneGrant, kind: PendingCleanup, *, after: int, pace: Pace) -> Swept:
+async def sweep(
+    conn: AsyncConnection, mandate: PruneGrant, kind: PendingCleanup, *, after: int, pace: Pace
+) -> SweepProgress:
     """Delete dependent rows of pruned ones: at most as many as the pace allows."""
     ids = await store.pending_cleanup(conn, shard=mandate.shard, kind=kind, after=after, batch=pace.batch)
     done, refused = await _by_halves(
-        lambda some: _fenced(mandate, lambda: store.sweep(conn, mandate, kind, some, pace.rows)), ids
+        lambda some: delete_pending_cleanup(conn, mandate, kind=kind, ids=some, limit=pace.rows), ids
     )
     is_clean = all(each.is_clean for each in done)
     last = ids[-1] if ids and is_clean else after
     rows = sum(each.swept for each in done)
-    return Swept(rows=rows, last=last, is_end=not ids, refused=tuple(refused))
+    return SweepProgress(rows=rows, last=last, is_end=not ids, refused=tuple(refused))
 
 
 async def _prune(
-    verb: Callable[[PruneGrant, list[int]], Awaitable[Pruned]], mandate: PruneGrant, ids: list[int]
-) -> tuple[int, int | None, tuple[int, ...]]:
-    """The number of deleted rows, the journal entry, and the rows that the database refused to delete."""
+    verb: Callable[[PruneGrant, list[int]], Awaitable[Pruned]], mandate: PruneGrant, chosen: Chosen
+) -> Walked:
     current = mandate
 
     async def some(part: list[int]) -> int:
         nonlocal current
-        done = await _fenced(current, lambda: verb(current, part))
+        done = await verb(current, part)
         current = current.with_entry(done.entry)
         return done.pruned
 
-    pruned, refused = await _by_halves(some, ids)
-    return sum(pruned), current.entry, tuple(refused)
+    pruned, refused = await _by_halves(some, chosen.ids)
+    return Walked(
+        pruned=sum(pruned), last=chosen.last, is_end=chosen.is_end, entry=current.entry, refused=tuple(refused)
+    )
 
 
 async def _by_halves(work: Callable[[list[int]], Awaitable[T]], ids: list[int]) -> tuple[list[T], list[int]]:
@@ -153,37 +191,62 @@ async def _by_halves(work: Callable[[list[int]], Awaitable[T]], ids: list[int]) 
     return first + second, refused + refused_too
 
 
-async def _fenced(mandate: PruneGrant, work: Callable[[], Awaitable[T]]) -> T:
-    return await as_leader(work, shard=mandate.shard, epoch=mandate.epoch)
+class Leading(NamedTuple):
+    """The leader in whose name logs are archived."""
+
+    shard: int
+    epoch: int
 
 
-async def watch_runs(conn: AsyncConnection, leading: Leading, *, batch: int) -> int:
+@dataclass(frozen=True, slots=True)
+class DeadObject:
+    object_id: UUID
+    run_id: int
+
+
+@leader_verb
+async def queue_log_archiving(conn: AsyncConnection, leading: Leading, *, limit: int) -> int:
     """Put the next runs on the watch list; returns their number."""
-    return await as_leader(lambda: logs.watch(conn, leading, batch=batch), **leading._asdict())
 
 
-async def list_object(conn: AsyncConnection, leading: Leading, *, run_id: int, size: int) -> UUID:
+@leader_verb
+async def create_archive_object(conn: AsyncConnection, leading: Leading, *, run_id: int, bytes: int) -> UUID:
     """To be called before the upload."""
-    return await as_leader(lambda: logs.list_object(conn, leading, run_id=run_id, bytes_=size), **leading._asdict())
 
 
-async def move_lines(
+@leader_verb
+async def _archive_logs(
+    conn: AsyncConnection, leading: Leading, *, object_id: UUID, pieces: list[dict[str, object]]
+) -> int: ...
+
+
+async def archive_logs(
     conn: AsyncConnection, leading: Leading, object_id: UUID, placed: Sequence[tuple[ChunkKey, Piece]]
 ) -> int:
     """After the upload: delete the lines, and store their position. Returns the number of chunks; 0 if the run is gone."""
-    return await as_leader(lambda: logs.move(conn, leading, object_id, placed), **leading._asdict())
+    pieces = [
+        {**key._asdict(), "at": piece.at, "bytes": piece.size, "digest": piece.digest.hex()} for key, piece in placed
+    ]
+    return await _archive_logs(conn, leading, object_id=object_id, pieces=pieces)
 
 
-async def leave_runs(conn: AsyncConnection, leading: Leading, done: Sequence[EndedRun]) -> None:
+@leader_verb
+async def _finish_log_archiving(
+    conn: AsyncConnection, leading: Leading, *, run_ids: list[int], finished: list[datetime | None]
+) -> None: ...
+
+
+async def finish_log_archiving(conn: AsyncConnection, leading: Leading, done: Sequence[RunWithLogs]) -> None:
     """Take the runs off the watch list, unless they were reopened since."""
-    await as_leader(lambda: logs.unwatch(conn, leading, done), **leading._asdict())
+    run_ids, finished = [each.run_id for each in done], [each.finished_at for each in done]
+    await _finish_log_archiving(conn, leading, run_ids=run_ids, finished=finished)
 
 
-async def dead_objects(conn: AsyncConnection, leading: Leading, *, batch: int) -> list[DeadObject]:
+@leader_verb
+async def orphaned_archive_objects(conn: AsyncConnection, leading: Leading, *, limit: int) -> list[DeadObject]:
     """Objects without lines. They stay on the list until they are deleted."""
-    return await as_leader(lambda: logs.dead(conn, leading, batch=batch), **leading._asdict())
 
 
-async def forget_objects(conn: AsyncConnection, leading: Leading, object_ids: Sequence[UUID]) -> None:
+@leader_verb
+async def delete_archive_objects(conn: AsyncConnection, leading: Leading, object_ids: list[UUID]) -> None:
     """After their deletion."""
-    await as_leader(lambda: logs.forget(conn, leading, object_ids), **leading._asdict())

@@ -6,20 +6,43 @@ A heartbeat's reply names the attempts that the runner lost, must stop, or does 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from psycopg import AsyncConnection
 
-from evertick.db.connect import retry_on_deadlock
-from evertick.db.queries import runners, runs, shards, tasks
-from evertick.db.queries.runners import BusyRunner, Reaped
-from evertick.db.queries.shards import LivenessChange
+from evertick.db.queries import runners
+from evertick.db.queries.runners import BusyRunner
+from evertick.db.statements import sql_function
+from evertick.domain.access import Actor
 from evertick.domain.attempt import AttemptRef, HeartbeatReply, RunnerRequest, TaskKey, session_text
 from evertick.domain.errors import NotFound
-from evertick.engine.verbs import as_leader
+from evertick.engine.verbs import leader_verb
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """How many attempts were taken from a runner (None: it is alive), and how many could not be moved and were quarantined."""
+
+    reaped: int | None
+    refused: int
+
+
+class ExtendRow(NamedTuple):
+    kind: str
+    run_id: int
+    idx: int
+    map_index: int
+    epoch: int
+
+
+@sql_function(retries=False)
+async def extend_leases(conn: AsyncConnection, *, session: int, held: list[list[int]]) -> list[ExtendRow]:
+    """`held`: run, index, map index and epoch of each attempt."""
 
 
 async def extend(conn: AsyncConnection, *, session: int, held: Sequence[tuple[TaskKey, int]]) -> HeartbeatReply:
-    rows = await tasks.extend(conn, session=session, held=held)
+    rows = await extend_leases(conn, session=session, held=[[*key, epoch] for key, epoch in held])
     named: dict[str, list[AttemptRef]] = {"lost": [], "stop": [], "unknown": []}
     for row in rows:
         if row.kind in named:
@@ -32,13 +55,13 @@ async def extend(conn: AsyncConnection, *, session: int, held: Sequence[tuple[Ta
 _SHORTEST_PREFIX = 4
 
 
-async def drain(conn: AsyncConnection, *, sessions: list[int], actor: str, then_leave: bool = False) -> list[int]:
+async def drain(conn: AsyncConnection, *, sessions: list[int], actor: Actor, then_leave: bool = False) -> list[int]:
     """The sessions that were not draining before. A wake-up triggers an immediate heartbeat, which delivers the request."""
     request = RunnerRequest.LEAVE if then_leave else RunnerRequest.DRAIN
     return await runners.ask_of(conn, sessions=sessions, request=request, actor=actor)
 
 
-async def undrain(conn: AsyncConnection, *, sessions: list[int], actor: str) -> list[int]:
+async def undrain(conn: AsyncConnection, *, sessions: list[int], actor: Actor) -> list[int]:
     """The sessions that were draining."""
     return await runners.ask_of(conn, sessions=sessions, request=None, actor=actor)
 
@@ -60,41 +83,13 @@ def _is_meant(runner: BusyRunner, text: str) -> bool:
     return text in (runner.runner_id, runner.name) or is_session
 
 
+@sql_function
 async def mark_runner_dead(conn: AsyncConnection, *, session: int, reason: str, infra_retries: int) -> int:
     """For a process that can prove that a runner is gone. Returns the number of attempts taken from it. Idempotent."""
-    return await retry_on_deadlock(
-        lambda: runners.mark_runner_dead(conn, session=session, reason=reason, infra_retries=infra_retries)
-    )
 
 
-async def observe_heartbeats(
-    conn: AsyncConnection, *, shard: int, epoch: int, elapsed: float, lost_after: float
-) -> LivenessChange:
-    """For the leader: count missed heartbeats up by `elapsed`, and return the sessions that are lost."""
-    return await as_leader(
-        lambda: shards.observe_heartbeats(conn, shard=shard, epoch=epoch, elapsed=elapsed, lost_after=lost_after),
-        shard=shard,
-        epoch=epoch,
-    )
-
-
+@leader_verb
 async def reap_runner(
     conn: AsyncConnection, *, shard: int, epoch: int, session: int, lost_after: float, infra_retries: int
 ) -> Reaped:
-    """For the leader: mark a silent runner dead, or clean up after a runner that is gone and still holds something."""
-    return await as_leader(
-        lambda: runners.reap(
-            conn, shard=shard, epoch=epoch, session=session, lost_after=lost_after, infra_retries=infra_retries
-        ),
-        shard=shard,
-        epoch=epoch,
-    )
-
-
-async def reap_orphan(conn: AsyncConnection, *, shard: int, epoch: int, run_id: int, orphan_after: float) -> str:
-    """Fail a run in which nothing could move for that long: 'reaped', 'moved' (it is not stuck), or 'refused'."""
-    return await as_leader(
-        lambda: runs.reap_orphan(conn, shard=shard, epoch=epoch, run_id=run_id, orphan_after=orphan_after),
-        shard=shard,
-        epoch=epoch,
-    )
+    """Mark a silent runner dead, or clean up after a runner that is gone and still holds something."""

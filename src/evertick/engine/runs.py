@@ -5,21 +5,57 @@ Repeating a trigger with the same key returns the same run; with other parameter
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
 
 from psycopg import AsyncConnection
+from psycopg.types.json import Jsonb
 
-from evertick.db.connect import retry_on_deadlock
-from evertick.db.queries import dags, listings, runs
+from evertick.db.queries import dags, runs
 from evertick.db.queries.dags import DagRow
-from evertick.db.queries.listings import NewOutput
-from evertick.db.queries.runs import Particulars, RunRow, Triggered
+from evertick.db.queries.runs import RunRow
+from evertick.db.statements import sql_function
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.spec import DagSpec, from_json
 from evertick.domain.dags.validation import check_run_params
 from evertick.domain.errors import Conflict, NotFound, UserError
+from evertick.engine.verbs import did_you_mean, require, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    """`defers`: some of its first tasks wait for something outside, and the leader has to check them."""
+
+    run_id: int
+    is_new: bool
+    defers: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Particulars:
+    """The properties of a run besides its parameters. `key`: an idempotency key, the same key is the same run; `fire_at`: the
+    date that the run is for, of which a DAG has one triggered or scheduled run."""
+
+    key: str | None = None
+    fire_at: datetime | None = None
+    note: str | None = None
+
+
+@sql_function
+async def trigger_run(
+    conn: AsyncConnection,
+    *,
+    dag_id: int,
+    params: dict[str, object],
+    actor: Actor,
+    key: str | None = None,
+    fire_at: datetime | None = None,
+    note: str | None = None,
+) -> Triggered | None:
+    """See `Particulars`. None: the DAG was deleted."""
 
 
 async def trigger(
@@ -27,28 +63,37 @@ async def trigger(
     *,
     dag: str,
     params: Mapping[str, object],
-    actor: str,
+    actor: Actor,
     key: str | None = None,
+    fire_at: datetime | None = None,
     about: Particulars | None = None,
+    accepts_unknown: bool = False,
 ) -> Triggered:
-    """Create a run of the DAG's current version. On a paused DAG it stays queued until the DAG is unpaused."""
+    """Create a run of the DAG's current version. On a paused DAG it stays queued until the DAG is unpaused.
+
+    `accepts_unknown`: tasks also receive parameters that the DAG does not declare."""
     row, spec = await find_dag(conn, dag)
-    checked = check_run_params(spec, params)
-    made = await retry_on_deadlock(
-        lambda: runs.trigger(conn, dag_id=row.dag_id, params=checked, key=key, about=about, actor=actor)
-    )
+    checked = check_run_params(spec, params, accepts_unknown=accepts_unknown)
+    details = asdict(about or Particulars(key=key, fire_at=fire_at))
+    made = await trigger_run(conn, dag_id=row.dag_id, params=dict(checked), actor=actor, **details)
     if made is None:
         raise NotFound(f"DAG {dag!r} was deleted while it was being triggered. Publish it again first.")
-    if key is not None and not made.is_new:
-        await _refuse_other_params(conn, made.run_id, key, {name: checked[name] for name in params})
+    if not made.is_new and about is None and (run := await runs.find(conn, made.run_id)) is not None:
+        _refuse_another(run, key, fire_at, {name: checked[name] for name in params})
     return made
 
 
-async def _refuse_other_params(conn: AsyncConnection, run_id: int, key: str, given: Mapping[str, object]) -> None:
-    """A repeated call must have the same params. A param omitted in either call has the DAG's default, which may have changed."""
-    run = await runs.find(conn, run_id)
-    if run is not None and (other := [name for name in given if run.params.get(name) != given[name]]):
-        raise Conflict(f"Key {key!r} belongs to run {run_id}, whose {other[0]!r} differs: choose another key.")
+def _refuse_another(run: RunRow, key: str | None, fire_at: datetime | None, given: Mapping[str, object]) -> None:
+    """A repeated call must have the same date and params. A param omitted in either call has the DAG's default, which may have
+    changed."""
+    if key is None or run.key != key:
+        raise Conflict(
+            f"DAG {run.dag!r} already has run {run.run_id} for {fire_at}: clear that run to run it again, or choose another date."
+        )
+    if other := [name for name in given if run.params.get(name) != given[name]]:
+        raise Conflict(f"Key {key!r} belongs to run {run.run_id}, whose {other[0]!r} differs: choose another key.")
+    if run.fire_at != fire_at:
+        raise Conflict(f"Key {key!r} belongs to run {run.run_id}, which is for another date: choose another key.")
 
 
 async def find_dag(conn: AsyncConnection, name: str) -> tuple[DagRow, DagSpec]:
@@ -61,16 +106,20 @@ async def find_dag_row(conn: AsyncConnection, name: str) -> DagRow:
     """The DAG, even if its spec cannot be parsed: it must still be possible to pause or delete it."""
     row = await dags.find(conn, name)
     if row is None or row.deleted_at is not None or row.spec is None:
-        near = difflib.get_close_matches(name, await dags.names(conn), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else " List DAGs with `evertick dags list`."
-        raise NotFound(f"There is no DAG {name!r}.{hint}")
+        hint = did_you_mean(name, await dags.names(conn), "List DAGs with `evertick dags list`.")
+        raise NotFound(f"There is no DAG {name!r}. {hint}")
     return row
 
 
-async def cancel(conn: AsyncConnection, *, run_id: int, actor: str, reason: str | None = None) -> int:
+@sql_function
+async def cancel_run(conn: AsyncConnection, *, run_id: int, actor: Actor, reason: str) -> int | None:
+    """The number of tasks with a stop request, or None if the run is not open."""
+
+
+async def cancel(conn: AsyncConnection, *, run_id: int, actor: Actor, reason: str | None = None) -> int:
     """The number of running tasks that received a stop request."""
-    why = reason or f"canceled by {actor}"
-    asked = await retry_on_deadlock(lambda: runs.cancel(conn, run_id=run_id, actor=actor, reason=why))
+    why = reason or f"canceled by {actor.name}"
+    asked = await cancel_run(conn, run_id=run_id, actor=actor, reason=why)
     if asked is None:
         run = await find_run(conn, run_id)
         raise Conflict(f"Run {run_id} of {run.dag} has already ended ({run.state}); there is nothing to cancel.")
@@ -78,40 +127,61 @@ async def cancel(conn: AsyncConnection, *, run_id: int, actor: str, reason: str 
 
 
 async def find_run(conn: AsyncConnection, run_id: int) -> RunRow:
-    run = await runs.find(conn, run_id)
-    if run is None:
-        raise NotFound(f"There is no run {run_id}. List runs with `evertick runs list`.")
-    return run
+    return require(await runs.find(conn, run_id), "run", run_id)
 
 
-async def delete_run(conn: AsyncConnection, *, run_id: int, actor: str) -> None:
-    done = await retry_on_deadlock(lambda: runs.delete(conn, run_id=run_id, actor=actor))
-    if done is None:
-        raise NotFound(f"There is no run {run_id}. List runs with `evertick runs list`.")
-    if done == "open":
+@sql_function
+async def _delete_run(conn: AsyncConnection, *, run_id: int, actor: Actor) -> str | None:
+    """'deleted', 'open', or None: there is no such run."""
+
+
+async def delete_run(conn: AsyncConnection, *, run_id: int, actor: Actor) -> None:
+    if require(await _delete_run(conn, run_id=run_id, actor=actor), "run", run_id) == "open":
         raise Conflict(f"Run {run_id} has not ended: cancel it first.")
 
 
 LONGEST_NOTE = 1000
 
 
-async def write_note(conn: AsyncConnection, key: TaskKey, *, content: str | None, actor: str) -> None:
+@sql_function
+async def put_note(conn: AsyncConnection, key: TaskKey, *, content: str | None, actor: Actor) -> bool:
+    """Whether the run exists."""
+
+
+async def write_note(conn: AsyncConnection, key: TaskKey, *, content: str | None, actor: Actor) -> None:
     """For a run as a whole, the key has -1 twice. None removes the note."""
     if content is not None and (len(content) > LONGEST_NOTE or "\0" in content):
         raise UserError(f"A note must have at most {LONGEST_NOTE} characters, and no NUL.")
-    done = await retry_on_deadlock(lambda: listings.put_note(conn, **key._asdict(), content=content, actor=actor))
-    if not done:
-        raise NotFound(f"There is no run {key.run_id}. List runs with `evertick runs list`.")
+    if not await put_note(conn, key, content=content, actor=actor):
+        raise unknown("run", key.run_id)
 
 
 def of_run(run_id: int) -> TaskKey:
     return TaskKey(run_id, -1, -1)
 
 
-async def put_output(conn: AsyncConnection, key: TaskKey, new: NewOutput, *, actor: str) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewOutput:
+    """`name` None: replaces the task's return value. `is_removed`: deleted. `must`: 'new' or 'old'."""
+
+    name: str | None
+    must: str
+    value: object = None
+    is_removed: bool = False
+
+
+@sql_function
+async def _put_output(
+    conn: AsyncConnection, key: TaskKey, *, name: str | None, value: Jsonb | None, must: str, actor: Actor
+) -> str | None:
+    """'done', 'exists', 'missing', or None: there is no such task, or it has not succeeded."""
+
+
+async def put_output(conn: AsyncConnection, key: TaskKey, new: NewOutput, *, actor: Actor) -> None:
     """Only for a task that has succeeded: any other could be about to return its own value."""
     name = new.name or "the return value"
-    done = await retry_on_deadlock(lambda: listings.put(conn, key, new, actor=actor))
+    value = None if new.is_removed else Jsonb(new.value)
+    done = await _put_output(conn, key, name=new.name, value=value, must=new.must, actor=actor)
     if done is None:
         raise Conflict("Only the outputs of a succeeded task can be changed: wait for its end, or mark it first.")
     if done == "exists":

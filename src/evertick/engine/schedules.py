@@ -6,19 +6,20 @@ other are refused.
 
 from __future__ import annotations
 
-import difflib
+import hashlib
 import json
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
 
-from evertick.db.connect import retry_on_deadlock
 from evertick.db.queries import schedules, shards
-from evertick.db.queries.schedules import DagSchedule, DependencyWait, ScheduleChange
+from evertick.db.queries.schedules import DagSchedule, DependencyWait
+from evertick.db.statements import retry_on_deadlock, sql_function
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.dags.validation import check_run_params
 from evertick.domain.errors import Conflict, CyclicDependency, InvalidSchedule, NotFound
@@ -28,6 +29,7 @@ from evertick.domain.schedules.spec import EARLIEST, ScheduleKind, ScheduleSpec,
 from evertick.domain.schedules.time_zones import EPOCH
 from evertick.engine.fire_schedules import (
     UNPLANNABLE,
+    FireResult,
     JsonObject,
     is_last,
     plan_end,
@@ -38,6 +40,7 @@ from evertick.engine.fire_schedules import (
     spec_json,
 )
 from evertick.engine.runs import find_dag, find_dag_row
+from evertick.engine.verbs import did_you_mean
 
 
 async def refuse_loops(
@@ -64,8 +67,8 @@ async def refuse_loops(
         except InvalidSchedule:
             continue  # it never fires
     updated: dict[str, set[str]] = {}
-    for outlet in await schedules.outlets(conn, dags=waits):
-        updated.setdefault(outlet.dag, set()).add(outlet.asset)
+    for name, asset in await schedules.outlets(conn, dags=list(waits)):
+        updated.setdefault(name, set()).add(asset)
     updated[dag] = set(outlets)
     if way := find_loop(dag, waits, updated):
         raise CyclicDependency(
@@ -89,24 +92,23 @@ Planner = Callable[[DagSchedule, datetime], JsonObject | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSnapshot:
-    """The state of the schedules at `now`, and their due fires: few enough to be decided by the change itself."""
+    """The state of a DAG's schedules at `now`, and the plans for their due fires, for a change to `settle`: few enough to be
+    decided by the change itself. `dag_id` is None for a DAG that may not exist yet."""
 
+    dag_id: int | None
     now: datetime
     rows: list[DagSchedule]
-    plans: list[JsonObject]
-
-    @property
-    def seen(self) -> list[list[object]]:
-        return [
-            [row.schedule_id, row.version, _microseconds(row.next_due), row.paused, row.error is not None]
-            for row in self.rows
-        ]
-
-    def change(self, dag_id: int, actor: str, expected: int | None) -> ScheduleChange:
-        return ScheduleChange(dag_id=dag_id, actor=actor, expected=expected, seen=self.seen, settle=self.plans)
+    seen: list[list[object]]
+    settle: list[JsonObject]
 
 
-async def read_snapshot(conn: AsyncConnection, *, dag: str, plan: Planner, name: str | None = None) -> ScheduleSnapshot:
+@sql_function(retries=False)
+async def apply_due_fires(conn: AsyncConnection, *, plans: list[JsonObject]) -> FireResult: ...
+
+
+async def read_snapshot(
+    conn: AsyncConnection, *, dag: str, plan: Planner, name: str | None = None, dag_id: int | None = None
+) -> ScheduleSnapshot:
     """Read the DAG's schedules, or the one of that name. Of a long backlog all but the last part is decided immediately."""
     while True:
         now = await shards.read_clock(conn)
@@ -114,26 +116,63 @@ async def read_snapshot(conn: AsyncConnection, *, dag: str, plan: Planner, name:
         plans = [each for row in rows if (each := plan(row, now))]
         more = [each for each in plans if not is_last(each, now)]
         if not more:
-            return ScheduleSnapshot(now=now, rows=rows, plans=plans)
-        await schedules.settle(conn, plans=more)
+            seen = [_seen(row) for row in rows]
+            return ScheduleSnapshot(dag_id=dag_id, now=now, rows=rows, seen=seen, settle=plans)
+        await apply_due_fires(conn, plans=more)
 
 
-async def retry_if_changed(change: Callable[[], Awaitable[T]]) -> T:
+async def change_schedules(
+    conn: AsyncConnection,
+    change: Callable[[ScheduleSnapshot], Awaitable[T]],
+    *,
+    dag: str,
+    plan: Planner,
+    name: str | None = None,
+    dag_id: int | None = None,
+) -> T:
     """Plan and apply a change, and repeat it whenever a fire or another change came in between."""
+
+    async def once() -> T:
+        return await change(await read_snapshot(conn, dag=dag, plan=plan, name=name, dag_id=dag_id))
+
     for _ in range(_MOST_TRIES):
         try:
-            return await retry_on_deadlock(change)
+            return await retry_on_deadlock(once)
         except psycopg.Error as error:
             if error.sqlstate != MOVED:
                 raise
     raise Conflict("The schedules change faster than this change can be made. Nothing was changed: try again.")
 
 
-def _microseconds(instant: datetime | None) -> int | None:
-    return None if instant is None else (instant - EPOCH) // timedelta(microseconds=1)
+def _seen(row: DagSchedule) -> list[object]:
+    due = None if row.next_due is None else (row.next_due - EPOCH) // timedelta(microseconds=1)
+    return [row.schedule_id, row.version, due, row.paused, row.error is not None]
+
+
+@sql_function(retries=False)
+async def _put_schedule(
+    conn: AsyncConnection,
+    before: ScheduleSnapshot,
+    *,
+    schedule: JsonObject,
+    expected: int | None,
+    request: str | None,
+    origin: str,
+    actor: Actor,
+) -> int | None:
+    """The schedule's new version, or None if it was not at the expected one."""
+
+
+@sql_function(retries=False)
+async def change_schedule(
+    conn: AsyncConnection, before: ScheduleSnapshot, *, name: str, change: str, expected: int | None, actor: Actor
+) -> int | None:
+    """Pause, unpause or delete one schedule. Its new version, or None if it was not at the expected one."""
 
 
 DEFAULT_WINDOW_SECONDS = 86_400.0
+# What `put_schedule` returns for a key that was used with another schedule.
+_OTHER_REQUEST = -1
 
 
 async def put_schedule(
@@ -141,7 +180,7 @@ async def put_schedule(
     *,
     dag: str,
     schedule: NamedSchedule,
-    actor: str,
+    actor: Actor,
     expected_version: int | None = None,
     request: str | None = None,
     origin: str = "user",
@@ -159,17 +198,26 @@ async def put_schedule(
         stays=lambda wait: wait.name != schedule.name,
     )
 
-    async def once() -> int | None:
-        before = await read_snapshot(conn, dag=dag, name=schedule.name, plan=plan_end)
-        old = before.rows[0] if before.rows else None
-        made = before.change(row.dag_id, actor, expected_version)
-        wanted = schedule_row(spec, schedule, before.now, old=old)
-        return await schedules.put(conn, made, schedule=wanted, request=request, origin=origin)
+    stored = None if request is None else f"{request} {_digest(schedule)}"
 
-    version = await retry_if_changed(once)
+    async def put(before: ScheduleSnapshot) -> int | None:
+        wanted = schedule_row(spec, schedule, before.now, old=next(iter(before.rows), None))
+        return await _put_schedule(
+            conn, before, schedule=wanted, expected=expected_version, request=stored, origin=origin, actor=actor
+        )
+
+    version = await change_schedules(conn, put, dag=dag, plan=plan_end, name=schedule.name, dag_id=row.dag_id)
+    if version == _OTHER_REQUEST:
+        raise Conflict(f"Key {request!r} belongs to another change of schedule {schedule.name!r}: choose another key.")
     if version is None:
         raise await conflict(conn, dag=dag, name=schedule.name, expected=expected_version)
     return version
+
+
+def _digest(schedule: NamedSchedule) -> str:
+    """Recognizes a key that is used again for another schedule."""
+    text = json.dumps(asdict(schedule), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 async def conflict(conn: AsyncConnection, *, dag: str, name: str, expected: int | None) -> Conflict:
@@ -270,7 +318,7 @@ def _missed(name: str, plan: JsonObject) -> Missed:
 
 
 async def pause_schedule(
-    conn: AsyncConnection, *, dag: str, name: str, actor: str, expected_version: int | None = None
+    conn: AsyncConnection, *, dag: str, name: str, actor: Actor, expected_version: int | None = None
 ) -> int:
     """Its new version. Due fires are decided first."""
     return await _change(conn, "pause", dag, name, actor, expected_version, plan_if_possible)
@@ -281,7 +329,7 @@ async def unpause_schedule(
     *,
     dag: str,
     name: str,
-    actor: str,
+    actor: Actor,
     expected_version: int | None = None,
     catch_up: CatchUp = NOTHING,
 ) -> int:
@@ -297,13 +345,13 @@ async def unpause_schedule(
 
 
 async def delete_schedule(
-    conn: AsyncConnection, *, dag: str, name: str, actor: str, expected_version: int | None = None
+    conn: AsyncConnection, *, dag: str, name: str, actor: Actor, expected_version: int | None = None
 ) -> int:
     """Its last version. Due fires are decided first; its runs and its history stay."""
     return await _change(conn, "delete", dag, name, actor, expected_version, plan_end)
 
 
-async def reset_schedule(conn: AsyncConnection, *, dag: str, name: str, actor: str) -> bool:
+async def reset_schedule(conn: AsyncConnection, *, dag: str, name: str, actor: Actor) -> bool:
     """Give a schedule back to the code: as the DAG's file declares it, or deleted if it does not. Returns whether it exists."""
     _, spec = await find_dag(conn, dag)
     declared = next((each for each in spec.schedules if each.name == name), None)
@@ -321,22 +369,20 @@ async def find_schedule(conn: AsyncConnection, dag: str, name: str) -> DagSchedu
         if each.name == name:
             return each
     names = [each.name for each in found]
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else f" It has: {', '.join(names[:10]) or 'none'}."
-    raise NotFound(f"DAG {dag!r} has no schedule {name!r}.{hint}")
+    hint = did_you_mean(name, names, f"It has: {', '.join(names[:10]) or 'none'}.")
+    raise NotFound(f"DAG {dag!r} has no schedule {name!r}. {hint}")
 
 
 async def _change(
-    conn: AsyncConnection, change: str, dag: str, name: str, actor: str, expected: int | None, plan: Planner
+    conn: AsyncConnection, change: str, dag: str, name: str, actor: Actor, expected: int | None, plan: Planner
 ) -> int:
     row = await find_dag_row(conn, dag)
     await find_schedule(conn, dag, name)
 
-    async def once() -> int | None:
-        before = await read_snapshot(conn, dag=dag, name=name, plan=plan)
-        return await schedules.change(conn, before.change(row.dag_id, actor, expected), name=name, change=change)
+    async def apply(before: ScheduleSnapshot) -> int | None:
+        return await change_schedule(conn, before, name=name, change=change, expected=expected, actor=actor)
 
-    version = await retry_if_changed(once)
+    version = await change_schedules(conn, apply, dag=dag, plan=plan, name=name, dag_id=row.dag_id)
     if version is None:
         raise await conflict(conn, dag=dag, name=name, expected=expected)
     return version

@@ -5,19 +5,19 @@ A running task only receives a stop request: its owner confirms its end.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import psycopg
 from psycopg import AsyncConnection
 
-from evertick.db.connect import retry_on_deadlock
 from evertick.db.queries import dags, gates, tasks
-from evertick.db.queries.tasks import Cleared, TaskRow
+from evertick.db.queries.tasks import TaskRow
+from evertick.db.statements import sql_function
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.graph import cleared_with
 from evertick.domain.dags.spec import from_json
@@ -25,6 +25,7 @@ from evertick.domain.errors import Conflict, NotFound, UserError
 from evertick.domain.explain import Explained, Reason
 from evertick.domain.states import TaskState
 from evertick.engine.runs import find_dag_row, find_run
+from evertick.engine.verbs import did_you_mean
 
 MOST_TASKS = 100_000
 
@@ -50,7 +51,8 @@ async def select_tasks(
     only_failed: bool = False,
     with_downstream: bool = False,
 ) -> list[TaskRow]:
-    """The tasks that a clear would reset: all of the run, or the named ones, with their downstream tasks on request.
+    """The tasks that a clear would reset: all of the run, or the named ones, with their downstream tasks on request; and the setups
+    that these tasks depend on, with their teardowns.
 
     A mapped task is named as a whole (`train`) or by one of its instances (`train[3]`).
     """
@@ -59,38 +61,23 @@ async def select_tasks(
     known = {name for row in rows for name in (row.task, full_name(row))}
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" List them with `evertick tasks list {run_id}`."
-            raise NotFound(f"Run {run_id} of {run.dag} has no task {name!r}.{hint}")
+            hint = did_you_mean(name, sorted(known), f"List them with `evertick tasks list {run_id}`.")
+            raise NotFound(f"Run {run_id} of {run.dag} has no task {name!r}. {hint}")
     chosen = [row for row in rows if not names or row.task in names or full_name(row) in names]
     if only_failed:
         chosen = [row for row in chosen if row.state in ("failed", "canceled", "upstream_failed")]
     if with_downstream or only_failed:
         below = set(await tasks.downstream(conn, version_id=run.version_id, idxs=sorted({row.idx for row in chosen})))
-        keys = {(row.idx, row.map_index) for row in chosen}
-        chosen = [row for row in rows if row.idx in below or (row.idx, row.map_index) in keys]
-    return chosen
-
-
-async def select_cleared(
-    conn: AsyncConnection,
-    *,
-    run_id: int,
-    names: Collection[str] = (),
-    only_failed: bool = False,
-    with_downstream: bool = False,
-) -> list[TaskRow]:
-    """As `select_tasks`, with the setups that these tasks depend on, and their teardowns."""
-    chosen = await select_tasks(
-        conn, run_id=run_id, names=names, only_failed=only_failed, with_downstream=with_downstream
-    )
-    version = await dags.version(conn, (await find_run(conn, run_id)).version_id)
+        chosen = _among(rows, below, chosen)
+    version = await dags.version(conn, run.version_id)
     if version is None or not chosen:
         return chosen
-    also = cleared_with(from_json(json.dumps(version.spec)), {row.idx for row in chosen})
+    return _among(rows, cleared_with(from_json(json.dumps(version.spec)), {row.idx for row in chosen}), chosen)
+
+
+def _among(rows: Sequence[TaskRow], idxs: Collection[int], chosen: Sequence[TaskRow]) -> list[TaskRow]:
     keys = {(row.idx, row.map_index) for row in chosen}
-    rows = await tasks.list_of_run(conn, run_id=run_id, limit=MOST_TASKS)
-    return [row for row in rows if row.idx in also or (row.idx, row.map_index) in keys]
+    return [row for row in rows if row.idx in idxs or (row.idx, row.map_index) in keys]
 
 
 def full_name(row: TaskRow) -> str:
@@ -130,9 +117,30 @@ def _tasks_of(spec: object) -> list[tuple[str, bool]]:
     return [(task.name, task.mapping is not None) for task in from_json(json.dumps(spec)).tasks]
 
 
+@dataclass(frozen=True, slots=True)
+class ClearedTasks:
+    """`reopened` is None if there is no such run."""
+
+    reopened: int
+    asked: int
+
+
+@sql_function
+async def clear_tasks(
+    conn: AsyncConnection,
+    *,
+    run_id: int,
+    idxs: list[int],
+    instances: list[tuple[int, int]],
+    actor: Actor,
+    version_id: int | None,
+) -> ClearedTasks:
+    """`idxs` as a whole, and these `instances` (idx, map_index) of mapped tasks."""
+
+
 async def clear(
-    conn: AsyncConnection, *, run_id: int, chosen: Collection[Placed], actor: str, version_id: int | None = None
-) -> Cleared:
+    conn: AsyncConnection, *, run_id: int, chosen: Collection[Placed], actor: Actor, version_id: int | None = None
+) -> ClearedTasks:
     """Run these tasks again, on that version if one is given (see `newest_version`). A mapped task whose instances are all chosen
     is cleared as a whole, and expands again."""
     rows = await tasks.list_of_run(conn, run_id=run_id, limit=MOST_TASKS)
@@ -140,14 +148,14 @@ async def clear(
     single = [(row.idx, row.map_index) for row in chosen if row.map_index >= 0 and wanted[row.idx] < there[row.idx]]
     idxs = sorted({row.idx for row in chosen} - {idx for idx, _ in single})
     try:
-        cleared = await retry_on_deadlock(
-            lambda: tasks.clear(conn, run_id=run_id, idxs=idxs, instances=single, actor=actor, version_id=version_id)
+        cleared = await clear_tasks(
+            conn, run_id=run_id, idxs=idxs, instances=single, actor=actor, version_id=version_id
         )
     except psycopg.Error as error:
         if error.sqlstate == CANNOT_MOVE:
             raise Conflict(str(error.diag.message_primary)) from None
         raise
-    if cleared is None:
+    if cleared.reopened is None:
         raise NotFound(f"Run {run_id} no longer exists: it was pruned. List runs with `evertick runs list`.")
     return cleared
 
@@ -155,10 +163,14 @@ async def clear(
 MARKABLE = (TaskState.SUCCESS, TaskState.FAILED, TaskState.SKIPPED)
 
 
-async def mark(conn: AsyncConnection, key: TaskKey, *, state: str, actor: str) -> str:
+@sql_function
+async def mark_task(conn: AsyncConnection, key: TaskKey, *, state: str, actor: Actor) -> str | None: ...
+
+
+async def mark(conn: AsyncConnection, key: TaskKey, *, state: str, actor: Actor) -> str:
     """'marked', or 'asked' if the task is running and is marked once it has stopped."""
     wanted = markable(state)
-    answer = await retry_on_deadlock(lambda: tasks.mark(conn, key, state=wanted, actor=actor))
+    answer = await mark_task(conn, key, state=wanted, actor=actor)
     if answer is None:
         raise Conflict(f"Task {key.idx} of run {key.run_id} is already {state}, or the run has no such task.")
     return answer
@@ -179,7 +191,7 @@ async def explain_row(conn: AsyncConnection, row: tasks.TaskRow, *, run_id: int)
     """Why this task is not running."""
     chain: list[tuple[tasks.TaskRow, list[Reason]]] = []
     while len(chain) < LONGEST_CHAIN:
-        reasons = await gates.why(conn, TaskKey(run_id, row.idx, row.map_index))
+        reasons = await gates.explain_task(conn, TaskKey(run_id, row.idx, row.map_index))
         chain.append((row, reasons))
         above = next((reason for reason in reasons if reason.kind == "upstream"), None)
         found = await tasks.find(conn, TaskKey(run_id, above.detail["idx"], -1)) if above else None

@@ -11,57 +11,84 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from psycopg import AsyncConnection
+from psycopg.types.json import Jsonb
 
-from evertick.db.connect import retry_on_deadlock
 from evertick.db.queries import assets, waits
-from evertick.db.queries.assets import AssetEvent
-from evertick.db.queries.waits import ApprovalRow, ChildDue, ClockDue, Sent, Woken
-from evertick.domain.access import Role
-from evertick.domain.dags.params import JsonValue, ParamSpec, as_json, check_params, fill_params
+from evertick.db.queries.waits import ApprovalRow, ChildDue, ClockDue
+from evertick.db.statements import sql_function
+from evertick.domain.access import Actor, Role
+from evertick.domain.dags.params import ParamSpec, as_json, check_params, fill_params
 from evertick.domain.dags.spec import read_form
 from evertick.domain.dags.waits import MOST_PAYLOAD_BYTES, check_event_name, clock_instant
 from evertick.domain.errors import Conflict, Forbidden, NotFound, UserError
 from evertick.engine.runs import find_dag
-from evertick.engine.verbs import as_leader
+from evertick.engine.verbs import leader_verb
 
 # The limit on the length of a chain of runs that triggered each other. It ends cycles of DAGs.
 MOST_ABOVE = 10
 
 
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """How many waits were checked, how many of them were quarantined, and when the next is due."""
+
+    looked_at: int
+    refused: int
+    next_wake: datetime | None
+
+
+@leader_verb
+async def wake_deferred_tasks(conn: AsyncConnection, *, shard: int, epoch: int, limit: int) -> Woken: ...
+
+
+@leader_verb
+async def start_child_run(
+    conn: AsyncConnection,
+    due: ChildDue,
+    *,
+    shard: int,
+    epoch: int,
+    dag_id: int | None,
+    params: dict[str, object],
+    reason: str | None,
+) -> int | None:
+    """The run; None when the task no longer waits, or fails for `reason`."""
+
+
+@leader_verb
+async def set_clock_waits(
+    conn: AsyncConnection, *, shard: int, epoch: int, instants: list[dict[str, object]]
+) -> None: ...
+
+
 async def wake(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Woken:
     """One batch of the due waits."""
-    due = await waits.children_due(conn, shard=shard, batch=batch)
+    due = await waits.child_runs_due(conn, shard=shard, limit=batch)
     for each in due:
         await _start(conn, each, shard=shard, epoch=epoch)
-    read = await _read_clocks(conn, shard=shard, epoch=epoch, batch=batch)
-    done = await as_leader(
-        lambda: waits.wake_waits(conn, shard=shard, epoch=epoch, batch=batch), shard=shard, epoch=epoch
-    )
-    return replace(done, looked_at=done.looked_at + len(due) + read)
+    clocks = await waits.clock_waits_due(conn, shard=shard, limit=batch)
+    if clocks:
+        await set_clock_waits(conn, shard=shard, epoch=epoch, instants=[clock_row(each) for each in clocks])
+    done = await wake_deferred_tasks(conn, shard=shard, epoch=epoch, limit=batch)
+    return replace(done, looked_at=done.looked_at + len(due) + len(clocks))
 
 
-async def _read_clocks(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> int:
-    """Times of day become instants, by the rules of schedules. One that fails, because its zone is no longer known here, does
+def clock_row(due: ClockDue) -> dict[str, object]:
+    """A time of day becomes an instant, by the rules of schedules. One that fails, because its zone is no longer known here, does
     not affect the others."""
-    due = await waits.clocks_due(conn, shard=shard, batch=batch)
-    if due:
-        instants = [(each, _instant_of(each)) for each in due]
-        await as_leader(lambda: waits.set_clocks(conn, instants, shard=shard, epoch=epoch), shard=shard, epoch=epoch)
-    return len(due)
-
-
-def _instant_of(due: ClockDue) -> datetime | str:
+    row: dict[str, object] = {name: getattr(due, name) for name in ("run_id", "idx", "map_index", "epoch")}
     try:
-        return clock_instant(due.at, due.timezone, due.since)
+        return {**row, "wake_at": clock_instant(due.at, due.timezone, due.since).isoformat()}
     except UserError as error:
-        return str(error)
+        return {**row, "reason": str(error)}
 
 
 async def _start(conn: AsyncConnection, due: ChildDue, *, shard: int, epoch: int) -> None:
     """Start one task's run, or record the reason why it cannot start."""
-    dag_id, params, reason = None, {}, None
+    dag_id, reason = None, None
+    params: dict[str, object] = {}
     try:
-        if due.depth >= MOST_ABOVE:
+        if due.depth > MOST_ABOVE:
             raise UserError(f"trigger depth limit ({MOST_ABOVE}) reached; check for a cycle between DAGs.")
         row, spec = await find_dag(conn, due.dag)
         given = fill_params(due.params, due.given, results=due.results, own=due.own)
@@ -69,18 +96,32 @@ async def _start(conn: AsyncConnection, due: ChildDue, *, shard: int, epoch: int
         dag_id = row.dag_id
     except UserError as error:
         reason = f"cannot start {due.dag}: {error}"
-    await as_leader(
-        lambda: waits.start_child(conn, due, shard=shard, epoch=epoch, dag_id=dag_id, params=params, reason=reason),
-        shard=shard,
-        epoch=epoch,
-    )
+    await start_child_run(conn, due, shard=shard, epoch=epoch, dag_id=dag_id, params=params, reason=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class SentEvent:
+    """`is_new`: False for a key that was sent before; the record then describes the earlier event."""
+
+    event_id: int
+    is_new: bool
+    sent_at: datetime
+    sent_by: str
+
+
+@sql_function(retries=False)
+async def _send_event(
+    conn: AsyncConnection, *, name: str, key: str | None, payload: Jsonb, actor: Actor
+) -> SentEvent | None: ...
 
 
 LONGEST_KEY = 200
 
 
-async def send_event(conn: AsyncConnection, *, name: str, payload: object, actor: str, key: str | None = None) -> Sent:
-    """Sending the same key under the same name again returns the first event."""
+async def send_event(
+    conn: AsyncConnection, *, name: str, payload: object, actor: Actor, key: str | None = None
+) -> SentEvent:
+    """Sending the same key under the same name again returns the first event. It must have the same payload."""
     if problem := check_event_name(name):
         raise UserError(f"{name[:100]!r} is not a valid name for an event: {problem}.")
     if key is not None and not 0 < len(key) <= LONGEST_KEY:
@@ -93,10 +134,9 @@ async def send_event(conn: AsyncConnection, *, name: str, payload: object, actor
         raise UserError(
             f"The payload of event {name!r} takes {size:,} bytes; at most {MOST_PAYLOAD_BYTES:,} are allowed."
         )
-    sent = await waits.send(conn, name=name, key=key, payload=plain, actor=actor)
+    sent = await _send_event(conn, name=name, key=key, payload=Jsonb(plain), actor=actor)
     if sent is None:
-        # Pruned between the conflict on its key and the read.
-        raise UserError(f"Event {name!r} with key {key!r} is being pruned. Send it again.")
+        raise Conflict(f"Key {key!r} belongs to an event {name!r} with another payload: choose another key.")
     return sent
 
 
@@ -108,9 +148,22 @@ class Decision:
     """A decision. `fields` receives the form, so that typed texts are converted to its types."""
 
     is_approved: bool
-    actor: str
+    actor: Actor
     note: str | None = None
     fields: Callable[[tuple[ParamSpec, ...]], Mapping[str, object]] = lambda form: {}
+
+
+@sql_function
+async def _decide_approval(
+    conn: AsyncConnection,
+    row: ApprovalRow,
+    *,
+    is_approved: bool,
+    actor: Actor,
+    note: str | None,
+    fields: dict[str, object],
+) -> bool:
+    """Whether this call decided it; False when the task no longer waits for a decision."""
 
 
 async def decide_approval(
@@ -128,11 +181,9 @@ async def decide_approval(
     form = read_form(row.wait)
     given = decision.fields(form)
     # A rejection does not need the form's fields.
-    fields: dict[str, JsonValue] = check_params(form, given) if decision.is_approved or given else {}
-    is_taken = await retry_on_deadlock(
-        lambda: waits.decide(
-            conn, row, is_approved=decision.is_approved, actor=decision.actor, note=decision.note, fields=fields
-        )
+    fields: dict[str, object] = {**check_params(form, given)} if decision.is_approved or given else {}
+    is_taken = await _decide_approval(
+        conn, row, is_approved=decision.is_approved, actor=decision.actor, note=decision.note, fields=fields
     )
     after = await find_approval(conn, run_id=run_id, task=task, map_index=map_index)
     if not is_taken:
@@ -168,7 +219,19 @@ async def find_asset(conn: AsyncConnection, asset: str) -> None:
         )
 
 
-async def update_asset(conn: AsyncConnection, *, asset: str, extra: Mapping[str, object], actor: str) -> AssetEvent:
+@dataclass(frozen=True, slots=True)
+class AssetEvent:
+    """An external update that was recorded."""
+
+    update_id: int
+    occurred_at: datetime
+
+
+@sql_function(retries=False)
+async def _update_asset(conn: AsyncConnection, *, asset: str, extra: dict[str, object], actor: Actor) -> AssetEvent: ...
+
+
+async def update_asset(conn: AsyncConnection, *, asset: str, extra: Mapping[str, object], actor: Actor) -> AssetEvent:
     """`extra` describes the update and is stored with it."""
     try:
         size = len(json.dumps(as_json(dict(extra))))
@@ -179,15 +242,18 @@ async def update_asset(conn: AsyncConnection, *, asset: str, extra: Mapping[str,
             f"The extra of the update of asset {asset!r} takes {size:,} bytes; at most {MOST_PAYLOAD_BYTES:,} are"
             " allowed."
         )
-    return await assets.update(conn, asset=asset, extra=extra, actor=actor)
+    return await _update_asset(conn, asset=asset, extra=dict(extra), actor=actor)
+
+
+@sql_function
+async def _discard_asset_events(
+    conn: AsyncConnection, *, dag_ids: list[int] | None, asset: str | None, before: datetime | None, actor: Actor
+) -> int: ...
 
 
 async def discard_asset_events(
-    conn: AsyncConnection, *, dag_ids: list[int] | None, asset: str | None, before: datetime | None, actor: str
+    conn: AsyncConnection, *, dag_ids: list[int] | None, asset: str | None, before: datetime | None, actor: Actor
 ) -> None:
     """For schedules of these DAGs; None for all."""
-    count = await retry_on_deadlock(
-        lambda: assets.discard_asset_events(conn, dag_ids=dag_ids, asset=asset, before=before, actor=actor)
-    )
-    if count == 0:
+    if not await _discard_asset_events(conn, dag_ids=dag_ids, asset=asset, before=before, actor=actor):
         raise NotFound("No delivered asset update is waiting for a run of these DAGs.")

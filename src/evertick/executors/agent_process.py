@@ -15,17 +15,15 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from evertick.bundles.cache import LOOK_SECONDS, UNUSED_SECONDS, remove_unused
 from evertick.domain.agent_protocol import MOST_BYTES, parse_name
+from evertick.domain.attempt import session_text
 from evertick.domain.errors import ExecutorUnavailable
 from evertick.executors.base import Observed, Phase, RemoteOrder
-from evertick.logs.spool import session_name
 from evertick.processes.linux import SESSION, START_TICKS, STATE, boot_id, boot_seconds, stat_of
 from evertick.processes.tree import find_by_token, kill_orphans, kill_tree
 
@@ -37,23 +35,11 @@ TOKEN_VARIABLE = "EVERTICK_AGENT_TOKEN_FILE"
 GONE = ".gone-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDirectory:
     """The directory of one attempt's agent. Only the owner can read it."""
 
-    path: Path
-
-    @property
-    def token_file(self) -> Path:
-        return self.path / "token"
-
-    @property
-    def outcome_file(self) -> Path:
-        return self.path / "outcome"
-
-    @property
-    def output_file(self) -> Path:
-        return self.path / "output"
+    def __init__(self, path: Path) -> None:
+        self.path, self.token_file, self.outcome_file = path, path / "token", path / "outcome"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -165,9 +151,7 @@ class AgentProcesses:
             shutil.rmtree(left, ignore_errors=True)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Agents keep running."""
         for name in list(self._watched):
             self._unwatch(name)
@@ -193,7 +177,7 @@ class AgentProcesses:
             "EVERTICK_HOME": str(self._home),
             "EVERTICK_RESULTS_FOLDER": str(folder.path / "results"),
         }
-        with folder.output_file.open("wb") as output:
+        with (folder.path / "output").open("wb") as output:
             child = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -222,7 +206,7 @@ class AgentProcesses:
         self._collect(name)
         self._watch(name, folder)
         if folder.living_pid() is not None or not await self._is_nothing_left(name):
-            return Observed(phase=Phase.RUNNING)
+            return Observed(phase=Phase.RUNNING, outcome=folder.outcome())
         code = folder.exit_code()
         return Observed(phase=Phase.ENDED, reason=_reason(code), exit_code=_status(code), outcome=folder.outcome())
 
@@ -256,11 +240,11 @@ class AgentProcesses:
     def _remove(self, name: str, folder: AgentDirectory) -> None:
         """The directory goes last: as long as it exists, the removal is retried."""
         if (attempt := parse_name(name)) is not None:
-            shutil.rmtree(self._home / "spool" / session_name(attempt.session), ignore_errors=True)
+            shutil.rmtree(self._home / "spool" / session_text(attempt.session), ignore_errors=True)
         folder.remove()
 
     def _of(self, name: str) -> AgentDirectory:
-        return AgentDirectory(path=self._folder / name)
+        return AgentDirectory(self._folder / name)
 
     async def _is_nothing_left(self, name: str) -> bool:
         """Processes of a killed agent die with it; this waits for that, and kills what remains."""

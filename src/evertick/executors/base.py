@@ -35,14 +35,16 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """The state of an attempt at the executor. `outcome` is the file that its agent left (domain/agent_protocol.py);
-    `reason` is the executor's own description."""
+    """The state of an attempt at the executor. `outcome` is the file that its agent left (domain/agent_protocol.py), also
+    while the agent runs, if the executor can read it then; `reason` is the executor's own description;
+    `is_being_deleted`: its deletion was requested and is not complete."""
 
     phase: Phase
     reason: str | None = None
     exit_code: int | None = None
     outcome: bytes | None = None
     since: datetime | None = None
+    is_being_deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

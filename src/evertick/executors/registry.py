@@ -5,13 +5,11 @@ chosen.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, cast
 
 from evertick.config import LOCAL, Settings, user_environment
 from evertick.domain.agent_protocol import read_server_url
 from evertick.domain.errors import EvertickError, InvalidSettings
-from evertick.domain.executor_options import POD_OPTIONS
 from evertick.executors.agent_process import AgentProcesses
 from evertick.executors.base import RemoteExecutor
 from evertick.runtime.listen_socket import DEFAULT_PORT
@@ -67,29 +65,11 @@ def api_url_for_agents(settings: Settings) -> str:
 
 def kubernetes_executor(settings: Settings) -> RemoteExecutor:
     """Raises InvalidSettings for an unusable template, or if the extra is not installed."""
-    loaded: Any
     try:
-        cluster = import_module("evertick.executors.kubernetes.api")
-        template = import_module("evertick.executors.kubernetes.manifest")
-        loaded = import_module("evertick.executors.kubernetes.executor")
+        loaded: Any = import_module("evertick.executors.kubernetes.executor")
     except ModuleNotFoundError as error:
         raise InvalidSettings(
             f"The Kubernetes executor needs {error.name}, which is not installed: pip install 'evertick[kubernetes]'."
         ) from None
-    image = settings.pod_image or f"evertick:{version('evertick')}"
-    options = loaded.KubernetesOptions(
-        cluster=cluster.Cluster(
-            kubeconfig=settings.kubeconfig,
-            context=settings.kube_context,
-            namespace=settings.kube_namespace,
-            timeout_seconds=settings.kube_timeout_seconds,
-        ),
-        template=template.read_template(settings.pod_template, image=image),
-        owner=settings.pod_owner_label,
-        allowed=settings.pod_options or POD_OPTIONS,
-        cleanup=loaded.Cleanup(settings.pod_cleanup),
-        keep_seconds=settings.pod_keep_seconds,
-        give_up_seconds=settings.pod_start_timeout_seconds,
-    )
-    executor: RemoteExecutor = loaded.KubernetesExecutor(options)
+    executor: RemoteExecutor = loaded.KubernetesExecutor(settings)
     return executor

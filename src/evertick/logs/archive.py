@@ -9,22 +9,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import psycopg
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.db.queries import logs, server
-from evertick.db.queries.logs import BEFORE_ALL, ChunkKey, EndedRun, Leading
+from evertick.db.queries.logs import BEFORE_ALL, ChunkKey, RunWithLogs
 from evertick.domain.errors import NotLeader, ResultLost, StorageUnavailable
 from evertick.domain.log_archive import object_name, pack
 from evertick.domain.retention import rest_seconds
-from evertick.engine.retention import dead_objects, forget_objects, leave_runs, list_object, move_lines, watch_runs
+from evertick.engine.retention import (
+    Leading,
+    archive_logs,
+    create_archive_object,
+    delete_archive_objects,
+    finish_log_archiving,
+    orphaned_archive_objects,
+    queue_log_archiving,
+)
 from evertick.engine.verbs import is_poison
 from evertick.observability import metrics
 from evertick.observability.health import LoopHealth
@@ -46,16 +53,12 @@ SMALLEST_BYTES = 16 * 1024
 _WALKED, _RUNS, _OBJECTS = 1000, 200, 100
 
 
-class Epoch(Protocol):
-    def __call__(self) -> int | None: ...
-
-
 @dataclass(slots=True)
 class _Archiving:
     """A run being archived, and its progress. If the database or the storage refuses this run alone, it waits for the
     next round, so that it delays no other (V11)."""
 
-    run: EndedRun
+    run: RunWithLogs
     after: ChunkKey = BEFORE_ALL
     is_over: bool = False
     is_left: bool = False
@@ -65,11 +68,17 @@ class LogArchiver:
     """`epoch` returns the leader's epoch, or None while this process does not lead."""
 
     def __init__(
-        self, settings: Settings, store: ObjectStore, *, link: ReconnectingConnection, epoch: Epoch, log: Log
+        self,
+        settings: Settings,
+        store: ObjectStore,
+        *,
+        link: ReconnectingConnection,
+        epoch: Callable[[], int | None],
+        log: Log,
     ) -> None:
         self._store, self._link, self._epoch, self._log = store, link, epoch, log
         self._is_moving, self._after_seconds = settings.log_archive, settings.log_archive_after_seconds
-        self._aside = ThreadRunner("log_moving", most=AT_ONCE)
+        self._threads = ThreadRunner("log_moving", most=AT_ONCE)
         self.pulse = LoopHealth("log_moving", is_essential=False, longest_tick_seconds=STEP_SECONDS)
         self._due: deque[_Archiving] = deque()
         # Cursor of the round over all queued runs; 0 at its start.
@@ -103,7 +112,7 @@ class LogArchiver:
         """Returns whether there may be more to do at once."""
         if self._failing_since is not None:
             # Create no entries for a storage that is still unavailable.
-            await self._aside.do(lambda: self._store.has("logs/none"))
+            await self._threads.do(lambda: self._store.has("logs/none"))
         if not self._due:
             if self._last_run_id == 0 and await self._remove_dead(leading):
                 return True
@@ -118,21 +127,21 @@ class LogArchiver:
         self._due.extendleft(each for each in some if not each.is_over and not each.is_left)
         if over := [each.run for each in some if each.is_over]:
             async with self._database() as conn:
-                await leave_runs(conn, leading, over)
+                await finish_log_archiving(conn, leading, over)
         return True
 
     async def _find(self, leading: Leading) -> bool:
         """Fill the list of due runs. False at the end of a round over all queued runs."""
         async with self._database() as conn:
             if self._last_run_id == 0:
-                self._has_walked_all = await watch_runs(conn, leading, batch=_WALKED) < _WALKED
+                self._has_walked_all = await queue_log_archiving(conn, leading, limit=_WALKED) < _WALKED
             after, seconds = self._last_run_id, self._after_seconds
             found = await logs.ended(conn, after=after, seconds=seconds, batch=_RUNS)
             if not found:
                 return False
             self._last_run_id = found[-1].run_id
             if small := [each for each in found if each.bytes < SMALLEST_BYTES]:
-                await leave_runs(conn, leading, small)
+                await finish_log_archiving(conn, leading, small)
         self._due += [_Archiving(each) for each in found if each.bytes >= SMALLEST_BYTES]
         return True
 
@@ -144,13 +153,13 @@ class LogArchiver:
         if not part:
             moving.is_over = True
             return
-        body, pieces = await self._aside.do(lambda: pack(content for _, content in part))
+        body, pieces = await self._threads.do(lambda: pack(content for _, content in part))
         async with self._database() as conn:
-            object_id = await list_object(conn, leading, run_id=run_id, size=len(body))
-        await self._aside.do(lambda: put_checked(self._store, object_name(run_id, object_id), body))
+            object_id = await create_archive_object(conn, leading, run_id=run_id, bytes=len(body))
+        await self._threads.do(lambda: put_checked(self._store, object_name(run_id, object_id), body))
         keys = [key for key, _ in part]
         async with self._database() as conn:
-            moved = await move_lines(conn, leading, object_id, list(zip(keys, pieces, strict=True)))
+            moved = await archive_logs(conn, leading, object_id, list(zip(keys, pieces, strict=True)))
         if moved:
             metrics.LOGS_ARCHIVED.inc(sum(len(content.encode()) for _, content in part))
         moving.after, moving.is_over = keys[-1], not moved
@@ -172,12 +181,12 @@ class LogArchiver:
     async def _remove_dead(self, leading: Leading) -> bool:
         """Returns whether there may be more of them."""
         async with self._database() as conn:
-            dead = await dead_objects(conn, leading, batch=_OBJECTS)
+            dead = await orphaned_archive_objects(conn, leading, limit=_OBJECTS)
         if dead:
             names = [object_name(each.run_id, each.object_id) for each in dead]
-            await asyncio.gather(*(self._aside.do(partial(self._store.remove, name)) for name in names))
+            await asyncio.gather(*(self._threads.do(partial(self._store.remove, name)) for name in names))
             async with self._database() as conn:
-                await forget_objects(conn, leading, [each.object_id for each in dead])
+                await delete_archive_objects(conn, leading, [each.object_id for each in dead])
             self._log.info("log_archive_pruned", log_objects=len(dead))
         return len(dead) == _OBJECTS
 

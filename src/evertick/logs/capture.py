@@ -69,8 +69,9 @@ class Captured:
     def is_hiding(self) -> bool:
         return self.writer.mask is not None
 
-    def write_text(self, level: str, text: str) -> None:
-        (self.of_coroutine.get() or self.writer).write_text(level, text)
+    @property
+    def current(self) -> SpoolWriter:
+        return self.of_coroutine.get() or self.writer
 
 
 class CapturedStream(io.TextIOBase):
@@ -92,9 +93,9 @@ class CapturedStream(io.TextIOBase):
         thread = threading.get_ident()
         whole, newline, rest = (self._unfinished.pop(thread, "") + text).rpartition("\n")
         if newline:
-            self._captured.write_text(self._level, whole)
+            self._captured.current.write_text(self._level, whole)
         if len(rest) > format.LONGEST_LINE_CHARS and not (self._captured.is_hiding and len(rest) < _LONGEST_HELD_CHARS):
-            self._captured.write_text(self._level, rest)
+            self._captured.current.write_text(self._level, rest)
         elif rest:
             self._unfinished[thread] = rest
         return len(text)
@@ -102,7 +103,7 @@ class CapturedStream(io.TextIOBase):
     def finish_lines(self) -> None:
         """Write the lines that never got their newline: the attempt has ended."""
         while self._unfinished:
-            self._captured.write_text(self._level, self._unfinished.popitem()[1])
+            self._captured.current.write_text(self._level, self._unfinished.popitem()[1])
 
     def fileno(self) -> int:
         return self._raw_fd
@@ -126,7 +127,7 @@ class CapturedLogging(logging.Handler):
         try:
             name = "" if record.name in (TASK_LOGGER, "root") else f"{record.name}: "
             level = record.levelname if record.levelname in _LEVELS else _nearest_level(record.levelno)
-            self._captured.write_text(level, name + self.format(record))
+            self._captured.current.write_text(level, name + self.format(record))
         except Exception:
             self.handleError(record)
 

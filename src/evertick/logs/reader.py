@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import UUID
 
 from psycopg import AsyncConnection
@@ -34,9 +34,10 @@ _ROUND, _ROUNDS = 32, 8
 
 Lend = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
 _Texts = dict[tuple[UUID, int], str | None]
+_LogView = Callable[..., Awaitable[list[FoundChunk]]]
 
 
-class Chunk(NamedTuple):
+class LogLines(NamedTuple):
     """Whole lines of one attempt."""
 
     epoch: int
@@ -58,13 +59,13 @@ class LogArchive:
 
     def __init__(self, settings: Settings) -> None:
         self._store = open_store(settings)
-        self._aside = ThreadRunner("log_archive", most=MOST_READS)
+        self._threads = ThreadRunner("log_archive", most=MOST_READS)
 
-    async def filled(self, run_id: int, found: Sequence[FoundChunk]) -> list[Chunk]:
+    async def filled(self, run_id: int, found: Sequence[FoundChunk]) -> list[LogLines]:
         """The same chunks with their lines. Raises StorageUnavailable."""
         spans = list(_spans(found))
         texts = await self._fetch(run_id, spans) if spans else {}
-        return [Chunk(*each[:4], _content(each, texts)) for each in found]
+        return [LogLines(*each[:4], _content(each, texts)) for each in found]
 
     async def _fetch(self, run_id: int, spans: Sequence[ArchivedRange]) -> _Texts:
         if (store := self._store) is None:
@@ -76,16 +77,10 @@ class LogArchive:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 for span in spans:
-                    texts |= await self._aside.do(partial(_read, store, run_id, span))
+                    texts |= await self._threads.do(partial(_read, store, run_id, span))
         except TimeoutError:
             raise StorageUnavailable(f"{store.place} returned no lines within {READ_SECONDS:g} s.") from None
         return texts
-
-
-class _LogView(Protocol):
-    def __call__(
-        self, conn: AsyncConnection, key: TaskKey, *, at: tuple[int, int], sought: Sought, limit: int
-    ) -> Awaitable[list[FoundChunk]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,29 +90,33 @@ class LogReader:
     archive: LogArchive
     lend: Lend
 
-    async def read(self, key: TaskKey, *, after: tuple[int, int], limit: int) -> list[Chunk]:
+    async def read(self, key: TaskKey, *, after: tuple[int, int], limit: int) -> list[LogLines]:
         async with self.lend() as conn:
-            found = await logs.read(conn, key, after=after, limit=limit)
+            found = await logs.read(conn, key, epoch=after[0], seq=after[1], limit=limit)
         return await self.archive.filled(key.run_id, found)
 
-    async def onward(self, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int) -> list[Chunk]:
+    async def onward(self, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int) -> list[LogLines]:
         """Chunks in order, starting with the chunk that contains byte `at` (epoch, offset)."""
         return await self._look(logs.onward, key, at, sought, limit)
 
-    async def backward(self, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int) -> list[Chunk]:
+    async def backward(self, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int) -> list[LogLines]:
         """Chunks in reverse order, starting with the chunk that contains byte `at`."""
         return await self._look(logs.backward, key, at, sought, limit)
 
-    async def _look(self, look: _LogView, key: TaskKey, at: tuple[int, int], sought: Sought, limit: int) -> list[Chunk]:
+    async def _look(
+        self, look: _LogView, key: TaskKey, at: tuple[int, int], sought: Sought, limit: int
+    ) -> list[LogLines]:
         """Archived lines can be filtered only here: read round by round until there are enough, or until so much was
         read that the client has to ask again. Fewer than the limit means that there are no more."""
-        batch = limit if sought == ANY else max(_ROUND, limit)
-        kept: list[Chunk] = []
-        passed: list[Chunk] = []
+        # One more than the limit: the chunk at which a round begins is read twice.
+        batch = limit if sought == ANY else max(_ROUND, limit + 1)
+        kept: list[LogLines] = []
+        passed: list[LogLines] = []
         last: tuple[int, int] | None = None
         for _ in range(_ROUNDS):
             async with self.lend() as conn:
-                found = await look(conn, key, at=last or at, sought=sought, limit=batch)
+                epoch, seq = last or at
+                found = await look(conn, key, sought, epoch=epoch, seq=seq, limit=batch)
             # The place where one round ended is where the next begins.
             fresh = [each for each in found if (each.epoch, each.seq) != last]
             filled = await self.archive.filled(key.run_id, fresh)

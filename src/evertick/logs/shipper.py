@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from psycopg import AsyncConnection
@@ -17,15 +19,15 @@ from psycopg import AsyncConnection
 from evertick.db.connect import Purpose
 from evertick.db.queries import logs, runners
 from evertick.db.queries.logs import NewChunk
-from evertick.domain.attempt import Outcome, TaskKey
+from evertick.domain.attempt import Outcome, TaskKey, session_text
 from evertick.logs import format
-from evertick.logs.spool import WINDOW_BYTES, AttemptLog, LogCap, LogChunk, session_name
-from evertick.observability.health import LoopHealth
+from evertick.logs.spool import WINDOW_BYTES, AttemptLog, LogCap, LogChunk
 from evertick.observability.logging import Log
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.runtime.loop import run_loop
 
 _LONGEST_HEADER_BYTES = 128
+_EMPTY_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +43,18 @@ class OrphanedLog:
 
     def chunks(self, shipped_until: int = 0, cap: LogCap | None = None) -> Iterator[LogChunk]:
         """The chunks that are not stored yet; `shipped_until` is the largest `end` that is."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            log = AttemptLog(fd, self.start, cap or LogCap(), shipped_until=shipped_until)
+        with self.path.open("rb") as file:
+            log = AttemptLog(file.fileno(), self.start, cap or LogCap(), shipped_until=shipped_until)
             log.close(self.end)
             while log.pending_bytes > 0:
                 offset = log.offset
                 if content := log.next_lines():
                     yield LogChunk(key=self.key, epoch=self.epoch, offset=offset, end=log.offset, content=content)
-        finally:
-            os.close(fd)
 
 
 def orphaned_logs(spool_dir: Path, live_sessions: set[int]) -> Iterator[OrphanedLog]:
     """The logs of sessions that are no longer alive. Ship each, then `discard` its file."""
-    live = {session_name(session) for session in live_sessions}
+    live = {session_text(session) for session in live_sessions}
     if not spool_dir.is_dir():
         return
     for folder in sorted(spool_dir.iterdir()):
@@ -66,6 +65,10 @@ def orphaned_logs(spool_dir: Path, live_sessions: set[int]) -> Iterator[Orphaned
             if not found:
                 discard(path)
             yield from found
+        # A runner that was killed may leave an empty one. A young one may belong to a runner that is about to register.
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _EMPTY_SECONDS:
+                folder.rmdir()
 
 
 def discard(path: Path) -> None:
@@ -77,12 +80,9 @@ def discard(path: Path) -> None:
 
 def _attempts_in(path: Path) -> Iterator[OrphanedLog]:
     with suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            headers = list(_headers_in(fd))
-            ends = [start for start, _ in headers[1:]] + [os.fstat(fd).st_size]
-        finally:
-            os.close(fd)
+        with path.open("rb") as file:
+            headers = list(_headers_in(file.fileno()))
+            ends = [start for start, _ in headers[1:]] + [os.fstat(file.fileno()).st_size]
         for (start, found), end in zip(headers, ends, strict=False):
             yield OrphanedLog(key=found.key, epoch=found.epoch, session=found.session, path=path, start=start, end=end)
 
@@ -116,26 +116,26 @@ IDLE_SECONDS = 60.0
 
 
 class LogShipper:
-    """A runner's logs, on their own connections. `is_busy` while attempts run; `wake` when that changes."""
+    """A runner's logs, on their own connections."""
 
     def __init__(self, url: str, *, spool: Path, session: int, poll: Callable[[], list[LogChunk]], log: Log) -> None:
         self._url, self._spool, self._session, self._poll, self._log = url, spool, session, poll, log
         self._unsent: list[LogChunk] = []
-        self.is_busy = False
-        self.wake = asyncio.Event()
+        self._is_busy = False
+        self._wake = asyncio.Event()
+
+    def set_busy(self, is_busy: bool) -> None:
+        """Lines are shipped every few hundred milliseconds while attempts run."""
+        if is_busy != self._is_busy:
+            self._is_busy = is_busy
+            self._wake.set()
 
     async def run(self) -> None:
         """Ship the lines of running attempts, until canceled."""
         link = ReconnectingConnection(self._url, Purpose.SCHEDULER)
         try:
-            await run_loop(
-                lambda: self._ship_new(link),
-                wake=self.wake,
-                stop=asyncio.Event(),
-                name="logs",
-                log=self._log,
-                pulse=LoopHealth("logs", is_essential=False),
-            )
+            ship_new = partial(self._ship_new, link)
+            await run_loop(ship_new, wake=self._wake, name="logs", log=self._log, is_essential=False)
         finally:
             await link.close()
 
@@ -149,14 +149,7 @@ class LogShipper:
             return 0.0
 
         try:
-            await run_loop(
-                ship_late,
-                wake=asyncio.Event(),
-                stop=is_over,
-                name="late_logs",
-                log=self._log,
-                pulse=LoopHealth("late_logs", is_essential=False),
-            )
+            await run_loop(ship_late, stop=is_over, name="late_logs", log=self._log, is_essential=False)
         finally:
             await link.close()
 
@@ -165,7 +158,7 @@ class LogShipper:
         if not self._unsent:
             self._unsent = self._poll()
         if not self._unsent:
-            return LOG_SECONDS if self.is_busy else IDLE_SECONDS
+            return LOG_SECONDS if self._is_busy else IDLE_SECONDS
         await ship(await link.get(), session=self._session, chunks=self._unsent)
         self._unsent = []
         return LOG_SECONDS
@@ -178,13 +171,8 @@ def stored(chunk: LogChunk) -> NewChunk:
 
 def last_lines(outcome: Outcome) -> LogChunk:
     """The last lines of an attempt's log, which its outcome carries."""
-    return LogChunk(
-        key=outcome.key,
-        epoch=outcome.epoch,
-        offset=outcome.log_offset,
-        end=outcome.log_end,
-        content=outcome.log,
-    )
+    at, end = outcome.log_offset, outcome.log_end
+    return LogChunk(key=outcome.key, epoch=outcome.epoch, offset=at, end=end, content=outcome.log)
 
 
 async def ship(conn: AsyncConnection, *, session: int, chunks: list[LogChunk]) -> None:

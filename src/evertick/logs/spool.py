@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from evertick.domain.attempt import TaskKey, session_text
 from evertick.logs import format
@@ -89,7 +90,7 @@ class AttemptLog:
 
     def trim(self) -> None:
         """Free the disk space of what the cap drops, while the attempt is still writing."""
-        first = _round_up(max(self._start + self._cap.head_bytes, self._punched_to))
+        first = -(-max(self._start + self._cap.head_bytes, self._punched_to) // _PAGE_BYTES) * _PAGE_BYTES
         last = (self._size() - self._cap.tail_bytes) // _PAGE_BYTES * _PAGE_BYTES
         if last > first:
             punch_hole(self._fd, first, last - first)
@@ -130,14 +131,9 @@ class AttemptLog:
 
 def session_folder(spool_dir: Path, session: int) -> Path:
     """The spool folder of a runner's session. Private: a log may contain what a task prints."""
-    folder = spool_dir / session_name(session)
+    folder = spool_dir / session_text(session)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
-
-
-def session_name(session: int) -> str:
-    """A session as a folder name."""
-    return session_text(session)
 
 
 def open_spool(path: str, *, is_new: bool = True) -> int:
@@ -149,10 +145,6 @@ def open_spool(path: str, *, is_new: bool = True) -> int:
 def coroutine_spool(process_path: str, child: int, attempt: int) -> str:
     """The file of one coroutine among the many of a reused process; both the runner and the process derive its name."""
     return f"{process_path.removesuffix('.log')}-{child}-{attempt}.log"
-
-
-def _round_up(offset: int) -> int:
-    return -(-offset // _PAGE_BYTES) * _PAGE_BYTES
 
 
 class SpoolFolder:
@@ -230,3 +222,67 @@ class SpoolFile:
         self._keepers -= 1
         if self._keepers == 0:
             self._folder.release(self.path)
+
+
+# Limits the attempts per file: after a runner's death, each of them is looked up in the database.
+_MOST_USES = 32
+_LONGEST_REUSED_BYTES = 64 * 1024
+
+
+class OpenSpool(NamedTuple):
+    """A file to write to from `start` on; an empty path where none could be opened."""
+
+    path: str
+    fd: int
+    start: int
+
+
+class SpoolIndex:
+    """The spool files of a fork server's children. A small file is reused by a later child, which appends to it.
+
+    The more files were removed recently, the longer a file system searches for a place for a new one: with a file per
+    attempt that took 0.2 ms at 400 attempts per second. Never reuses a file whose process tree is not known to be gone.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._made = 0
+        self._uses: dict[str, int] = {}
+        self._free: list[str] = []
+
+    def open(self) -> OpenSpool:
+        """A full disk costs the log, not the task."""
+        while self._free:
+            path = self._free.pop()
+            with suppress(OSError):
+                fd = open_spool(path, is_new=False)
+                return OpenSpool(path, fd, os.lseek(fd, 0, os.SEEK_END))
+            del self._uses[path]
+        self._made += 1
+        path = f"{self._prefix}{self._made}.log"
+        try:
+            fd = open_spool(path)
+        except OSError:
+            return OpenSpool("", open_nowhere(), 0)
+        self._uses[path] = 0
+        return OpenSpool(path, fd, 0)
+
+    def put_back(self, path: str) -> bool:
+        """Every process that could write to it is gone. Returns whether the file will not be reused."""
+        uses = self._uses.pop(path, _MOST_USES) + 1
+        if uses >= _MOST_USES or _size(path) > _LONGEST_REUSED_BYTES:
+            return True
+        self._uses[path] = uses
+        self._free.append(path)
+        return False
+
+
+def open_nowhere() -> int:
+    return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return _LONGEST_REUSED_BYTES + 1

@@ -9,12 +9,13 @@ import asyncio
 import smtplib
 import ssl
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from email.message import EmailMessage
 from email.utils import format_datetime, localtime
 from functools import partial
 
 from evertick.config import Settings
+from evertick.domain.access import Actor
+from evertick.domain.dags.params import JsonValue
 from evertick.domain.errors import DeliveryFailed, NotFound, UserError
 from evertick.domain.notifications import (
     Destination,
@@ -22,6 +23,7 @@ from evertick.domain.notifications import (
     Fact,
     check_url,
     headline,
+    path_of,
     plain_text,
     read_destination,
     slack_body,
@@ -30,28 +32,29 @@ from evertick.domain.notifications import (
 from evertick.domain.stored_values import Connection, ValueKind, hidden_parts, read_connection
 from evertick.engine.runs import trigger
 from evertick.notifications import webhook
-from evertick.notifications.webhook import OnOpen, Post, cut
+from evertick.notifications.webhook import SEND_SECONDS, OnOpen, Post, cut
+from evertick.runtime.thread_runner import ThreadRunner
 from evertick.secrets.backends import Connect, SecretProvider
 from evertick.secrets.masking import Masker
 
 SUBMISSION_PORT, TLS_PORT = 587, 465
 
 
-def compose(*, sender: str, recipients: list[str], subject: str, text: str, delivery: str) -> EmailMessage:
+def compose(fact: Fact, *, sender: str, recipients: list[str], delivery: str) -> EmailMessage:
     """EmailMessage refuses line breaks in headers: a name or a reason cannot inject one."""
     message = EmailMessage()
     message["From"] = sender
     message["To"] = ", ".join(recipients)
-    message["Subject"] = subject
+    message["Subject"] = headline(fact)
     message["Date"] = format_datetime(localtime())
     # The same for every attempt at this delivery, so that a mail server can recognize duplicates.
     message["Message-ID"] = f"<evertick-{delivery}@{sender.rpartition('@')[2].strip('>') or 'localhost'}>"
     message["Auto-Submitted"] = "auto-generated"
-    message.set_content(text)
+    message.set_content(plain_text(fact))
     return message
 
 
-def send(message: EmailMessage, server: Connection, on_open: OnOpen, *, seconds: float) -> str:
+def send(message: EmailMessage, server: Connection, on_open: OnOpen) -> str:
     """The server's reply, in short. Blocks; raises DeliveryFailed or OSError.
 
     `smtp://` requires STARTTLS, unless `?tls=none`; `smtps://` uses TLS from the start.
@@ -62,9 +65,9 @@ def send(message: EmailMessage, server: Connection, on_open: OnOpen, *, seconds:
     try:
         mail: smtplib.SMTP
         if server.type == "smtps":
-            mail = smtplib.SMTP_SSL(server.host, server.port or TLS_PORT, timeout=seconds, context=context)
+            mail = smtplib.SMTP_SSL(server.host, server.port or TLS_PORT, timeout=SEND_SECONDS, context=context)
         else:
-            mail = smtplib.SMTP(server.host, server.port or SUBMISSION_PORT, timeout=seconds)
+            mail = smtplib.SMTP(server.host, server.port or SUBMISSION_PORT, timeout=SEND_SECONDS)
         with mail:
             on_open(lambda: cut(mail.sock))
             if server.type == "smtp" and server.extra.get("tls") != "none":
@@ -73,7 +76,8 @@ def send(message: EmailMessage, server: Connection, on_open: OnOpen, *, seconds:
                 mail.login(server.login, server.password)
             refused = mail.send_message(message)
     except smtplib.SMTPRecipientsRefused as error:
-        raise DeliveryFailed(f"refused: {_refusals(error.recipients)}", is_final=_all_final(error.recipients)) from None
+        is_final = all(code >= 500 for code, _ in error.recipients.values())
+        raise DeliveryFailed(f"refused: {_refusals(error.recipients)}", is_final=is_final) from None
     except smtplib.SMTPResponseException as error:
         said = error.smtp_error.decode("utf-8", "replace") if isinstance(error.smtp_error, bytes) else error.smtp_error
         # A wrong password or a forbidden sender is fixed by an operator, and soon.
@@ -87,15 +91,7 @@ def _refusals(recipients: dict[str, tuple[int, bytes]]) -> str:
     return "; ".join(f"{who}: {code} {said.decode('utf-8', 'replace')}" for who, (code, said) in recipients.items())
 
 
-def _all_final(recipients: dict[str, tuple[int, bytes]]) -> bool:
-    return all(code >= 500 for code, _ in recipients.values())
-
-
 THREADS = 16
-
-
-# For the whole delivery: name resolution, connection, response.
-SEND_SECONDS = 10.0
 
 
 Job = Callable[[OnOpen], str]
@@ -107,27 +103,27 @@ class Sending:
     def __init__(self, settings: Settings, *, connect: Connect) -> None:
         self._settings, self._connect = settings, connect
         self._grants: SecretProvider | None = None
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="notify")
+        self._threads = ThreadRunner("notify", most=THREADS)
 
     async def send(self, sink: str, fact: Fact, *, delivery: str) -> str:
         """The destination's response. Raises DeliveryFailed, whose text contains no secret."""
-        chosen = read_destination(sink)
+        chosen, fact = read_destination(sink), {**fact, **self._link(fact), "delivery": delivery}
         if chosen.kind is DestinationKind.CALL:
-            return await self._call(chosen.target, {**fact, "delivery": delivery}, delivery)
+            return await self._call(chosen.target, fact, delivery)
         values = await self._values(chosen)
         masker = Masker(part for (kind, _), text in values.items() for part in hidden_parts(ValueKind(kind), text))
         try:
-            said = await self._in_thread(self._job(chosen, {**fact, "delivery": delivery}, delivery, values))
+            return masker.hide(await self._in_thread(self._job(chosen, fact, delivery, values)))
         except DeliveryFailed as error:
-            raise DeliveryFailed(
-                masker.hide(str(error)), is_final=error.is_final, retry_after_seconds=error.retry_after_seconds
-            ) from None
+            hidden, after = masker.hide(str(error)), error.retry_after_seconds
+            raise DeliveryFailed(hidden, is_final=error.is_final, retry_after_seconds=after) from None
         except (OSError, UserError) as error:
             raise DeliveryFailed(masker.hide(f"{type(error).__name__}: {error}")) from None
-        return masker.hide(said)
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def _link(self, fact: Fact) -> dict[str, JsonValue]:
+        """The address of the task, run or DAG in the web UI, if its public address is known."""
+        base = self._settings.public_url
+        return {} if base is None else {"url": base.rstrip("/") + path_of(fact)}
 
     async def _values(self, sink: Destination) -> dict[tuple[str, str], str]:
         """The secrets that the destination names, read for this delivery only."""
@@ -146,14 +142,8 @@ class Sending:
         if sink.kind is DestinationKind.EMAIL:
             server = read_connection(values[ValueKind.CONNECTION, self._settings.smtp_connection])
             sender = self._settings.smtp_from or f"evertick@{server.host}"
-            message = compose(
-                sender=sender,
-                recipients=sink.target.split(),
-                subject=headline(fact),
-                text=plain_text(fact),
-                delivery=delivery,
-            )
-            return lambda on_open: send(message, server, on_open, seconds=SEND_SECONDS)
+            message = compose(fact, sender=sender, recipients=sink.target.split(), delivery=delivery)
+            return partial(send, message, server)
         url = check_url(values[ValueKind.SECRET, sink.secret].strip()) if sink.secret else sink.target
         post = Post(
             url=url,
@@ -161,41 +151,27 @@ class Sending:
             delivery=delivery,
             key=values[ValueKind.SECRET, sink.sign_with] if sink.sign_with else None,
             allowed=self._settings.webhook_allowed_networks,
-            seconds=SEND_SECONDS,
         )
         return partial(webhook.send, post)
 
     async def _in_thread(self, job: Job) -> str:
         """The caller continues in time, even if the job hangs in a call that cannot be aborted."""
         cuts: list[Callable[[], None]] = []
-        running = asyncio.get_running_loop().run_in_executor(self._threads, job, cuts.append)
         try:
-            return await asyncio.wait_for(asyncio.shield(running), SEND_SECONDS)
+            return await asyncio.wait_for(self._threads.do(partial(job, cuts.append)), SEND_SECONDS)
         except TimeoutError:
             raise DeliveryFailed(f"it did not answer within {SEND_SECONDS:g} s") from None
         finally:
-            if not running.done():
-                for cut in cuts:
-                    cut()
-                running.add_done_callback(_forget)
+            # It has an effect only while the job still waits.
+            for cut in cuts:
+                cut()
 
     async def _call(self, dag: str, event: Fact, delivery: str) -> str:
         """One run per delivery, by its key, however often this is repeated."""
         try:
-            made = await trigger(
-                await self._connect(),
-                dag=dag,
-                params={"event": dict(event)},
-                actor="notification",
-                key=f"notification {delivery}",
-            )
+            conn, params, key = await self._connect(), {"event": dict(event)}, f"notification {delivery}"
+            made = await trigger(conn, dag=dag, params=params, actor=Actor("notification"), key=key)
         except UserError as error:
             # The callback is published with its DAG, a moment later.
             raise DeliveryFailed(str(error), is_final=not isinstance(error, NotFound)) from None
         return f"run {made.run_id}"
-
-
-def _forget(job: asyncio.Future[str]) -> None:
-    """The caller no longer waits: retrieve the exception, so that asyncio does not log it."""
-    if not job.cancelled():
-        job.exception()

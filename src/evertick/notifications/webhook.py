@@ -46,24 +46,21 @@ def resolve(host: str, port: int, *, allowed: Iterable[str]) -> list[Address]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise DeliveryFailed(
-            f"the name {host} cannot be resolved: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        reason = getattr(error, "strerror", None) or error
+        raise DeliveryFailed(f"the name {host} cannot be resolved: {reason}") from None
     addresses = list(dict.fromkeys(ip_address(str(place[0]).partition("%")[0]) for *_, place in found))
     networks = [ip_network(each) for each in allowed]
     for address in addresses:
         if not is_public(address) and not any(address in each for each in networks):
-            raise DeliveryFailed(
-                f"{host} resolves to {address}, which is not a public address; EVERTICK_WEBHOOK_ALLOWED_NETWORKS can allow it",
-                is_final=True,
-            )
+            resolved = host if host == str(address) else f"{host} resolves to {address}, which"
+            remedy = "EVERTICK_WEBHOOK_ALLOWED_NETWORKS can allow it"
+            raise DeliveryFailed(f"{resolved} is not a public address; {remedy}", is_final=True)
     return addresses
 
 
 def is_public(address: Address) -> bool:
     """Whether it is public, and so is every IPv4 address embedded in it."""
-    inner = _inner(address)
-    if inner is not None:
+    if (inner := _inner(address)) is not None:
         return is_public(inner)
     return address.is_global and not address.is_multicast and not address.is_reserved
 
@@ -75,6 +72,10 @@ def _inner(address: Address) -> IPv4Address | None:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     teredo = address.teredo[1] if address.teredo else None
     return address.ipv4_mapped or address.sixtofour or teredo
+
+
+# For the whole delivery: name resolution, connection, response.
+SEND_SECONDS = 10.0
 
 
 MOST_ANSWER_BYTES = 4096
@@ -96,7 +97,6 @@ class Post:
     delivery: str
     key: str | None = None
     allowed: Iterable[str] = ()
-    seconds: float = 10.0
 
 
 def send(post: Post, on_open: OnOpen) -> str:
@@ -104,12 +104,12 @@ def send(post: Post, on_open: OnOpen) -> str:
     place = urlsplit(post.url)
     host, is_secure = place.hostname or "", place.scheme == "https"
     port = place.port or (443 if is_secure else 80)
-    sock = _connect(resolve(host, port, allowed=post.allowed), port, post.seconds)
+    sock = _connect(resolve(host, port, allowed=post.allowed), port)
     try:
         on_open(lambda: cut(sock))
         if is_secure:
             sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
-        connection = http.client.HTTPConnection(host, port, timeout=post.seconds)
+        connection = http.client.HTTPConnection(host, port, timeout=SEND_SECONDS)
         connection.sock = sock
         target = f"{place.path or '/'}?{place.query}" if place.query else place.path or "/"
         connection.request("POST", target, post.body, _headers(post))
@@ -140,11 +140,11 @@ def _headers(post: Post) -> dict[str, str]:
     return headers
 
 
-def _connect(addresses: list[Address], port: int, seconds: float) -> socket.socket:
+def _connect(addresses: list[Address], port: int) -> socket.socket:
     failed: OSError | None = None
     for address in addresses:
         try:
-            return socket.create_connection((str(address), port), timeout=seconds)
+            return socket.create_connection((str(address), port), timeout=SEND_SECONDS)
         except OSError as error:
             failed = error
     raise failed or OSError("the host name has no address")

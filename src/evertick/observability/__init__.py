@@ -1,4 +1,4 @@
-"""Logs, metrics, health and traces."""
+"""Logs, metrics and health."""
 
 import sys
 

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -20,7 +21,7 @@ from prometheus_client import Gauge
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from evertick.observability import metrics
-from evertick.observability.health_endpoint import Answer, Route
+from evertick.observability.health_endpoint import EndpointResponse, Route
 
 # A tick takes milliseconds. Ten seconds is longer than any wait of a healthy one, and shorter than a missed heartbeat
 # deadline.
@@ -30,23 +31,6 @@ STALLED_SECONDS = 10.0
 MOST_REASON_CHARACTERS = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopStatus:
-    """One loop at one moment."""
-
-    name: str
-    is_essential: bool
-    is_ticking: bool
-    failures: int
-    is_unreachable: bool
-    reason: str | None
-    failing_since: datetime | None
-    latest_success_at: datetime | None
-    quiet_seconds: float
-    is_stalled: bool
-    blocked: str | None
-
-
 class LoopHealth:
     """Written by one loop, read by others. A reader may see a half-recorded tick: the next read corrects it."""
 
@@ -54,58 +38,47 @@ class LoopHealth:
         """A loop that is not essential is shown, but does not affect the service's readiness."""
         self.name, self.is_essential = name, is_essential
         self._longest_tick_seconds = longest_tick_seconds
-        self._is_ticking = False
-        self._failures = 0
-        self._is_unreachable = False
-        self._reason = ""
-        self._failing_since = 0.0
-        self._latest_success_at = 0.0
         self._moved = time.monotonic()
         self._quiet_until = self._moved + STALLED_SECONDS
+        self.is_ticking = self.is_unreachable = False
+        self.failures = 0
+        self.reason: str | None = None
+        self.failing_since: datetime | None = None
+        self.latest_success_at: datetime | None = None
         # Set by a loop whose ticks succeed but cannot do their work, with the reason for people.
         self.blocked: str | None = None
+
+    @property
+    def quiet_seconds(self) -> float:
+        return time.monotonic() - self._moved
+
+    @property
+    def is_stalled(self) -> bool:
+        return time.monotonic() > self._quiet_until
 
     def begin(self) -> None:
         """A tick begins, or a long one reports progress."""
         self._moved = time.monotonic()
         self._quiet_until = self._moved + self._longest_tick_seconds
-        self._is_ticking = True
+        self.is_ticking = True
 
     def succeed(self, delay: float) -> None:
         """The tick ended, and the next one is due after `delay` seconds."""
-        self._failures = 0
-        self._latest_success_at = time.time()
+        self.failures, self.is_unreachable, self.reason, self.failing_since = 0, False, None, None
+        self.latest_success_at = _now()
         self._rest(delay)
 
     def fail(self, error: BaseException, *, is_unreachable: bool, delay: float) -> None:
         """`is_unreachable`: the database or the network did not answer, as opposed to an error in the tick."""
-        if self._failures == 0:
-            self._failing_since = time.time()
-        self._reason, self._is_unreachable = _text(error), is_unreachable
-        self._failures += 1
+        self.failing_since = self.failing_since or _now()
+        self.reason, self.is_unreachable = _text(error), is_unreachable
+        self.failures += 1
         self._rest(delay)
-
-    def look(self) -> LoopStatus:
-        failures, now = self._failures, time.monotonic()
-        is_failing = failures > 0
-        return LoopStatus(
-            name=self.name,
-            is_essential=self.is_essential,
-            is_ticking=self._is_ticking,
-            failures=failures,
-            is_unreachable=is_failing and self._is_unreachable,
-            reason=self._reason if is_failing else None,
-            failing_since=_instant(self._failing_since) if is_failing else None,
-            latest_success_at=_instant(self._latest_success_at) if self._latest_success_at else None,
-            quiet_seconds=now - self._moved,
-            is_stalled=now > self._quiet_until,
-            blocked=self.blocked,
-        )
 
     def _rest(self, delay: float) -> None:
         self._moved = time.monotonic()
         self._quiet_until = self._moved + max(delay, 0.0) + STALLED_SECONDS
-        self._is_ticking = False
+        self.is_ticking = False
 
 
 _PULSES: dict[str, LoopHealth] = {}
@@ -113,7 +86,7 @@ _PULSES: dict[str, LoopHealth] = {}
 
 @contextmanager
 def track(pulse: LoopHealth) -> Iterator[LoopHealth]:
-    """Within the block, `look_at_all` returns the loop, too."""
+    """Within the block, `all_loops` returns the loop, too."""
     _PULSES[pulse.name] = pulse
     try:
         yield pulse
@@ -122,13 +95,9 @@ def track(pulse: LoopHealth) -> Iterator[LoopHealth]:
             del _PULSES[pulse.name]
 
 
-def all_loops() -> list[LoopStatus]:
-    # Copied in one step: loops of other threads come and go meanwhile.
-    return [pulse.look() for pulse in list(_PULSES.values())]
-
-
-def _instant(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+def all_loops() -> list[LoopHealth]:
+    """Each at one moment: copies, because loops of other threads come, go and tick meanwhile."""
+    return [copy(pulse) for pulse in list(_PULSES.values())]
 
 
 def _text(error: BaseException) -> str:
@@ -151,7 +120,7 @@ _QUIET = {"api"}
 Document = dict[str, object]
 
 
-class Phase(StrEnum):
+class ServicePhase(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -165,23 +134,21 @@ class HealthProblem:
     since: datetime
 
 
-class Health:
+class ServiceHealth:
     """`service` is also the name of its main loop: once that has ticked, the service is at work."""
 
-    def __init__(self, service: str, *, owner: str, look: Callable[[], list[LoopStatus]] = all_loops) -> None:
+    def __init__(self, service: str, *, owner: str, look: Callable[[], list[LoopHealth]] = all_loops) -> None:
         self.service, self.owner = service, owner
-        self.phase = Phase.STARTING
+        self.phase = ServicePhase.STARTING
         self._started_at = _now()
         self._look = look
 
-    def complaints(self) -> list[HealthProblem]:
+    def complaints(self, seen: list[LoopHealth] | None = None) -> list[HealthProblem]:
         """Empty when the service can work."""
-        return self._complaints(self._look())
-
-    def _complaints(self, seen: list[LoopStatus]) -> list[HealthProblem]:
+        seen = self._look() if seen is None else seen
         found = _distinct([each for loop in seen if _has_a_say(loop) and (each := _complaint(loop))])
         main = next((loop for loop in seen if loop.name == self.service), None)
-        if self.phase is Phase.STOPPING:
+        if self.phase is ServicePhase.STOPPING:
             found.insert(0, HealthProblem(reason="stopping", since=_now()))
         elif not found and (main is None or main.latest_success_at is None):
             found.append(HealthProblem(reason="starting", since=self._started_at))
@@ -190,16 +157,12 @@ class Health:
     def document(self) -> Document:
         """The response of /monitor/health."""
         seen = self._look()
-        complaints = self._complaints(seen)
+        complaints = self.complaints(seen)
         main = next((loop for loop in seen if loop.name == self.service), None)
         database = database_document(seen, is_quiet=self.service in _QUIET)
+        is_well = not complaints and database["status"] == HEALTHY
         return {
-            "status": HEALTHY if not complaints and database["status"] == HEALTHY else UNHEALTHY,
-            "service": self.service,
-            "owner": self.owner,
-            "pid": os.getpid(),
-            "phase": self.phase.value,
-            "started_at": iso(self._started_at),
+            **service_document(self.service, self.owner, self.phase, self._started_at, is_well=is_well),
             "metadatabase": database,
             self.service: {
                 "status": UNHEALTHY if complaints else HEALTHY,
@@ -211,21 +174,22 @@ class Health:
         }
 
     def routes(self) -> dict[str, Route]:
-        return {
-            "/healthz": alive,
-            "/readyz": self._readyz,
-            "/monitor/health": self._monitor,
-            "/metrics": _metrics,
-        }
+        return health_routes(readyz=self._readyz, monitor=self._monitor, metrics=_metrics)
 
-    async def _readyz(self) -> Answer:
+    async def _readyz(self) -> EndpointResponse:
         return readiness(self.service, [each.reason for each in self.complaints()])
 
-    async def _monitor(self) -> Answer:
+    async def _monitor(self) -> EndpointResponse:
         return json_answer(self.document())
 
 
-def database_document(seen: list[LoopStatus], *, is_quiet: bool = False) -> Document:
+def service_document(service: str, owner: str, phase: ServicePhase, started_at: datetime, *, is_well: bool) -> Document:
+    status, began = HEALTHY if is_well else UNHEALTHY, iso(started_at)
+    process = {"service": service, "owner": owner, "pid": os.getpid(), "phase": phase.value, "started_at": began}
+    return {"status": status, **process}
+
+
+def database_document(seen: list[LoopHealth], *, is_quiet: bool = False) -> Document:
     """The database as the loops see it: when it last answered one of them, or since when it does not.
 
     `is_quiet`: the service queries only on request, so no contact is not a problem.
@@ -246,12 +210,12 @@ def database_document(seen: list[LoopStatus], *, is_quiet: bool = False) -> Docu
     return document
 
 
-def json_answer(document: Document, status: HTTPStatus = HTTPStatus.OK) -> Answer:
+def json_answer(document: Document, status: HTTPStatus = HTTPStatus.OK) -> EndpointResponse:
     body = json.dumps(document, indent=2) + "\n"
-    return Answer(status=status, content_type="application/json", body=body.encode())
+    return EndpointResponse(status=status, content_type="application/json", body=body.encode())
 
 
-def readiness(service: str, reasons: list[str]) -> Answer:
+def readiness(service: str, reasons: list[str]) -> EndpointResponse:
     """The response of /readyz."""
     status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
     return json_answer({"service": service, "ready": not reasons, "reasons": reasons}, status)
@@ -265,29 +229,26 @@ def metrics_text() -> bytes:
     return generate_latest(metrics.REGISTRY)
 
 
-def metrics_answer(text: bytes) -> Answer:
-    return Answer(content_type=CONTENT_TYPE_PLAIN_0_0_4, body=text)
+def metrics_answer(text: bytes) -> EndpointResponse:
+    return EndpointResponse(content_type=CONTENT_TYPE_PLAIN_0_0_4, body=text)
 
 
-def _has_a_say(loop: LoopStatus) -> bool:
+def _has_a_say(loop: LoopHealth) -> bool:
     return loop.is_essential or loop.name in _CONTACTS
 
 
-def _contacts(seen: list[LoopStatus]) -> list[LoopStatus]:
+def _contacts(seen: list[LoopHealth]) -> list[LoopHealth]:
     return [loop for loop in seen if loop.name in _CONTACTS]
 
 
-def _complaint(loop: LoopStatus) -> HealthProblem | None:
+def _complaint(loop: LoopHealth) -> HealthProblem | None:
     if loop.is_stalled:
         since = _now() - timedelta(seconds=loop.quiet_seconds)
         return HealthProblem(reason=f"loop {loop.name} has not ticked for {loop.quiet_seconds:.0f} s", since=since)
-    if loop.failing_since and loop.is_unreachable:
-        return HealthProblem(reason=f"database unreachable: {loop.reason}", since=loop.failing_since)
     if loop.failing_since:
-        return HealthProblem(reason=f"loop {loop.name} is failing: {loop.reason}", since=loop.failing_since)
-    if loop.blocked:
-        return HealthProblem(reason=loop.blocked, since=_now())
-    return None
+        what = "database unreachable" if loop.is_unreachable else f"loop {loop.name} is failing"
+        return HealthProblem(reason=f"{what}: {loop.reason}", since=loop.failing_since)
+    return HealthProblem(reason=loop.blocked, since=_now()) if loop.blocked else None
 
 
 def _distinct(complaints: list[HealthProblem]) -> list[HealthProblem]:
@@ -322,7 +283,7 @@ def _led_shards() -> list[int]:
     return sorted(int(sample.labels["shard"]) for sample in samples if sample.value)
 
 
-def _loop_document(loop: LoopStatus) -> Document:
+def _loop_document(loop: LoopHealth) -> Document:
     document: Document = {
         "status": "stalled" if loop.is_stalled else "failing" if loop.failures else HEALTHY,
         "latest_success": iso(loop.latest_success_at),
@@ -339,11 +300,15 @@ def value_of(gauge: Gauge) -> float:
     return next((sample.value for family in gauge.collect() for sample in family.samples), 0.0)
 
 
-async def alive() -> Answer:
-    return Answer(body=b"alive\n")
+def health_routes(*, readyz: Route, monitor: Route, metrics: Route) -> dict[str, Route]:
+    return {"/healthz": _alive, "/readyz": readyz, "/monitor/health": monitor, "/metrics": metrics}
 
 
-async def _metrics() -> Answer:
+async def _alive() -> EndpointResponse:
+    return EndpointResponse(body=b"alive\n")
+
+
+async def _metrics() -> EndpointResponse:
     return metrics_answer(metrics_text())
 
 

@@ -48,13 +48,13 @@ _METHODS = ("GET", "HEAD")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class EndpointResponse:
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = "text/plain; charset=utf-8"
     body: bytes = b""
 
 
-Route = Callable[[], Awaitable[Answer]]
+Route = Callable[[], Awaitable[EndpointResponse]]
 
 
 class HealthServer:
@@ -156,13 +156,13 @@ class HealthServer:
             writer.close()
             await writer.wait_closed()
 
-    async def _answer(self, method: str, path: str) -> Answer:
+    async def _answer(self, method: str, path: str) -> EndpointResponse:
         if method not in _METHODS:
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
         route = self._routes.get(path)
         if route is None:
             known = ", ".join(sorted(self._routes))
-            return Answer(status=HTTPStatus.NOT_FOUND, body=f"Not found. Try one of {known}\n".encode())
+            return EndpointResponse(status=HTTPStatus.NOT_FOUND, body=f"Not found. Try one of {known}\n".encode())
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await route()
@@ -185,11 +185,11 @@ def _request_line(head: bytes) -> tuple[str, str]:
     return method, target.partition("?")[0]
 
 
-def _plain(status: HTTPStatus) -> Answer:
-    return Answer(status=status, body=f"{status.value} {status.phrase}\n".encode())
+def _plain(status: HTTPStatus) -> EndpointResponse:
+    return EndpointResponse(status=status, body=f"{status.value} {status.phrase}\n".encode())
 
 
-def _on_the_wire(answer: Answer, *, has_body: bool) -> bytes:
+def _on_the_wire(answer: EndpointResponse, *, has_body: bool) -> bytes:
     head = [
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
         f"Content-Type: {answer.content_type}",
@@ -233,22 +233,10 @@ class HealthEndpoint:
             self.url = self._port.start()
 
     def leave_note(self) -> None:
-        """Write the endpoint file once the home exists and is locked by this process."""
-        if self.url is None:
-            return
-        folder = notes_folder(self._settings.home)
-        with suppress(OSError):
-            self._settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-            folder.mkdir(exist_ok=True, mode=0o700)
-            pid = os.getpid()
-            note = EndpointFile(
-                machine=_machine(), service=self._service, pid=pid, pid_started=pid_started(pid), url=self.url
-            )
-            path = folder / f"{self._service}-{pid}.json"
-            half = path.with_suffix(".new")
-            half.write_text(json.dumps(asdict(note)), encoding="utf-8")
-            half.replace(path)
-            self._note = path
+        """Write the endpoint file once the home exists and is locked by this process, and remove those of killed ones."""
+        if self.url is not None:
+            self._note = leave_note(self._settings.home, self._service, self.url)
+            living_notes(self._settings.home)
 
     def stop(self) -> None:
         if self._note is not None:
@@ -258,26 +246,34 @@ class HealthEndpoint:
         self.url = None
 
 
-def notes_folder(home: Path) -> Path:
-    return home / "health"
+def leave_note(home: Path, service: str, url: str, kind: str = "health") -> Path | None:
+    """Write an endpoint file of this process, in the folder of its kind."""
+    path = home / kind / f"{service}-{os.getpid()}.json"
+    with suppress(OSError):
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        pid, began = os.getpid(), pid_started(os.getpid())
+        note = EndpointFile(machine=_machine(), service=service, pid=pid, pid_started=began, url=url)
+        half = path.with_suffix(".new")
+        half.write_text(json.dumps(asdict(note)), encoding="utf-8")
+        half.replace(path)
+        return path
+    return None
 
 
-def living_notes(home: Path) -> list[EndpointFile]:
+def living_notes(home: Path, kind: str = "health") -> list[EndpointFile]:
     """The live processes of this home. The file of a killed process is stale, and is removed."""
     found = []
-    for path in sorted(notes_folder(home).glob("*.json")):
-        try:
+    for path in sorted((home / kind).glob("*.json")):
+        with suppress(OSError, ValueError, TypeError):
             note = EndpointFile(**json.loads(path.read_text(encoding="utf-8")))
             if note.machine != _machine():
                 continue
-            is_alive = pid_started(note.pid) == note.pid_started
-        except (OSError, ValueError, TypeError):
-            is_alive = False
-        if is_alive:
-            found.append(note)
-        else:
-            with suppress(OSError):
-                path.unlink()
+            if pid_started(note.pid) == note.pid_started:
+                found.append(note)
+                continue
+        with suppress(OSError):
+            path.unlink()
     return found
 
 

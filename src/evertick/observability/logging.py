@@ -110,9 +110,8 @@ def render_line(event: dict[str, object], *, is_colored: bool) -> str:
         return f"{clock} {event.get('service', ''):<10} {name:<19} {text}".rstrip()
     if not tone and any(str(value) in _GOOD for value in event.values()):
         tone = _GREEN
-    return (
-        f"{_DIM}{clock}{_END} {_CYAN}{event.get('service', ''):<10}{_END} {tone}{name:<19}{_END if tone else ''} {text}"
-    ).rstrip()
+    start = f"{_DIM}{clock}{_END} {_CYAN}{event.get('service', ''):<10}{_END}"
+    return f"{start} {tone}{name:<19}{_END if tone else ''} {text}".rstrip()
 
 
 def _local_clock(stamp: str) -> str:

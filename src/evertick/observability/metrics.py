@@ -119,6 +119,7 @@ DISPATCH_FAILED = _counter(
 
 # Dead runners and orphaned runs
 DISPATCH_LOST = _counter("dispatch_lost_tasks", "Queued tasks that their executor no longer knew.")
+DISPATCH_LOST_LIST_ERROR = _counter("dispatch_lost_list_error", "Failed searches for lost submissions.")
 AGENT_LOST = _counter("agent_lost_tasks", "Tasks taken from a dead runner.")
 AGENT_LOST_LIST_ERROR = _counter("agent_lost_list_error", "Failed searches for dead runners.")
 ORPHAN_REAPED = _counter("orphan_reaped", "Runs failed because no task in them could progress.")

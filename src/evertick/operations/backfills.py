@@ -1,24 +1,24 @@
-"""Backfills: preview, create, list, show, pause, resume and cancel."""
+"""Backfills: preview, create, list, show, pause, unpause and cancel."""
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from annotated_doc import Doc
 from annotated_types import Ge, Le, MaxLen
 from psycopg import AsyncConnection
 
 from evertick.db.notify import Channel
-from evertick.db.queries import backfills, dags, shards
+from evertick.db.queries import backfills, shards
 from evertick.db.queries.backfills import BackfillRow, FailedRun
 from evertick.domain.errors import NotFound, UserError
 from evertick.domain.schedules.preview import MOST_PARALLEL, Reprocess
 from evertick.domain.schedules.spec import describe
 from evertick.engine import backfills as verbs
-from evertick.engine.backfills import BackfillPreview, BackfillRequest
+from evertick.engine.backfills import BackfillPlan, BackfillRequest
 from evertick.engine.fire_schedules import in_words, spec_json
 from evertick.operations.caller import Caller
 from evertick.operations.dags import LONGEST_NAME
@@ -28,10 +28,13 @@ from evertick.operations.paging import (
     IdempotencyKey,
     Limit,
     Page,
-    encode_cursor,
+    RequestBody,
+    aware,
+    page_of,
     read_cursor,
+    record_of,
 )
-from evertick.operations.schedules import aware, parsed
+from evertick.operations.schedules import parsed
 
 BackfillId = Annotated[int, Ge(1), Le(2**31 - 1), Doc("The backfill's number.")]
 _NEWEST = 2**31
@@ -69,11 +72,9 @@ class Backfill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewBackfill:
+class NewBackfill(RequestBody):
     """The instants are those of `schedule`, one of the DAG's schedules, or of `when`, an expression or the fields of a spec.
     `is_preview` counts them and creates nothing."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     dag: Annotated[str, MaxLen(LONGEST_NAME)]
     first: datetime
@@ -89,7 +90,7 @@ class NewBackfill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foreseen:
+class BackfillPreview:
     """`backfill_id` is None for a preview. `existing`: the number of instants with a run, by the state of the run."""
 
     backfill_id: int | None
@@ -106,7 +107,7 @@ class Foreseen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackfillPage(Backfill):
+class BackfillDetails(Backfill):
     """A backfill with the newest of its failed runs."""
 
     failed_runs: list[FailedRun]
@@ -120,9 +121,7 @@ class CanceledBackfill(Backfill):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelBackfill:
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
-
+class CancelBackfillRequest(RequestBody):
     leaves_runs: bool = False
 
 
@@ -139,30 +138,31 @@ async def list_backfills(
         visible = await caller.visible_dag_ids(conn)
         found = await backfills.list_newest(conn, dag=dag, limit=limit, before=before, dag_ids=visible)
         now = await shards.read_clock(conn)
-    next_cursor = encode_cursor(found[-1].backfill_id) if len(found) == limit else None
-    return Page(items=[backfill_of(row, now) for row in found], next_cursor=next_cursor)
+    return page_of(found, limit, lambda row: (row.backfill_id,), lambda row: backfill_of(row, now))
 
 
-async def create_backfill(caller: Caller, *, body: NewBackfill, idempotency_key: IdempotencyKey = None) -> Foreseen:
+async def create_backfill(
+    caller: Caller, *, body: NewBackfill, idempotency_key: IdempotencyKey = None
+) -> BackfillPreview:
     """Create runs for the instants of a range that have none. A request that repeats an Idempotency-Key returns the same
     backfill with status 200 instead of 201."""
     wish = _wish(body)
     async with caller.write(Channel.SCHEDULE) as conn:
         await caller.dag(conn, body.dag)
         if body.is_preview:
-            return _foreseen(None, False, await verbs.preview(conn, wish), wish)
+            return _planned(None, False, await verbs.preview(conn, wish), wish)
         request = idempotency_key or f"api-{secrets.token_hex(8)}"
         made, outlook = await verbs.create(conn, wish, request=request, actor=caller.actor)
-    return _foreseen(made.id, made.is_new, outlook, wish)
+    return _planned(made.id, made.is_new, outlook, wish)
 
 
-async def show_backfill(caller: Caller, *, backfill_id: BackfillId) -> BackfillPage:
+async def show_backfill(caller: Caller, *, backfill_id: BackfillId) -> BackfillDetails:
     """Show one backfill with its progress and its failed runs."""
     async with caller.read() as conn:
         row = await find_backfill(caller, conn, backfill_id)
         failed = await backfills.failed_runs(conn, backfill_id=backfill_id)
         found = backfill_of(row, await shards.read_clock(conn))
-    return BackfillPage(**_facts(found), failed_runs=failed)
+    return record_of(BackfillDetails, found, failed_runs=failed)
 
 
 async def pause_backfill(caller: Caller, *, backfill_id: BackfillId) -> Backfill:
@@ -173,16 +173,16 @@ async def pause_backfill(caller: Caller, *, backfill_id: BackfillId) -> Backfill
         return backfill_of(row, await shards.read_clock(conn))
 
 
-async def resume_backfill(caller: Caller, *, backfill_id: BackfillId) -> Backfill:
+async def unpause_backfill(caller: Caller, *, backfill_id: BackfillId) -> Backfill:
     """Resume a paused backfill."""
     async with caller.write(Channel.SCHEDULE) as conn:
         await find_backfill(caller, conn, backfill_id)
-        row = await verbs.resume(conn, backfill_id=backfill_id, actor=caller.actor)
+        row = await verbs.unpause(conn, backfill_id=backfill_id, actor=caller.actor)
         return backfill_of(row, await shards.read_clock(conn))
 
 
 async def cancel_backfill(
-    caller: Caller, *, backfill_id: BackfillId, body: CancelBackfill | None = None
+    caller: Caller, *, backfill_id: BackfillId, body: CancelBackfillRequest | None = None
 ) -> CanceledBackfill:
     """Cancel a backfill: it creates no more runs, and its open runs are canceled unless `leaves_runs` is set."""
     async with caller.write(Channel.STOP, Channel.TASKS) as conn:
@@ -191,47 +191,31 @@ async def cancel_backfill(
         done = await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves, actor=caller.actor)
         row = await verbs.find_backfill(conn, backfill_id)
         found = backfill_of(row, await shards.read_clock(conn))
-    return CanceledBackfill(**_facts(found), canceled_runs=done.runs or 0)
+    return record_of(CanceledBackfill, found, canceled_runs=done.runs or 0)
 
 
 async def find_backfill(caller: Caller, conn: AsyncConnection, backfill_id: int) -> BackfillRow:
     """A backfill of a DAG that the caller may see; the DAG may be deleted by now."""
     row = await backfills.find(conn, backfill_id)
-    if row is not None and caller.principal.tags is not None:
-        dag = await dags.find(conn, row.dag)
-        row = row if dag is not None and caller.sees(dag) else None
-    if row is None:
-        raise NotFound(f"There is no backfill {backfill_id}. List backfills with `evertick backfill list`.")
+    if row is None or not await caller.sees_dag(conn, row.dag):
+        raise NotFound(f"There is no backfill {backfill_id}. List backfills with `evertick backfills list`.")
     return row
 
 
 def backfill_of(row: BackfillRow, now: datetime) -> Backfill:
-    same = {each.name: getattr(row, each.name) for each in fields(row)}
-    return Backfill(**same, when=in_words(row.spec), done=row.done, remaining_seconds=row.remaining_seconds(now))
-
-
-def _facts(found: Backfill) -> dict[str, Any]:
-    return {each.name: getattr(found, each.name) for each in fields(found)}
+    return record_of(Backfill, row, when=in_words(row.spec), remaining_seconds=row.remaining_seconds(now))
 
 
 def _wish(wanted: NewBackfill) -> BackfillRequest:
     if wanted.when is not None and wanted.schedule is not None:
         raise UserError("`schedule` and `when` both select the instants: give one of them.")
-    return BackfillRequest(
-        dag=wanted.dag,
-        first=aware(wanted.first),
-        last=None if wanted.last is None else aware(wanted.last),
-        schedule=wanted.schedule,
-        spec=None if wanted.when is None else parsed(wanted.when, {"timezone": wanted.timezone}),
-        reprocess=wanted.reprocess,
-        newest_first=wanted.newest_first,
-        parallel=wanted.parallel,
-        params=wanted.params,
-    )
+    last = None if wanted.last is None else aware(wanted.last)
+    spec = None if wanted.when is None else parsed(wanted.when, {"timezone": wanted.timezone})
+    return record_of(BackfillRequest, wanted, first=aware(wanted.first), last=last, spec=spec, accepts_unknown=False)
 
 
-def _foreseen(backfill_id: int | None, is_new: bool, outlook: BackfillPreview, wish: BackfillRequest) -> Foreseen:
-    return Foreseen(
+def _planned(backfill_id: int | None, is_new: bool, outlook: BackfillPlan, wish: BackfillRequest) -> BackfillPreview:
+    return BackfillPreview(
         backfill_id=backfill_id,
         is_new=is_new,
         schedule=outlook.schedule,

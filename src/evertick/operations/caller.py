@@ -16,16 +16,16 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.db.notify import Channel, notify
-from evertick.db.queries import accounts, dags
+from evertick.db.queries import dags
 from evertick.db.queries.dags import DagRow
-from evertick.domain.access import Permission, Principal, Role
+from evertick.domain.access import Actor, Permission, Principal, Role
 from evertick.domain.errors import EvertickError, Forbidden, InvalidSettings, NotFound
 from evertick.domain.explain import Explained, Reason, dags_named, visible_to
 from evertick.engine.accounts import still_valid
 from evertick.logs.reader import LogArchive, LogReader
 
-NOBODY = Principal(name="nobody", role=Role.VIEWER, tags=frozenset())
-_LONGEST_SHOWN_NAME = 200
+ANONYMOUS = Principal(name="anonymous", role=Role.VIEWER, tags=frozenset())
+LONGEST_SHOWN_NAME = 200
 
 
 class Context(Protocol):
@@ -61,24 +61,22 @@ class Caller:
     context: Context
     principal: Principal
     origin: str
-    request_id: str
+    request_id: str | None = None
     # Other processes to wake, as the outcome of a verb requires.
     also: set[Channel] = field(default_factory=set)
     client: str = "user"
 
     @property
-    def actor(self) -> str:
-        return f"{self.client}:{self.principal.name}"
+    def actor(self) -> Actor:
+        return Actor(f"{self.client}:{self.principal.name}", self.origin, self.request_id)
 
     def read(self) -> AbstractAsyncContextManager[AsyncConnection]:
         return self.context.read()
 
     @asynccontextmanager
     async def write(self, *wake: Channel) -> AsyncIterator[AsyncConnection]:
-        """A connection for an engine verb. Audit entries carry the caller's origin. Afterwards the processes that
-        should act are woken."""
+        """A connection for an engine verb. Afterwards the processes that should act are woken."""
         async with self.context.write() as conn:
-            await accounts.set_origin(conn, origin=self.origin, request_id=self.request_id)
             with self.context.committing(conn):
                 yield conn
             # A notification only shortens a wait: the change is made, whether it arrives or not.
@@ -111,22 +109,34 @@ class Caller:
         return row
 
     async def _no_dag(self, conn: AsyncConnection, name: str) -> NotFound:
-        text = f"There is no DAG {name[:_LONGEST_SHOWN_NAME]!r}."
+        text = f"There is no DAG {name[:LONGEST_SHOWN_NAME]!r}."
         # A suggestion must not reveal DAGs that the caller may not see.
-        if self.principal.tags is not None or len(name) > _LONGEST_SHOWN_NAME:
+        if self.principal.tags is not None or len(name) > LONGEST_SHOWN_NAME:
             return NotFound(text)
-        near = difflib.get_close_matches(name, await dags.names(conn), n=1)
-        return NotFound(f"{text} " + (f"Did you mean {near[0]!r}?" if near else "List DAGs with `evertick dags list`."))
+        return NotFound(f"{text} {similar(name, await dags.names(conn), 'List DAGs with `evertick dags list`.')}")
 
     def sees(self, row: DagRow) -> bool:
         tags = (row.spec or {}).get("tags")
         return self.principal.sees([str(tag) for tag in tags] if isinstance(tags, list) else [])
+
+    async def sees_dag(self, conn: AsyncConnection, name: str) -> bool:
+        """Whether the caller may see the runs of a DAG, which may be deleted by now: its history remains."""
+        if self.principal.tags is None:
+            return True
+        row = await dags.find(conn, name)
+        return row is not None and self.sees(row)
 
     async def visible_dag_ids(self, conn: AsyncConnection) -> list[int] | None:
         """The ids of the DAGs whose runs may be shown; None for all."""
         if self.principal.tags is None:
             return None
         return await dags.ids_with_tags(conn, tags=sorted(self.principal.tags))
+
+
+def similar(name: str, known: Sequence[str], otherwise: str) -> str:
+    """The advice for an unknown name: the most similar one that is known. A long text is not compared."""
+    near = difflib.get_close_matches(name, known, n=1) if len(name) <= LONGEST_SHOWN_NAME else []
+    return f"Did you mean {near[0]!r}?" if near else otherwise
 
 
 async def is_still_valid(caller: Caller, conn: AsyncConnection) -> bool:
@@ -137,10 +147,7 @@ async def is_still_valid(caller: Caller, conn: AsyncConnection) -> bool:
 
 async def known_dags(caller: Caller, conn: AsyncConnection, names: Collection[str]) -> set[str]:
     """Which of these DAGs the caller may see, including deleted ones: their history remains."""
-    if caller.principal.tags is None:
-        return set(names)
-    rows = [await dags.find(conn, name) for name in sorted(names)]
-    return {row.name for row in rows if row is not None and caller.sees(row)}
+    return {name for name in sorted(names) if await caller.sees_dag(conn, name)}
 
 
 async def visible_reasons(caller: Caller, conn: AsyncConnection, reasons: Sequence[Reason]) -> Sequence[Reason]:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from annotated_doc import Doc
 from annotated_types import Ge, Le, MaxLen
 from psycopg import AsyncConnection
 
+from evertick.bundles.bundle import contents
 from evertick.db.notify import Channel
 from evertick.db.queries import dags
 from evertick.db.queries.dags import DagFilter, DagRow, ImportErrorRow, ListedVersion
 from evertick.domain.dags.spec import DagSpec, from_json
-from evertick.domain.errors import Forbidden, NotFound
+from evertick.domain.errors import Forbidden, NotFound, UserError
 from evertick.domain.schedules.misfire import MisfirePolicy
 from evertick.engine import dags as verbs
-from evertick.engine.publish import RolledBack, find_version, roll_back
+from evertick.engine.publish import RollbackResult, find_version, roll_back
 from evertick.engine.runs import trigger
 from evertick.engine.schedules import CatchUp, Missed, preview
 from evertick.operations.caller import Caller, known_dags
@@ -29,13 +31,16 @@ from evertick.operations.paging import (
     IdempotencyKey,
     Limit,
     Page,
+    RequestBody,
     Tagged,
-    encode_cursor,
+    aware,
     etag_of,
     like,
+    page_of,
     read_cursor,
+    record_of,
+    short_page,
 )
-from evertick.operations.version_diff import code_changes, plan_changes
 from evertick.publisher.routing_file import load_routing
 
 LONGEST_NAME = 250
@@ -53,7 +58,7 @@ async def may_read_code(caller: Caller, conn: AsyncConnection, *hashes: str) -> 
     """A file may define several DAGs. Its code is visible to callers who may see all of them."""
     if caller.principal.tags is None:
         return True
-    names = await dags.of_bundles(conn, hashes)
+    names = await dags.of_bundles(conn, list(hashes))
     return await known_dags(caller, conn, names) == set(names)
 
 
@@ -68,7 +73,7 @@ async def visible_code_changes(
     """What changed in the code, or the reason why that is not shown."""
     if not await may_read_code(caller, conn, old.bundle_hash, new.bundle_hash):
         return [WITHHELD] if old.bundle_hash != new.bundle_hash else []
-    return await code_changes(conn, old, new)
+    return await _code_changes(conn, old, new)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +106,7 @@ class DagTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DagPage(Dag):
+class DagDetails(Dag):
     """`uses_threads`: the threads that importing its file starts. Its tasks then run in fresh interpreters."""
 
     timezone: str
@@ -111,11 +116,9 @@ class DagPage(Dag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unpause:
+class CatchUpOptions(RequestBody):
     """`catch_up`: which of the fires that the pause prevented run now, not older than `window_seconds`. `is_preview` lists
     them and changes nothing."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     catch_up: MisfirePolicy = MisfirePolicy.SKIP
     window_seconds: Annotated[float, Ge(0), Le(10**9)] | None = None
@@ -123,12 +126,12 @@ class Unpause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class PauseResult:
     is_changed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unpaused:
+class UnpauseResult:
     """`missed`: the fires that the pause prevented, and whether each one ran now or was skipped."""
 
     is_changed: bool
@@ -136,10 +139,12 @@ class Unpaused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trigger:
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
+class TriggerRequest(RequestBody):
+    """`fire_at`: the date that the run is for; a DAG has one triggered or scheduled run for it. Without it, the run is for the time
+    at which it is triggered."""
 
     params: Mapping[str, Any] = field(default_factory=dict)
+    fire_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +154,7 @@ class TriggeredRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
+class DagVersion:
     number: int
     hash: str
     bundle: str
@@ -159,7 +164,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionPage:
+class DagVersionDetails:
     number: int
     spec: dict[str, Any]
 
@@ -168,17 +173,15 @@ class VersionPage:
 class VersionDiff:
     """Lines of a unified diff. `plan` has the tasks by name, `code` the files of the bundle."""
 
-    old: Version
-    new: Version
+    old: DagVersion
+    new: DagVersion
     plan: list[str]
     code: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollBack:
+class RollbackRequest(RequestBody):
     """`number`: the version to return to; by default the one before the current version."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     number: Annotated[int, *_NUMBER] | None = None
 
@@ -197,46 +200,46 @@ async def list_dags(
     async with caller.read() as conn:
         wanted = DagFilter(tags=tags_of(caller.principal.tags), tag=tag, like=like(contains), paused=is_paused)
         found = await dags.page(conn, wanted, after=after, limit=limit)
-    next_cursor = encode_cursor(found[-1].name) if len(found) == limit else None
-    return Page(items=[_dag(row) for row in found], next_cursor=next_cursor)
+    return page_of(found, limit, lambda row: (row.name,), _dag)
 
 
-async def show_dag(caller: Caller, *, dag: DagName) -> Tagged[DagPage]:
+async def show_dag(caller: Caller, *, dag: DagName) -> Tagged[DagDetails]:
     """Show one DAG with its parameters and tasks."""
     async with caller.read() as conn:
         row = await caller.dag(conn, dag)
         queues = await dags.queues(conn, row.version_id)
     spec = spec_of(row)
-    page = DagPage(
-        **asdict(_dag(row)),
+    page = record_of(
+        DagDetails,
+        _dag(row),
         timezone=spec.timezone,
         uses_threads=row.uses_threads,
-        params=[_object(each) for each in _list(row, "params")],
+        params=_list(row, "params"),
         tasks=_tasks(row, spec, queues),
     )
     return Tagged(record=page, etag=etag_of(page))
 
 
-async def pause_dag(caller: Caller, *, dag: DagName) -> Changed:
+async def pause_dag(caller: Caller, *, dag: DagName) -> PauseResult:
     """Pause a DAG. Its schedules record their fires as skipped, and tasks that have not started wait. Running tasks
     continue."""
     async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         await caller.dag(conn, dag)
-        return Changed(is_changed=await verbs.pause(conn, dag=dag, actor=caller.actor))
+        return PauseResult(is_changed=await verbs.pause(conn, dag=dag, actor=caller.actor))
 
 
-async def unpause_dag(caller: Caller, *, dag: DagName, body: Unpause | None = None) -> Unpaused:
+async def unpause_dag(caller: Caller, *, dag: DagName, body: CatchUpOptions | None = None) -> UnpauseResult:
     """Resume a DAG. A schedule that is paused itself remains paused."""
-    wanted = body or Unpause()
+    wanted = body or CatchUpOptions()
     catch_up = catch_up_of(wanted)
     async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         row = await caller.dag(conn, dag)
         missed = await preview(conn, dag=dag, catch_up=catch_up) if row.paused else []
         is_changed = not wanted.is_preview and await verbs.unpause(conn, dag=dag, actor=caller.actor, catch_up=catch_up)
-    return Unpaused(is_changed=is_changed, missed=missed)
+    return UnpauseResult(is_changed=is_changed, missed=missed)
 
 
-def catch_up_of(wanted: Unpause) -> CatchUp:
+def catch_up_of(wanted: CatchUpOptions) -> CatchUp:
     return CatchUp(policy=wanted.catch_up, window_seconds=wanted.window_seconds)
 
 
@@ -249,45 +252,57 @@ async def delete_dag(caller: Caller, *, dag: DagName) -> None:
 
 
 async def trigger_run(
-    caller: Caller, *, dag: DagName, body: Trigger, idempotency_key: IdempotencyKey = None
+    caller: Caller, *, dag: DagName, body: TriggerRequest, idempotency_key: IdempotencyKey = None
 ) -> TriggeredRun:
     """Start a run. A request that repeats an Idempotency-Key returns the same run with status 200 instead of 201."""
     async with caller.write(Channel.TASKS) as conn:
         await caller.dag(conn, dag)
-        made = await trigger(conn, dag=dag, params=body.params, actor=caller.actor, key=idempotency_key)
+        made = await trigger(
+            conn, dag=dag, params=body.params, actor=caller.actor, key=idempotency_key, fire_at=_date_of(body)
+        )
         if made.defers:
             caller.also.add(Channel.SCHEDULE)
     return TriggeredRun(run_id=made.run_id, is_new=made.is_new)
 
 
-async def list_import_errors(caller: Caller) -> Page[ImportErrorRow]:
+def _date_of(body: TriggerRequest) -> datetime | None:
+    if body.fire_at is None:
+        return None
+    instant = aware(body.fire_at)
+    if not 1900 <= instant.year <= 9998:
+        raise UserError(f"fire_at is {instant.isoformat()}: give a date from 1900 to 9998.")
+    return instant
+
+
+async def list_import_errors(
+    caller: Caller, *, limit: Limit = USUAL_ITEMS, cursor: Cursor = None
+) -> Page[ImportErrorRow]:
     """List the files that could not be loaded, with the line and the message."""
     async with caller.read() as conn:
-        return Page(items=await dags.import_errors(conn), next_cursor=None)
+        return short_page(await dags.import_errors(conn), limit, cursor, lambda row: (row.file,), lambda row: row)
 
 
 async def list_versions(
     caller: Caller, *, dag: DagName, limit: Limit = USUAL_ITEMS, cursor: Cursor = None
-) -> Page[Version]:
+) -> Page[DagVersion]:
     """List the versions of a DAG, newest first."""
     (before,) = read_cursor(cursor, _NEWEST_VERSION)
     async with caller.read() as conn:
         row = await caller.dag(conn, dag)
         found = await dags.versions(conn, dag_id=row.dag_id, before=min(before, _NEWEST_VERSION), limit=limit)
-    next_cursor = encode_cursor(found[-1].number) if len(found) == limit else None
-    return Page(items=[_version(each) for each in found], next_cursor=next_cursor)
+    return page_of(found, limit, lambda row: (row.number,), _version)
 
 
 async def show_version(
     caller: Caller, *, dag: DagName, number: Annotated[int, *_NUMBER, Doc("The version's number.")]
-) -> VersionPage:
+) -> DagVersionDetails:
     """Show one version of a DAG as it was published."""
     async with caller.read() as conn:
         row = await caller.dag(conn, dag)
         spec = await dags.version_number(conn, dag_id=row.dag_id, number=number)
     if spec is None:
         raise NotFound(f"DAG {dag} has no version {number}.")
-    return VersionPage(number=number, spec=spec)
+    return DagVersionDetails(number=number, spec=spec)
 
 
 async def diff_versions(
@@ -307,7 +322,7 @@ async def diff_versions(
     return VersionDiff(old=_version(before), new=_version(after), plan=plan, code=code)
 
 
-async def roll_back_dag(caller: Caller, *, dag: DagName, body: RollBack | None = None) -> RolledBack:
+async def roll_back_dag(caller: Caller, *, dag: DagName, body: RollbackRequest | None = None) -> RollbackResult:
     """Make an earlier version the current one again: plan, code and schedules. Open runs keep their version."""
     number = body.number if body else None
     routing = load_routing(caller.context.settings.routing_file)
@@ -324,26 +339,22 @@ def tags_of(tags: Collection[str] | None) -> list[str] | None:
     return None if tags is None else sorted(tags)
 
 
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(row: DagRow, name: str) -> list[object]:
+def _list(row: DagRow, name: str) -> list[Any]:
+    """Also of a version that cannot be read: its DAG is listed, so that it can be paused or deleted."""
     found = (row.spec or {}).get(name)
     return found if isinstance(found, list) else []
 
 
 def _dag(row: DagRow) -> Dag:
     description = (row.spec or {}).get("description")
-    return Dag(
-        name=row.name,
+    return record_of(
+        Dag,
+        row,
         description=description if isinstance(description, str) else None,
         is_paused=row.paused,
         version=row.number,
-        file=row.file,
         tags=[str(tag) for tag in _list(row, "tags")],
         task_count=len(_list(row, "tasks")),
-        max_active_runs=row.max_active_runs,
         published_at=row.created_at,
     )
 
@@ -352,28 +363,66 @@ def _tasks(row: DagRow, spec: DagSpec, queues: list[str]) -> list[DagTask]:
     raw = _list(row, "tasks")
     names = [task.name for task in spec.tasks]
     return [
-        DagTask(
-            name=task.name,
-            kind=task.kind,
+        record_of(
+            DagTask,
+            task,
             upstream=[names[up] for up, down in spec.edges if down == place],
             downstream=[names[down] for up, down in spec.edges if up == place],
             queue=queues[place] if place < len(queues) else task.queue,
-            priority=task.priority,
-            trigger_rule=task.trigger_rule,
             retries=task.retry.retries,
-            timeout_seconds=task.timeout_seconds,
-            spec=_object(raw[place]),
+            spec=raw[place],
         )
         for place, task in enumerate(spec.tasks)
     ]
 
 
-def _version(row: ListedVersion) -> Version:
-    return Version(
-        number=row.number,
-        hash=row.hash,
-        bundle=row.bundle_hash,
-        task_count=row.task_count,
-        created_at=row.created_at,
-        is_current=row.is_current,
+def _version(row: ListedVersion) -> DagVersion:
+    return record_of(DagVersion, row, bundle=row.bundle_hash)
+
+
+async def plan_changes(conn: AsyncConnection, old: ListedVersion, new: ListedVersion) -> list[str]:
+    """What changed in the plan, as lines of a unified diff."""
+    rows = [await dags.version(conn, each.version_id) for each in (old, new)]
+    before, after = (_plan_text(row.spec if row else {}) for row in rows)
+    return _unified(before, after, "plan")
+
+
+async def _code_changes(conn: AsyncConnection, old: ListedVersion, new: ListedVersion) -> list[str]:
+    if old.bundle_hash == new.bundle_hash:
+        return []
+    sides = []
+    for each in (old, new):
+        row = await dags.bundle(conn, each.bundle_hash)
+        sides.append(contents(row.archive, each.bundle_hash) if row else {})
+    changes: list[str] = []
+    for path in sorted(sides[0].keys() | sides[1].keys()):
+        before, after = (side.get(path) for side in sides)
+        if before != after:
+            changes += _file_changes(path, before, after)
+    return changes
+
+
+def _plan_text(spec: dict[str, Any]) -> str:
+    """Tasks by name, with the names of their upstream tasks: indexes in the plan change when a task is added."""
+    tasks = spec.get("tasks", [])
+    names = [task["name"] for task in tasks]
+    after: dict[str, list[str]] = {name: [] for name in names}
+    for up, down in spec.get("edges", []):
+        after[names[down]].append(names[up])
+    plain = {key: value for key, value in spec.items() if key not in ("tasks", "edges")}
+    plain["tasks"] = {task["name"]: {**task, "after": sorted(after[task["name"]])} for task in tasks}
+    return json.dumps(plain, indent=1, sort_keys=True)
+
+
+def _file_changes(path: str, before: bytes | None, after: bytes | None) -> list[str]:
+    try:
+        return _unified((before or b"").decode(), (after or b"").decode(), path)
+    except UnicodeDecodeError:
+        return [f"{path}: {len(before or b''):,} bytes became {len(after or b''):,}"]
+
+
+def _unified(before: str, after: str, name: str) -> list[str]:
+    made = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"{name} before", f"{name} after", lineterm="", n=2
     )
+    return list(made)

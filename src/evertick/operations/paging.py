@@ -8,8 +8,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import asdict, dataclass
-from typing import Annotated, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from annotated_doc import Doc
 from annotated_types import Ge, Le, MaxLen, MinLen
@@ -18,12 +20,15 @@ from evertick.domain.errors import PreconditionFailed, UserError
 
 MOST_ITEMS, USUAL_ITEMS = 200, 50
 LARGEST = 2**63 - 1
+# A list that is read whole has at most this many items.
+MOST_LISTED = 10_000
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class TextPattern:
     """A regular expression that a text must match."""
 
     regex: str
@@ -40,7 +45,7 @@ IdempotencyKey = Annotated[
     str | None,
     MinLen(1),
     MaxLen(200),
-    Pattern(r"^[!-~]+$"),
+    TextPattern(r"^[!-~]+$"),
     Doc("Makes the request safe to repeat: a second request with the same key has no further effect."),
 ]
 
@@ -55,10 +60,48 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tagged(Generic[T]):
-    """A record with its version. Over HTTP the version is the ETag."""
+    """A record with its version. Over HTTP the version is the ETag. `is_new`: this request created it."""
 
     record: T
     etag: str
+    is_new: bool = False
+
+
+class RequestBody:
+    """The body of a request. A field that it does not have is refused."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+
+def record_of(kind: type[T], row: object, **given: object) -> T:
+    """A record with the given fields. The others are the row's fields of the same names."""
+    names = (each.name for each in fields(kind))  # type: ignore[arg-type]
+    return kind(**given, **{name: getattr(row, name) for name in names if name not in given})
+
+
+def aware(instant: datetime) -> datetime:
+    if instant.tzinfo is None:
+        raise UserError("Give instants with an offset, such as 2030-01-01T00:00:00Z.")
+    return instant
+
+
+def page_of(found: Sequence[R], limit: int, key: Callable[[R], tuple[object, ...]], kind: Callable[[R], T]) -> Page[T]:
+    """The rows as records. A full page has a successor, which begins after the key of its last row."""
+    last = encode_cursor(*key(found[-1])) if len(found) == limit else None
+    return Page(items=[kind(row) for row in found], next_cursor=last)
+
+
+def short_page(
+    found: Sequence[R], limit: int, cursor: str | None, key: Callable[[R], tuple[Any, ...]], kind: Callable[[R], T]
+) -> Page[T]:
+    """One page of a list that is short enough to be read whole, in the order of its key."""
+    rows = sorted(found, key=key)
+    if cursor is not None and rows:
+        after = read_cursor(cursor, *key(rows[0]))
+        rows = [row for row in rows if key(row) > after]
+    page = page_of(rows[:limit], limit, key, kind)
+    return page if len(rows) > limit else replace(page, next_cursor=None)
 
 
 def encode_cursor(*key: object) -> str:
@@ -96,6 +139,12 @@ def refuse_stale(if_match: str | None, etag: str) -> None:
         raise PreconditionFailed(
             f"The resource has changed: its ETag is {etag} now. Read it again and repeat the change."
         )
+
+
+def is_unchanged(if_none_match: str | None, etag: str) -> bool:
+    """Whether the caller has this version already."""
+    tags = [each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")]
+    return etag in tags or tags == ["*"]
 
 
 def like(text: str | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from annotated_doc import Doc
 from annotated_types import MaxLen
@@ -19,7 +19,7 @@ from evertick.domain.attempt import session_text
 from evertick.domain.errors import UserError
 from evertick.engine.runners import drain, find_runners, undrain
 from evertick.operations.caller import Caller
-from evertick.operations.paging import Page
+from evertick.operations.paging import USUAL_ITEMS, Cursor, Limit, Page, RequestBody, record_of, short_page
 
 # The length of a queue is counted up to here: a count of millions would take seconds.
 MOST_QUEUED = 100_000
@@ -30,7 +30,7 @@ RunnerName = Annotated[_Name, Doc("The runner's id, name or session.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runner:
+class RunnerStatus:
     """A live runner. `session` is text, because its 63 bits do not fit in a number in JavaScript. `executor`: where its
     attempts run."""
 
@@ -52,38 +52,34 @@ class Runner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class DrainRequest(RequestBody):
     """`then_leave`: the runner ends when all its attempts have ended."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     then_leave: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Undrain:
+class UndrainRequest(RequestBody):
     """Which runners: named ones, by id, name or session, or all that are alive."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     runners: Annotated[Sequence[_Name], MaxLen(_MOST_RUNNERS)] = ()
     is_all: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainSeveral(Undrain):
+class DrainRunnersRequest(UndrainRequest):
     """Which runners drain. `then_leave`: each ends when all its attempts have ended."""
 
     then_leave: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    runners: list[Runner]
+class DrainResult:
+    runners: list[RunnerStatus]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class SystemHealth:
     """`scheduler`: healthy if shard 0 has a leader. `runners`: the number of live runners, with their slots."""
 
     database: str
@@ -95,59 +91,62 @@ class Health:
     now: datetime
 
 
-async def list_runners(caller: Caller) -> Page[Runner]:
-    """List the live runners."""
+async def list_runners(caller: Caller, *, limit: Limit = USUAL_ITEMS, cursor: Cursor = None) -> Page[RunnerStatus]:
+    """List the live runners. The agents of remote attempts come last."""
     async with caller.read() as conn:
         found = await runners.list_busy(conn, limit=_MOST_RUNNERS)
-    return Page(items=[_runner(row) for row in found], next_cursor=None)
+    return short_page(found, limit, cursor, lambda row: (not row.queues, row.runner_id, row.session), _runner)
 
 
-async def drain_runner(caller: Caller, *, which: RunnerName, body: Drain | None = None) -> Asked:
+async def drain_runner(caller: Caller, *, runner: RunnerName, body: DrainRequest | None = None) -> DrainResult:
     """Drain a runner: it takes no new work and finishes its attempts. An id or name of several runners means all of them."""
-    async with caller.write(Channel.STOP) as conn:
-        found = await find_runners(conn, [which])
-        return await _drain(caller, conn, found, then_leave=body.then_leave if body else False)
+    then_leave = body.then_leave if body else False
+    return await drain_runners(caller, body=DrainRunnersRequest(runners=[runner], then_leave=then_leave))
 
 
-async def drain_runners(caller: Caller, *, body: DrainSeveral) -> Asked:
+async def drain_runners(caller: Caller, *, body: DrainRunnersRequest) -> DrainResult:
     """Drain several runners, or all. If one of them is not alive, nothing changes."""
     async with caller.write(Channel.STOP) as conn:
-        return await _drain(caller, conn, await _selected(conn, body), then_leave=body.then_leave)
+        found = await _selected(conn, body)
+        sessions = [each.session for each in found]
+        await drain(conn, sessions=sessions, actor=caller.actor, then_leave=body.then_leave)
+    return DrainResult(runners=[_runner(each) for each in found])
 
 
-async def undrain_runner(caller: Caller, *, which: RunnerName) -> Asked:
+async def undrain_runner(caller: Caller, *, runner: RunnerName) -> DrainResult:
     """Let a drained runner take work again."""
-    async with caller.write(Channel.STOP) as conn:
-        return await _undrain(caller, conn, await find_runners(conn, [which]))
+    return await undrain_runners(caller, body=UndrainRequest(runners=[runner]))
 
 
-async def undrain_runners(caller: Caller, *, body: Undrain) -> Asked:
+async def undrain_runners(caller: Caller, *, body: UndrainRequest) -> DrainResult:
     """Let several drained runners, or all, take work again. If one of them is not alive, nothing changes."""
     async with caller.write(Channel.STOP) as conn:
-        return await _undrain(caller, conn, await _selected(conn, body))
+        found = await _selected(conn, body)
+        asked = await undrain(conn, sessions=[each.session for each in found], actor=caller.actor)
+    return DrainResult(runners=[_runner(each) for each in found if each.session in asked])
 
 
-async def list_queues(caller: Caller) -> Page[QueueRow]:
+async def list_queues(caller: Caller, *, limit: Limit = USUAL_ITEMS, cursor: Cursor = None) -> Page[QueueRow]:
     """List the queues: how many tasks wait, since when, and how many runners serve them."""
     async with caller.read() as conn:
         found = await runners.list_all(conn, cap=MOST_QUEUED, limit=_MOST_QUEUES)
-    return Page(items=found, next_cursor=None)
+    return short_page(found, limit, cursor, lambda row: (row.queue,), lambda row: row)
 
 
-async def list_shards(caller: Caller) -> Page[ShardRow]:
+async def list_shards(caller: Caller, *, limit: Limit = USUAL_ITEMS, cursor: Cursor = None) -> Page[ShardRow]:
     """List the shards: their leaders, since when, and how many DAGs they have."""
     async with caller.read() as conn:
-        return Page(items=await shards.page(conn), next_cursor=None)
+        return short_page(await shards.page(conn), limit, cursor, lambda row: (row.shard,), lambda row: row)
 
 
-async def show_health(caller: Caller) -> Health:
+async def show_health(caller: Caller) -> SystemHealth:
     """Show whether runs can be planned and executed."""
     async with caller.read() as conn:
         found = await runners.list_busy(conn, limit=_MOST_RUNNERS)
         leader = await shards.leader(conn, shard=0)
         now = await shards.read_clock(conn)
     is_led = leader is not None and not leader.unled
-    return Health(
+    return SystemHealth(
         database="healthy",
         scheduler="healthy" if is_led else "unhealthy",
         leader=leader.owner if leader is not None and is_led else None,
@@ -158,7 +157,7 @@ async def show_health(caller: Caller) -> Health:
     )
 
 
-async def _selected(conn: AsyncConnection, selection: Undrain) -> list[BusyRunner]:
+async def _selected(conn: AsyncConnection, selection: UndrainRequest) -> list[BusyRunner]:
     if selection.is_all == bool(selection.runners):
         raise UserError("Name runners, or select all of them with is_all. List them with `evertick runners list`.")
     if selection.is_all:
@@ -166,32 +165,5 @@ async def _selected(conn: AsyncConnection, selection: Undrain) -> list[BusyRunne
     return await find_runners(conn, selection.runners)
 
 
-async def _drain(caller: Caller, conn: AsyncConnection, found: list[BusyRunner], *, then_leave: bool) -> Asked:
-    sessions = [each.session for each in found]
-    await drain(conn, sessions=sessions, actor=caller.actor, then_leave=then_leave)
-    return Asked(runners=[_runner(each) for each in found])
-
-
-async def _undrain(caller: Caller, conn: AsyncConnection, found: list[BusyRunner]) -> Asked:
-    asked = await undrain(conn, sessions=[each.session for each in found], actor=caller.actor)
-    return Asked(runners=[_runner(each) for each in found if each.session in asked])
-
-
-def _runner(row: BusyRunner) -> Runner:
-    return Runner(
-        session=session_text(row.session),
-        runner_id=row.runner_id,
-        name=row.name,
-        version=row.version,
-        host=row.host,
-        pid=row.pid,
-        queues=row.queues,
-        match=row.match,
-        slots=row.slots,
-        request=row.request,
-        started_at=row.started_at,
-        beat_at=row.beat_at,
-        silent_seconds=row.silent_seconds,
-        busy=row.busy,
-        executor=row.executor,
-    )
+def _runner(row: BusyRunner) -> RunnerStatus:
+    return record_of(RunnerStatus, row, session=session_text(row.session))

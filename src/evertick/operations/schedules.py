@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from annotated_doc import Doc
 from annotated_types import Ge, Gt, Le, MaxLen
@@ -15,7 +14,7 @@ from psycopg import AsyncConnection
 
 from evertick.db.notify import Channel
 from evertick.db.queries import schedules
-from evertick.db.queries.schedules import ListedSchedule, ScheduleVersion, Skip
+from evertick.db.queries.schedules import ListedSchedule, ScheduleVersion, SkipPlace, SkipRecord
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.dags.validation import check_schedule
 from evertick.domain.errors import Conflict, NotFound, PreconditionFailed, UserError
@@ -24,9 +23,9 @@ from evertick.domain.schedules.preview import clock_changes, count_fires, fires_
 from evertick.domain.schedules.spec import ScheduleSpec, describe, parse_schedule
 from evertick.engine import schedules as verbs
 from evertick.engine.fire_schedules import UNPLANNABLE, fires_from, fires_of, in_words, read_spec
-from evertick.engine.schedules import Missed, preview, put_schedule
-from evertick.operations.caller import Caller
-from evertick.operations.dags import LONGEST_NAME, DagName, Unpause, catch_up_of, spec_of
+from evertick.engine.schedules import Missed, preview
+from evertick.operations.caller import Caller, similar
+from evertick.operations.dags import LONGEST_NAME, CatchUpOptions, DagName, catch_up_of, spec_of
 from evertick.operations.paging import (
     USUAL_ITEMS,
     Cursor,
@@ -34,17 +33,20 @@ from evertick.operations.paging import (
     IfMatch,
     Limit,
     Page,
+    RequestBody,
     Tagged,
-    encode_cursor,
+    aware,
+    page_of,
     read_cursor,
+    record_of,
 )
 
 ScheduleName = Annotated[str, MaxLen(LONGEST_NAME), Doc("The schedule's name.")]
 DagFilter = Annotated[str | None, MaxLen(LONGEST_NAME), Doc("Only schedules of this DAG.")]
-Count = Annotated[int, Ge(1), Le(200), Doc("Maximum number of items.")]
 _Seconds = Annotated[float, Ge(0), Le(10**9)]
 _Deadline = Annotated[float, Gt(0), Le(10**9)]
 _MOST = 1000
+_NEWEST_VERSION = 2**31 - 1
 _SHOWN_NAMES = 10
 _ETAG = re.compile(r'^"v(\d{1,9})"$')
 _LONGEST_SIMULATION = timedelta(days=366 * 5)
@@ -66,7 +68,7 @@ class Schedule:
     finish_within_seconds: float | None
     delay_seconds: float
     is_paused: bool
-    is_paused_itself: bool
+    is_paused_directly: bool
     origin: str
     error: str | None
     next_due: datetime | None
@@ -84,10 +86,8 @@ class UnpausedSchedule(Schedule):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutSchedule:
+class ScheduleRequest(RequestBody):
     """`when`: an expression such as `30 6 * * *`, `@every 5m` or `@daily`, a list of instants, or the fields of a spec."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     when: str | Sequence[str] | dict[str, Any]
     timezone: Annotated[str, MaxLen(100)] | None = None
@@ -118,10 +118,8 @@ class NextFires:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulate:
+class SimulationRequest(RequestBody):
     """What an expression would do between two instants. Nothing is saved."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     when: str | Sequence[str] | dict[str, Any]
     timezone: Annotated[str, MaxLen(100)] | None = None
@@ -139,7 +137,7 @@ class ClockEffect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
+class SimulationResult:
     when: str
     timezone: str
     count: int
@@ -160,18 +158,16 @@ async def list_all_schedules(
     async with caller.read() as conn:
         dag_ids = [(await caller.dag(conn, dag)).dag_id] if dag is not None else await caller.visible_dag_ids(conn)
         found = await schedules.page(
-            conn, dag_ids=dag_ids, after=(after_dag, after_name), limit=limit, deleted=with_deleted
+            conn, dag_ids=dag_ids, dag=after_dag, name=after_name, limit=limit, deleted=with_deleted
         )
-    next_cursor = encode_cursor(found[-1].dag, found[-1].name) if len(found) == limit else None
-    return Page(items=[schedule_of(row) for row in found], next_cursor=next_cursor)
+    return page_of(found, limit, lambda row: (row.dag, row.name), schedule_of)
 
 
-async def list_schedules(caller: Caller, *, dag: DagName) -> Page[Schedule]:
+async def list_schedules(
+    caller: Caller, *, dag: DagName, limit: Limit = USUAL_ITEMS, cursor: Cursor = None
+) -> Page[Schedule]:
     """List the schedules of a DAG."""
-    async with caller.read() as conn:
-        await caller.dag(conn, dag)
-        found = await schedules.list_all(conn, dag=dag, limit=_MOST)
-    return Page(items=[schedule_of(row) for row in found], next_cursor=None)
+    return await list_all_schedules(caller, dag=dag, limit=limit, cursor=cursor)
 
 
 async def show_schedule(caller: Caller, *, dag: DagName, name: ScheduleName) -> Tagged[Schedule]:
@@ -181,43 +177,40 @@ async def show_schedule(caller: Caller, *, dag: DagName, name: ScheduleName) -> 
     return _tagged(row)
 
 
-async def change(
+async def put_schedule(
     caller: Caller,
     *,
     dag: DagName,
     name: ScheduleName,
-    body: PutSchedule,
+    body: ScheduleRequest,
     if_match: IfMatch = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Tagged[Schedule]:
     """Create or replace a schedule. With If-Match only if it has that version (`"v0"`: if it does not exist). Fires that are
     already due still run."""
-    found = await save(caller, dag, name, body, expected=_expected(if_match), request=idempotency_key)
-    return _tagged(found)
+    return await save(caller, dag, name, body, expected=_expected(if_match), request=idempotency_key)
 
 
-async def delete(caller: Caller, *, dag: DagName, name: ScheduleName, if_match: IfMatch = None) -> None:
+async def delete_schedule(caller: Caller, *, dag: DagName, name: ScheduleName, if_match: IfMatch = None) -> None:
     """Delete a schedule. Its runs and its history remain."""
     async with caller.write(Channel.SCHEDULE) as conn:
         await find_schedule(caller, conn, dag, name)
-        expected = _expected(if_match)
-        await verbs.delete_schedule(conn, dag=dag, name=name, actor=caller.actor, expected_version=expected)
+        await verbs.delete_schedule(conn, dag=dag, name=name, actor=caller.actor, expected_version=_expected(if_match))
 
 
-async def pause(caller: Caller, *, dag: DagName, name: ScheduleName, if_match: IfMatch = None) -> Schedule:
+async def pause_schedule(caller: Caller, *, dag: DagName, name: ScheduleName, if_match: IfMatch = None) -> Schedule:
     """Pause one schedule. Fires that are already due still run; later fires are recorded as skipped."""
     async with caller.write(Channel.SCHEDULE) as conn:
         await find_schedule(caller, conn, dag, name)
-        expected = _expected(if_match)
-        await verbs.pause_schedule(conn, dag=dag, name=name, actor=caller.actor, expected_version=expected)
+        await verbs.pause_schedule(conn, dag=dag, name=name, actor=caller.actor, expected_version=_expected(if_match))
         return schedule_of(await find_schedule(caller, conn, dag, name))
 
 
-async def unpause(
-    caller: Caller, *, dag: DagName, name: ScheduleName, body: Unpause | None = None, if_match: IfMatch = None
+async def unpause_schedule(
+    caller: Caller, *, dag: DagName, name: ScheduleName, body: CatchUpOptions | None = None, if_match: IfMatch = None
 ) -> UnpausedSchedule:
     """Resume one schedule. While its DAG is paused, the schedule remains paused with it."""
-    wanted = body or Unpause()
+    wanted = body or CatchUpOptions()
     catch_up, expected = catch_up_of(wanted), _expected(if_match)
     async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
         row = await find_schedule(caller, conn, dag, name)
@@ -227,57 +220,71 @@ async def unpause(
                 conn, dag=dag, name=name, actor=caller.actor, catch_up=catch_up, expected_version=expected
             )
             row = await find_schedule(caller, conn, dag, name)
-    found = schedule_of(row)
-    return UnpausedSchedule(**{each.name: getattr(found, each.name) for each in fields(found)}, missed=missed)
+    return record_of(UnpausedSchedule, schedule_of(row), missed=missed)
 
 
-async def reset(caller: Caller, *, dag: DagName, name: ScheduleName) -> ResetSchedule:
+async def reset_schedule(caller: Caller, *, dag: DagName, name: ScheduleName) -> ResetSchedule:
     """Restore a schedule to the declaration in the DAG's file, also a deleted one."""
     async with caller.write(Channel.SCHEDULE) as conn:
         await caller.dag(conn, dag)
         return ResetSchedule(is_declared=await verbs.reset_schedule(conn, dag=dag, name=name, actor=caller.actor))
 
 
-async def next_fires(caller: Caller, *, dag: DagName, name: ScheduleName, count: Count = 10) -> NextFires:
+async def list_next_fires(caller: Caller, *, dag: DagName, name: ScheduleName, limit: Limit = 10) -> NextFires:
     """List the next fires of a schedule; none while it is paused."""
     async with caller.read() as conn:
         row = await find_schedule(caller, conn, dag, name)
-    return NextFires(when=in_words(row.spec), fires=fires_of(row, count))
+    return NextFires(when=in_words(row.spec), fires=fires_of(row, limit))
 
 
-async def history(caller: Caller, *, dag: DagName, name: ScheduleName, count: Count = 50) -> Page[ScheduleVersion]:
+async def list_schedule_versions(
+    caller: Caller, *, dag: DagName, name: ScheduleName, limit: Limit = USUAL_ITEMS, cursor: Cursor = None
+) -> Page[ScheduleVersion]:
     """List every version of a schedule, newest first; also of a deleted schedule."""
+    (before,) = read_cursor(cursor, _NEWEST_VERSION)
     async with caller.read() as conn:
         await caller.dag(conn, dag)
-        found = await schedules.history(conn, dag=dag, name=name, limit=count)
-    if not found:
+        found = await schedules.history(conn, dag=dag, name=name, limit=limit, before=min(before, _NEWEST_VERSION))
+    if not found and cursor is None:
         raise NotFound(
             f"DAG {dag!r} never had a schedule {name!r}. List its schedules with `evertick schedules list {dag}`."
         )
-    return Page(items=found, next_cursor=None)
+    return page_of(found, limit, lambda row: (row.version,), lambda row: row)
 
 
-async def skips(caller: Caller, *, dag: DagName, name: ScheduleName, count: Count = 50) -> Page[Skip]:
+async def list_schedule_skips(
+    caller: Caller, *, dag: DagName, name: ScheduleName, limit: Limit = USUAL_ITEMS, cursor: Cursor = None
+) -> Page[SkipRecord]:
     """List the skipped fires of a schedule with the reasons, newest first."""
     async with caller.read() as conn:
         await find_schedule(caller, conn, dag, name)
-        return Page(items=await schedules.skips(conn, dag=dag, name=name, limit=count), next_cursor=None)
+        return await _skips(conn, limit, cursor, dag=dag, name=name)
 
 
-async def all_skips(
+async def list_skips(
     caller: Caller,
     *,
     dag: DagFilter = None,
     name: Annotated[str | None, MaxLen(LONGEST_NAME), Doc("Only schedules with this name.")] = None,
-    count: Count = 50,
-) -> Page[Skip]:
+    limit: Limit = USUAL_ITEMS,
+    cursor: Cursor = None,
+) -> Page[SkipRecord]:
     """List the skipped fires of all schedules or of one DAG's schedules, including deleted ones, newest first."""
     async with caller.read() as conn:
         dag_ids = [(await caller.dag(conn, dag)).dag_id] if dag is not None else await caller.visible_dag_ids(conn)
-        return Page(items=await schedules.skips(conn, dag_ids=dag_ids, name=name, limit=count), next_cursor=None)
+        return await _skips(conn, limit, cursor, dag_ids=dag_ids, name=name)
 
 
-async def simulate(caller: Caller, *, body: Simulate) -> Simulated:
+async def _skips(conn: AsyncConnection, limit: int, cursor: str | None, **wanted: Any) -> Page[SkipRecord]:
+    recorded, first, dag, name = read_cursor(cursor, *[None if cursor is None else ""] * 4)
+    before = SkipPlace(recorded_before=recorded, first_before=first, dag_before=dag, name_before=name)
+    found = await schedules.skips(conn, limit=limit, before=before, **wanted)
+    return page_of(
+        found, limit, lambda row: (str(row.recorded_at), str(row.first_at), row.dag, row.name), lambda row: row
+    )
+
+
+async def simulate_schedule(caller: Caller, *, body: SimulationRequest) -> SimulationResult:
     """List when an expression would fire between two instants, and the effect of each clock change."""
     spec = parsed(body.when, {"timezone": body.timezone})
     first, last = aware(body.first), aware(body.last)
@@ -285,15 +292,16 @@ async def simulate(caller: Caller, *, body: Simulate) -> Simulated:
         raise UserError("`last` must not be before `first`, nor more than five years after it.")
     changes = [outcome_of(spec, each) for each in clock_changes(spec.timezone, first, last)]
     effects = [
-        ClockEffect(
-            at=each.change.at,
+        record_of(
+            ClockEffect,
+            each.change,
             shift_seconds=each.change.shift.total_seconds(),
             effect=each.effect,
             fires=list(each.fires),
         )
         for each in changes
     ]
-    return Simulated(
+    return SimulationResult(
         when=describe(spec),
         timezone=spec.timezone,
         count=count_fires(spec, first, last),
@@ -303,37 +311,27 @@ async def simulate(caller: Caller, *, body: Simulate) -> Simulated:
 
 
 async def save(
-    caller: Caller, dag: str, name: str, wanted: PutSchedule, *, expected: int | None, request: str | None = None
-) -> ListedSchedule:
+    caller: Caller, dag: str, name: str, wanted: ScheduleRequest, *, expected: int | None, request: str | None = None
+) -> Tagged[Schedule]:
     """Create or replace a schedule; with `expected` only if it has that version."""
     async with caller.write(Channel.SCHEDULE) as conn:
         spec = spec_of(await caller.dag(conn, dag))
         schedule = named(name, wanted, spec.timezone)
         check_schedule(spec, schedule)
+        is_new = not await schedules.of_dag(conn, dag=dag, name=name)
         try:
-            await put_schedule(
+            await verbs.put_schedule(
                 conn, dag=dag, schedule=schedule, actor=caller.actor, expected_version=expected, request=request
             )
         except Conflict as error:
             raise (PreconditionFailed(str(error)) if expected is not None else error) from None
-        return await find_schedule(caller, conn, dag, name)
+        return _tagged(await find_schedule(caller, conn, dag, name), is_new=is_new)
 
 
-def named(name: str, wanted: PutSchedule, timezone: str) -> NamedSchedule:
-    given: dict[str, Any] = {"timezone": wanted.timezone or timezone}
-    given |= {"start_at": wanted.start_at, "end_at": wanted.end_at}
-    given |= {"anchor_at": wanted.anchor_at, "jitter_seconds": wanted.jitter_seconds}
-    return NamedSchedule(
-        name=name,
-        spec=parsed(wanted.when, given),
-        params=wanted.params,
-        misfire=wanted.misfire,
-        catchup_window_seconds=wanted.catchup_window_seconds,
-        catchup_limit=wanted.catchup_limit,
-        overlap=wanted.overlap,
-        start_within_seconds=wanted.start_within_seconds,
-        finish_within_seconds=wanted.finish_within_seconds,
-    )
+def named(name: str, wanted: ScheduleRequest, timezone: str) -> NamedSchedule:
+    times = {each: getattr(wanted, each) for each in ("start_at", "end_at", "anchor_at", "jitter_seconds")}
+    spec = parsed(wanted.when, {"timezone": wanted.timezone or timezone, **times})
+    return record_of(NamedSchedule, wanted, name=name, spec=spec)
 
 
 async def find_schedule(caller: Caller, conn: AsyncConnection, dag: str, name: str) -> ListedSchedule:
@@ -344,8 +342,7 @@ async def find_schedule(caller: Caller, conn: AsyncConnection, dag: str, name: s
         if row.name == name:
             return row
     names = [row.name for row in found]
-    near = difflib.get_close_matches(name, names, n=1)
-    advice = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(names[:_SHOWN_NAMES]) or 'none'}."
+    advice = similar(name, names, f"It has: {', '.join(names[:_SHOWN_NAMES]) or 'none'}.")
     raise NotFound(f"DAG {dag!r} has no schedule {name!r}. {advice}")
 
 
@@ -358,12 +355,6 @@ def parsed(when: object, given: dict[str, Any]) -> ScheduleSpec:
         raise UserError(f"This schedule is invalid: {error}") from None
 
 
-def aware(instant: datetime) -> datetime:
-    if instant.tzinfo is None:
-        raise UserError("Give instants with an offset, such as 2030-01-01T00:00:00Z.")
-    return instant
-
-
 def upcoming_fires(schedule: Schedule, count: int) -> list[datetime]:
     """The next fires of a schedule; none while it is paused or in error."""
     if schedule.is_paused or schedule.error or schedule.next_due is None:
@@ -372,29 +363,15 @@ def upcoming_fires(schedule: Schedule, count: int) -> list[datetime]:
 
 
 def schedule_of(row: ListedSchedule) -> Schedule:
-    return Schedule(
-        dag=row.dag,
-        name=row.name,
-        version=row.version,
+    return record_of(
+        Schedule,
+        row,
         when=in_words(row.spec),
-        spec=row.spec,
-        params=row.params,
-        misfire=row.misfire,
         catchup_window_seconds=row.window_seconds,
-        catchup_limit=row.catchup_limit,
-        overlap=row.overlap,
         start_within_seconds=row.start_within,
         finish_within_seconds=row.finish_within,
-        delay_seconds=row.delay_seconds,
         is_paused=row.paused,
-        is_paused_itself=row.is_held,
-        origin=row.origin,
-        error=row.error,
-        next_due=row.next_due,
-        last_fired=row.last_fired,
-        changed_by=row.changed_by,
-        changed_at=row.changed_at,
-        deleted_at=row.deleted_at,
+        is_paused_directly=row.is_held,
     )
 
 
@@ -402,8 +379,8 @@ def schedule_etag(version: int) -> str:
     return f'"v{version}"'
 
 
-def _tagged(row: ListedSchedule) -> Tagged[Schedule]:
-    return Tagged(record=schedule_of(row), etag=schedule_etag(row.version))
+def _tagged(row: ListedSchedule, *, is_new: bool = False) -> Tagged[Schedule]:
+    return Tagged(record=schedule_of(row), etag=schedule_etag(row.version), is_new=is_new)
 
 
 def _expected(if_match: str | None) -> int | None:

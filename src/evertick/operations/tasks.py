@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from annotated_doc import Doc
 from annotated_types import Ge, Le, MaxLen
@@ -15,13 +14,13 @@ from evertick.db.notify import Channel
 from evertick.db.queries import tasks
 from evertick.db.queries.runs import RunRow
 from evertick.db.queries.tasks import AttemptRow, TaskRow
-from evertick.domain.attempt import TaskKey
+from evertick.domain.attempt import RESULT_TAG, TaskKey
 from evertick.domain.errors import NotFound
 from evertick.domain.explain import Explained, Reason, describe
 from evertick.domain.states import TaskState
 from evertick.engine.tasks import explain_row, full_name, mark
-from evertick.operations.caller import Caller, redact
-from evertick.operations.paging import USUAL_ITEMS, Cursor, Limit, Page, encode_cursor, read_cursor
+from evertick.operations.caller import LONGEST_SHOWN_NAME, Caller, redact, similar
+from evertick.operations.paging import USUAL_ITEMS, Cursor, Limit, Page, RequestBody, page_of, read_cursor, record_of
 from evertick.operations.runs import RunId, find_run
 
 TaskName = Annotated[str, MaxLen(1000), Doc("The task's name.")]
@@ -29,22 +28,22 @@ MapIndex = Annotated[
     int, Ge(-1), Le(2**31 - 1), Doc("The index of an instance of a mapped task; -1 for a task that is not mapped.")
 ]
 
-_LONGEST_SHOWN_NAME = 200
 # The number of tasks of a run that a mistyped name is compared with.
 _MOST_COMPARED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPage:
-    """A task with all attempts, and what it returned."""
+class TaskDetails:
+    """A task with all attempts, what it returned, and the results that it named with `push`."""
 
     task: TaskRow
     attempts: list[AttemptRow]
     result: Any
+    outputs: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Why:
+class TaskExplanation:
     """`reasons` has the most binding one first. `upstream` is the task that this one waits for, with its own reasons.
 
     A reason has its `kind`, a sentence (`text`), and details. A `deferred` task has the kind of its wait as `wait`.
@@ -54,19 +53,17 @@ class Why:
     task: str
     state: str
     reasons: list[dict[str, Any]]
-    upstream: Why | None = None
+    upstream: TaskExplanation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
-
+class MarkRequest(RequestBody):
     state: TaskState
     map_index: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marked:
+class MarkResult:
     """`marked`, or `asked`: the task is running, and its state changes when it has stopped."""
 
     outcome: str
@@ -89,17 +86,24 @@ async def list_tasks(
         # The instances of a mapped task are next to each other in this order.
         only = (await _first_of(conn, run, task)).idx if task is not None else None
         after = after if only is None else max(after, (only, -2))
-        found = await tasks.page_of_run(conn, run_id=run_id, after=after, state=state, limit=limit)
+        found = await tasks.page_of_run(conn, run_id=run_id, idx=after[0], map_index=after[1], state=state, limit=limit)
     found = [row for row in found if only in (None, row.idx)]
-    next_cursor = encode_cursor(found[-1].idx, found[-1].map_index) if len(found) == limit else None
-    return Page(items=found, next_cursor=next_cursor)
+    return page_of(found, limit, lambda row: (row.idx, row.map_index), lambda row: row)
 
 
-async def show_task(caller: Caller, *, run_id: RunId, task: TaskName, map_index: MapIndex = -1) -> TaskPage:
+async def show_task(caller: Caller, *, run_id: RunId, task: TaskName, map_index: MapIndex = -1) -> TaskDetails:
     """Show one task with all attempts and what it returned."""
     async with caller.read() as conn:
         row, key = await find_task(caller, conn, run_id, task, map_index)
-        return TaskPage(task=row, attempts=await tasks.attempts(conn, key), result=await tasks.result(conn, key))
+        value, named = returned_and_named(await tasks.result(conn, key))
+        return TaskDetails(task=row, attempts=await tasks.attempts(conn, key), result=value, outputs=named)
+
+
+def returned_and_named(stored: Any) -> tuple[Any, dict[str, Any]]:
+    """What a task returned, and its named results, of the stored result."""
+    if isinstance(stored, dict) and stored.get(RESULT_TAG) == "outputs":
+        return stored["value"], stored["named"]
+    return stored, {}
 
 
 async def why_task(
@@ -110,18 +114,18 @@ async def why_task(
     map_index: Annotated[
         int | None, Ge(-1), Le(2**31 - 1), Doc("The index of an instance of a mapped task. Default: the first one.")
     ] = None,
-) -> Why:
+) -> TaskExplanation:
     """Explain why a task is not running."""
     async with caller.read() as conn:
         row, _ = await find_task(caller, conn, run_id, task, map_index)
         return _why(await redact(caller, conn, await explain_row(conn, row, run_id=run_id)))
 
 
-async def mark_task(caller: Caller, *, run_id: RunId, task: TaskName, body: Mark) -> Marked:
+async def mark_task(caller: Caller, *, run_id: RunId, task: TaskName, body: MarkRequest) -> MarkResult:
     """Decide how a task ended: success, failed or skipped. A running task is stopped first."""
     async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         _, key = await find_task(caller, conn, run_id, task, body.map_index)
-        return Marked(outcome=await mark(conn, key, state=body.state, actor=caller.actor))
+        return MarkResult(outcome=await mark(conn, key, state=body.state, actor=caller.actor))
 
 
 async def find_task(
@@ -148,25 +152,18 @@ async def _first_of(conn: AsyncConnection, run: RunRow, task: str) -> TaskRow:
 
 
 async def _no_task(conn: AsyncConnection, run: RunRow, name: str, instances: Sequence[TaskRow]) -> NotFound:
-    text = f"Run {run.run_id} of {run.dag} has no task {name[:_LONGEST_SHOWN_NAME]!r}."
-    near: list[str] = []
-    if len(name) <= _LONGEST_SHOWN_NAME:
+    text = f"Run {run.run_id} of {run.dag} has no task {name[:LONGEST_SHOWN_NAME]!r}."
+    known: set[str] = set()
+    if len(name) <= LONGEST_SHOWN_NAME:
         rows = instances or await tasks.list_of_run(conn, run_id=run.run_id, limit=_MOST_COMPARED)
-        near = difflib.get_close_matches(
-            name, sorted({known for row in rows for known in (row.task, full_name(row))}), n=1
-        )
-    hint = f"Did you mean {near[0]!r}?" if near else f"List its tasks with `evertick tasks list {run.run_id}`."
-    return NotFound(f"{text} {hint}")
+        known = {each for row in rows for each in (row.task, full_name(row))}
+    advice = similar(name, sorted(known), f"List its tasks with `evertick tasks list {run.run_id}`.")
+    return NotFound(f"{text} {advice}")
 
 
-def _why(found: Explained) -> Why:
-    return Why(
-        run_id=found.run_id,
-        task=found.task,
-        state=found.state,
-        reasons=[_document_of(each) for each in found.reasons],
-        upstream=_why(found.upstream) if found.upstream else None,
-    )
+def _why(found: Explained) -> TaskExplanation:
+    reasons = [_document_of(each) for each in found.reasons]
+    return record_of(TaskExplanation, found, reasons=reasons, upstream=_why(found.upstream) if found.upstream else None)
 
 
 def _document_of(reason: Reason) -> dict[str, Any]:

@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from annotated_doc import Doc
 from annotated_types import Ge, Le, MaxLen, MinLen
 
 from evertick.db.queries import accounts as accounts_queries
-from evertick.db.queries.accounts import AccountRow, AuditFilter, AuditRow, CredentialRow
+from evertick.db.queries.accounts import AccountRow, AuditEntry, AuditFilter, CredentialRow
 from evertick.domain.access import LONGEST_NAME, LONGEST_PASSWORD, MOST_TAGS, Permission, Role, narrowed
 from evertick.domain.errors import Forbidden
 from evertick.engine import accounts
 from evertick.operations.caller import Caller
-from evertick.operations.paging import LARGEST, USUAL_ITEMS, Cursor, Limit, Page, encode_cursor, read_cursor
+from evertick.operations.paging import (
+    LARGEST,
+    USUAL_ITEMS,
+    Cursor,
+    Limit,
+    Page,
+    RequestBody,
+    encode_cursor,
+    page_of,
+    read_cursor,
+    record_of,
+)
 
 # The number of entries that one page of the audit log searches: 5 ms.
 AUDIT_WINDOW = 5000
@@ -41,10 +52,8 @@ class User:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewUser:
+class NewUser(RequestBody):
     """A user without a password can only use tokens and sign-in links."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     name: NewName
     role: Role = Role.VIEWER
@@ -53,10 +62,8 @@ class NewUser:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UserChange:
+class UserChange(RequestBody):
     """Fields that are left out keep their values. `all_dags` removes the limit to tags."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     role: Role | None = None
     tags: Tags | None = None
@@ -66,7 +73,7 @@ class UserChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class SignInLink:
     """A path under the server's address that signs the user in once."""
 
     path: str
@@ -75,7 +82,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    id: int
+    token_id: int
     user: str
     kind: str
     name: str
@@ -89,10 +96,8 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewToken:
+class NewToken(RequestBody):
     """`role` and `tags` can only reduce the rights of the user. Without `user` the token is the caller's own."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     name: NewName
     user: NewName | None = None
@@ -102,10 +107,10 @@ class NewToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeToken:
+class CreatedToken:
     """`token` is shown only this once."""
 
-    id: int
+    token_id: int
     token: str
     expires_at: datetime | None
 
@@ -115,8 +120,7 @@ async def list_users(caller: Caller, *, limit: Limit = USUAL_ITEMS, cursor: Curs
     (after,) = read_cursor(cursor, "")
     async with caller.read() as conn:
         found = await accounts_queries.list_accounts(conn, after=after, limit=limit)
-    next_cursor = encode_cursor(found[-1].name) if len(found) == limit else None
-    return Page(items=[_user(row) for row in found], next_cursor=next_cursor)
+    return page_of(found, limit, lambda row: (row.name,), _user)
 
 
 async def add_user(caller: Caller, *, body: NewUser) -> User:
@@ -135,7 +139,10 @@ async def show_user(caller: Caller, *, name: UserName) -> User:
 
 
 async def change_user(caller: Caller, *, name: UserName, body: UserChange) -> User:
-    """Change a user. A new password, or disabling the user, ends all their sessions and tokens."""
+    """Change a user. A new password, or disabling the user, ends all their sessions and tokens. A caller changes the own
+    password with PUT /auth/password, which needs the current one."""
+    if body.password is not None and _is_own(caller, name):
+        raise Forbidden("Your own password needs the current one. Change it with PUT /auth/password and a session.")
     async with caller.write() as conn:
         # A new password alone is one entry in the audit log.
         if body.password is None or replace(body, password=None) != UserChange():
@@ -153,7 +160,7 @@ async def change_user(caller: Caller, *, name: UserName, body: UserChange) -> Us
         return _user(await accounts.find_user(conn, name))
 
 
-async def make_link(caller: Caller, *, name: UserName) -> Link:
+async def make_link(caller: Caller, *, name: UserName) -> SignInLink:
     """Make a link that signs a user in once, within the hour. A token cannot make one for its own user: the session would
     have more rights than the token."""
     _refuse_own(caller, name)
@@ -162,7 +169,7 @@ async def make_link(caller: Caller, *, name: UserName) -> Link:
         made = await accounts.issue(
             conn, row, kind="link", name="link", actor=caller.actor, seconds=accounts.LINK_SECONDS
         )
-    return Link(path=f"/auth/link/{made.secret}", expires_at=made.expires_at)
+    return SignInLink(path=f"/auth/link/{made.secret}", expires_at=made.expires_at)
 
 
 async def list_tokens(
@@ -181,11 +188,10 @@ async def list_tokens(
             await accounts.find_user(conn, user)
         account = user if user is not None else _visible_account(caller)
         found = await accounts_queries.list_credentials(conn, account=account, after=after, limit=limit)
-    next_cursor = encode_cursor(found[-1].credential_id) if len(found) == limit else None
-    return Page(items=[_token(row) for row in found], next_cursor=next_cursor)
+    return page_of(found, limit, lambda row: (row.credential_id,), _token)
 
 
-async def make_token(caller: Caller, *, body: NewToken) -> MadeToken:
+async def make_token(caller: Caller, *, body: NewToken) -> CreatedToken:
     """Make a token: the caller's own, or for a caller who manages users one of any user. It never has more rights than the
     caller."""
     principal = caller.principal
@@ -203,7 +209,7 @@ async def make_token(caller: Caller, *, body: NewToken) -> MadeToken:
         made = await accounts.issue(
             conn, row, kind="token", name=body.name, actor=caller.actor, seconds=seconds, limits=limits
         )
-    return MadeToken(id=made.credential_id, token=made.secret, expires_at=made.expires_at)
+    return CreatedToken(token_id=made.credential_id, token=made.secret, expires_at=made.expires_at)
 
 
 async def revoke_token(caller: Caller, *, token_id: TokenId) -> None:
@@ -212,7 +218,7 @@ async def revoke_token(caller: Caller, *, token_id: TokenId) -> None:
         await accounts.revoke(conn, credential_id=token_id, actor=caller.actor, account=_visible_account(caller))
 
 
-async def list_entries(
+async def list_audit(
     caller: Caller,
     *,
     verb: Annotated[str | None, MaxLen(300), Doc("Only this action.")] = None,
@@ -222,7 +228,7 @@ async def list_entries(
     since: Annotated[datetime | None, Doc("Only from this time on.")] = None,
     limit: Limit = USUAL_ITEMS,
     cursor: Cursor = None,
-) -> Page[AuditRow]:
+) -> Page[AuditEntry]:
     """List the audit log, newest first: each change with its actor, origin, and the values before and after, and each
     refusal. With a filter a page may be short and still have a successor."""
     (before,) = read_cursor(cursor, LARGEST)
@@ -251,29 +257,9 @@ def _visible_account(caller: Caller) -> str | None:
 
 
 def _user(row: AccountRow) -> User:
-    return User(
-        name=row.name,
-        role=Role(row.role),
-        tags=row.tags,
-        has_password=row.password_hash is not None,
-        is_disabled=row.is_disabled,
-        created_by=row.created_by,
-        created_at=row.created_at,
-        password_changed_at=row.password_changed_at,
-    )
+    return record_of(User, row, role=Role(row.role), has_password=row.password_hash is not None)
 
 
 def _token(row: CredentialRow) -> Token:
-    return Token(
-        id=row.credential_id,
-        user=row.account,
-        kind=row.kind,
-        name=row.name,
-        role=None if row.role is None else Role(row.role),
-        tags=row.tags,
-        created_by=row.created_by,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        used_at=row.used_at,
-        used_from=row.used_from,
-    )
+    role = None if row.role is None else Role(row.role)
+    return record_of(Token, row, token_id=row.credential_id, user=row.account, role=role)

@@ -7,9 +7,9 @@ connection.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from annotated_doc import Doc
 from annotated_types import MaxLen
@@ -22,7 +22,19 @@ from evertick.domain.errors import InvalidSettings
 from evertick.domain.stored_values import LONGEST_VALUE, ValueKind, check_name, read_connection
 from evertick.engine import secrets as verbs
 from evertick.operations.caller import Caller
-from evertick.operations.paging import MOST_ITEMS, IfMatch, Page, Tagged, refuse_stale
+from evertick.operations.paging import (
+    MOST_ITEMS,
+    USUAL_ITEMS,
+    Cursor,
+    IfMatch,
+    Limit,
+    Page,
+    RequestBody,
+    Tagged,
+    record_of,
+    refuse_stale,
+    short_page,
+)
 from evertick.secrets.keyring import load_keyring
 
 _MOST_VALUES = MOST_ITEMS * 50
@@ -42,45 +54,45 @@ class StoredValue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadValue(StoredValue):
+class StoredValueDetails(StoredValue):
     """`value` of a connection is its address without its secret parts; of a secret it is null."""
 
     value: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewValue:
+class ValueRequest(RequestBody):
     """The value of a connection is an address: `postgresql://anna:PASSWORD@host:5432/shop`."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     value: Annotated[str, MaxLen(LONGEST_VALUE)]
     description: Annotated[str, MaxLen(1000)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Put:
+class PutResult:
     is_new: bool
 
 
-async def list_values(caller: Caller, *, kind: ValueKind) -> Page[StoredValue]:
-    """List by name, without the values."""
+async def list_values(
+    caller: Caller, *, kind: ValueKind, limit: Limit = USUAL_ITEMS, cursor: Cursor = None
+) -> Page[StoredValue]:
+    """List stored values by name, without their content."""
     async with caller.read() as conn:
         found = await secrets.list_all(conn, kind=kind, limit=_MOST_VALUES)
-    return Page(items=[_stored(row) for row in found], next_cursor=None)
+    return short_page(found, limit, cursor, lambda row: (row.name,), lambda row: record_of(StoredValue, row))
 
 
-async def show_value(caller: Caller, *, kind: ValueKind, name: ValueName) -> Tagged[ReadValue]:
-    """Show one. Its ETag changes with every change."""
+async def show_value(caller: Caller, *, kind: ValueKind, name: ValueName) -> Tagged[StoredValueDetails]:
+    """Show one stored value. Its ETag changes with every change."""
     async with caller.read() as conn:
         row, shown = await read_shown(caller, conn, kind, name)
-    return Tagged(record=ReadValue(**asdict(_stored(row)), value=shown), etag=_etag(row))
+    return Tagged(record=record_of(StoredValueDetails, row, value=shown), etag=_etag(row))
 
 
 async def put_value(
-    caller: Caller, *, kind: ValueKind, name: ValueName, body: NewValue, if_match: IfMatch = None
-) -> Tagged[Put]:
-    """Create it, or replace its value."""
+    caller: Caller, *, kind: ValueKind, name: ValueName, body: ValueRequest, if_match: IfMatch = None
+) -> Tagged[PutResult]:
+    """Create a stored value, or replace it."""
     check_name(kind, name)
     async with caller.write() as conn, conn.transaction():
         if if_match is not None:
@@ -95,12 +107,14 @@ async def put_value(
             description=body.description,
         )
         row = await _find(conn, kind, name)
-    return Tagged(record=Put(is_new=is_new), etag=_etag(row))
+    return Tagged(record=PutResult(is_new=is_new), etag=_etag(row), is_new=is_new)
 
 
-async def delete_value(caller: Caller, *, kind: ValueKind, name: ValueName) -> None:
-    """Delete it. Tasks that declare it fail from then on."""
-    async with caller.write() as conn:
+async def delete_value(caller: Caller, *, kind: ValueKind, name: ValueName, if_match: IfMatch = None) -> None:
+    """Delete a stored value. Tasks that declare it fail from then on."""
+    async with caller.write() as conn, conn.transaction():
+        if if_match is not None:
+            refuse_stale(if_match, _etag(await _find(conn, kind, name, is_locked=True)))
         await verbs.delete_value(conn, kind=kind, name=name, actor=caller.actor)
 
 
@@ -109,8 +123,14 @@ async def read_shown(caller: Caller, conn: AsyncConnection, kind: ValueKind, nam
     found = await _find(conn, kind, name)
     if kind is ValueKind.SECRET:
         return found, None
-    row, value = await verbs.read_value(conn, keyring_of(caller), kind=kind, name=name)
+    row, value = await read_text(caller, conn, kind, name)
     return row, read_connection(value).shown if kind is ValueKind.CONNECTION else value
+
+
+async def read_text(caller: Caller, conn: AsyncConnection, kind: ValueKind, name: str) -> tuple[ValueRow, str]:
+    """A value's row and its decrypted text. An unknown name is reported even where the server has no key."""
+    await _find(conn, kind, name)
+    return await verbs.read_value(conn, keyring_of(caller), kind=kind, name=name)
 
 
 def keyring_of(caller: Caller) -> Keyring:
@@ -123,20 +143,10 @@ def keyring_of(caller: Caller) -> Keyring:
 
 
 async def _find(conn: AsyncConnection, kind: ValueKind, name: str, *, is_locked: bool = False) -> ValueRow:
-    found = await (secrets.lock if is_locked else secrets.find)(conn, [(kind, name)])
+    found = await (secrets.lock if is_locked else secrets.find)(conn, kinds=[kind], names=[name])
     if not found:
         raise await verbs.missing_value(conn, kind, name)
     return found[0]
-
-
-def _stored(row: ValueRow) -> StoredValue:
-    return StoredValue(
-        name=row.name,
-        description=row.description,
-        key_id=row.key_id,
-        changed_by=row.changed_by,
-        changed_at=row.changed_at,
-    )
 
 
 def _etag(row: ValueRow) -> str:

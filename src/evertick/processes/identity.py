@@ -9,7 +9,7 @@ import os
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from evertick.processes.linux import START_TICKS, STATE, boot_id, stat_of
 
@@ -36,9 +36,9 @@ def this_process() -> ProcessPlace:
     )
 
 
-def agent_place() -> dict[str, object]:
-    """The place, as an agent reports it."""
-    return {**asdict(this_process()), "pid": os.getpid(), "pid_started": float(stat_of("self")[START_TICKS])}
+def registered_place() -> dict[str, Any]:
+    """The fields of this process with which a runner or an agent is registered."""
+    return {**asdict(this_process()), "pid": os.getpid(), "pid_started": pid_started(os.getpid())}
 
 
 def process_name() -> str:

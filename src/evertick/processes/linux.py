@@ -119,3 +119,14 @@ def stat_of(which: str) -> list[str]:
 def boot_id() -> str:
     """A start time counts from boot: it distinguishes two processes only within the same boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def forget_variable(name: str) -> None:
+    """Remove a variable from the environment, and from the memory that `/proc` shows of this process and of its forks."""
+    os.environ.pop(name, None)
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])  # env_start and env_end, the 50th and 51st of all fields
+    entries = ctypes.string_at(start, end - start).split(b"\0")
+    for place, entry in enumerate(entries):
+        if entry.startswith(name.encode() + b"="):
+            ctypes.memset(start + sum(len(each) + 1 for each in entries[:place]), 0, len(entry))

@@ -130,7 +130,7 @@ def find_orphans(session: int) -> list[int]:
     """Processes of that session's attempts. One that ran another program is known by its environment."""
     name = session_text(session).encode()
     marks = (
-        ("cmdline", re.compile(rb"evertick\.execution\.parent_main\0.*/" + name + rb"/", re.S)),
+        ("cmdline", re.compile(rb"evertick\.attempts\.fork_server_main\0.*/" + name + rb"/", re.S)),
         ("environ", re.compile(rb"(^|\0)" + FORK_SERVER_MARK.encode() + rb"=[^\0]*/" + name + rb"/")),
     )
     found = []

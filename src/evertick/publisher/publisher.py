@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -23,6 +23,9 @@ from evertick.config import Settings
 from evertick.db.connect import Purpose
 from evertick.db.notify import Channel
 from evertick.db.queries import dags
+from evertick.db.queries.shards import read_clock
+from evertick.domain.access import Actor
+from evertick.domain.dags.validation import past_hints
 from evertick.domain.errors import Conflict, CyclicDependency, InvalidDag, MissingPool, UserError
 from evertick.domain.routing import Routing
 from evertick.engine.dags import delete
@@ -31,7 +34,7 @@ from evertick.observability.health import STALLED_SECONDS, LoopHealth
 from evertick.observability.logging import Log
 from evertick.publisher.routing_file import Rules, load_routing
 from evertick.runtime.connections import Notifier, ReconnectingConnection
-from evertick.runtime.loop import run_loop
+from evertick.runtime.loop import in_background, run_loop
 from evertick.runtime.server_watch import SELDOM_SECONDS
 
 RESCAN_SECONDS = 5.0
@@ -41,17 +44,30 @@ RESCAN_SECONDS = 5.0
 COMPARE_SECONDS = 60.0
 
 
-LOADS_AT_ONCE = 2
+LOADS_AT_ONCE = 4
+
+
+# How often the folder is scanned while files load, and how long the others wait for one.
+LOADING_SCAN_SECONDS, PATIENCE_SECONDS = 1.0, 5.0
 
 
 # The location of a deployed DAG starts with this; a watched folder leaves such DAGs alone.
 DEPLOYED = "deploy:"
 
 
-_ACTOR = "publisher"
+_ACTOR = Actor("publisher")
 
 
 Fingerprint = frozenset[tuple[str, int, int]]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Load:
+    """A file that is being loaded, and its fingerprint before. `started_at` is None while it waits for a free process."""
+
+    before: Fingerprint
+    task: asyncio.Task[LoadedFile]
+    started_at: float | None = None
 
 
 class Publisher:
@@ -62,10 +78,12 @@ class Publisher:
         self._settings, self._environment, self._log = settings, environment, log
         self._folder = settings.dags_folder.resolve()
         self._link = ReconnectingConnection(url, Purpose.SCHEDULER)
-        self._waker = Notifier(url, is_enabled=settings.listen_notify, log=log, look_seconds=SELDOM_SECONDS)
+        self._notifier = Notifier(url, is_enabled=settings.listen_notify, log=log, look_seconds=SELDOM_SECONDS)
         self._seen: dict[str, Fingerprint] = {}
         self._closures: dict[str, tuple[str, ...]] = {}
         self._owners: dict[str, str] = {}
+        self._loads: dict[str, _Load] = {}
+        self._room = asyncio.Semaphore(LOADS_AT_ONCE)
         self._compared, self._compared_at = list[str](), -inf
         self._rules = Rules(settings.routing_file, log=log)
         self._told: dict[str, str] = {}
@@ -73,39 +91,65 @@ class Publisher:
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            background = [group.create_task(self._waker.run()), group.create_task(self._watch())]
+        async with in_background(self._notifier.run(), self._watch()):
             await run_loop(
                 self.tick, wake=self.wake, stop=self.stop, name="publisher", log=self._log, pulse=self._pulse
             )
-            for task in background:
-                task.cancel()
-        await self._waker.close()
+        for file in list(self._loads):
+            self._stop_loading(file)
+        await self._notifier.close()
         await self._link.close()
 
     async def tick(self) -> float:
-        """Load new and changed files, publish their DAGs, and remove those of missing files."""
+        """Load new and changed files, publish their DAGs, and remove those of missing files. Files that change while others load
+        are found, too: one that hangs delays no other."""
+        taken: dict[str, Fingerprint] = {}
+        while not self.stop.is_set():
+            # Loading one file may take as long as its time limit.
+            self._pulse.begin()
+            if (routing := await self._scan(taken)) is None:
+                break
+            for file in self._finished():
+                load = self._loads.pop(file)
+                taken[file] = before = self._mark(load.before, load.task.result())
+                if await self._take(await self._link.get(), load.task.result(), before, routing):
+                    self._seen[file] = before
+            if not self._loads:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOADING_SCAN_SECONDS):
+                    await self.wake.wait()
+            self.wake.clear()
+        return RESCAN_SECONDS
+
+    async def _scan(self, taken: Mapping[str, Fingerprint]) -> Routing | None:
+        """Begin to load what is new or has changed since it was taken. None: nothing can be published now."""
         if not self._folder.is_dir():
             self._log.warning("dags_folder_missing", folder=str(self._folder))
             self._pulse.blocked = f"{self._folder} is not a folder: there is nothing to publish"
-            return RESCAN_SECONDS
+            return None
         is_changed = self._rules.look()
         self._pulse.blocked = self._rules.problem
         if self._rules.current is None:
-            return RESCAN_SECONDS
+            return None
         if is_changed:
             # Publish everything again: the same code under other rules is the same version, rerouted.
             self._seen.clear()
         files = find_dag_files(self._folder)
-        conn = await self._link.get()
         if files != self._compared or time.monotonic() - self._compared_at > COMPARE_SECONDS:
-            await self._remove_gone(conn, set(files))
+            await self._remove_gone(await self._link.get(), set(files))
             self._compared, self._compared_at = files, time.monotonic()
-        changed = [file for file in files if self._seen.get(file) != self._fingerprint(file)]
-        async for before, loaded in self._load(changed):
-            if await self._take(conn, loaded, before, self._rules.current):
-                self._seen[loaded.file] = before
-        return RESCAN_SECONDS
+        for file in files:
+            mark = self._fingerprint(file)
+            if mark in (self._seen.get(file), taken.get(file)) and not is_changed:
+                continue
+            if file in self._loads and self._loads[file].before == mark:
+                continue
+            self._stop_loading(file)
+            self._loads[file] = _Load(before=mark, task=asyncio.create_task(self._load(file)))
+        for file in self._loads.keys() - set(files):
+            self._stop_loading(file)
+        return self._rules.current
 
     async def _watch(self) -> None:
         """A change event only makes the scan early; the periodic scan decides."""
@@ -115,22 +159,37 @@ class Publisher:
                     self.wake.set()
             await asyncio.sleep(RESCAN_SECONDS)
 
-    async def _load(self, files: list[str]) -> AsyncIterator[tuple[Fingerprint, LoadedFile]]:
-        """Load a few at a time. The fingerprint is taken before loading: the next scan finds a change meanwhile."""
-        timeout = self._settings.load_timeout_seconds
-        for first in range(0, len(files), LOADS_AT_ONCE):
-            # Each batch may take as long as loading one file may.
-            self._pulse.begin()
-            batch = files[first : first + LOADS_AT_ONCE]
-            prints = [self._fingerprint(file) for file in batch]
-            loads = [
-                load_file(self._folder, file, timeout_seconds=timeout, environment=self._environment) for file in batch
-            ]
-            for file, before, loaded in zip(batch, prints, await asyncio.gather(*loads), strict=True):
-                if set(loaded.closure) - set(self._closures.get(file, ())):
-                    self._closures[file] = loaded.closure
-                    before = self._fingerprint(file)
-                yield before, loaded
+    async def _load(self, file: str) -> LoadedFile:
+        async with self._room:
+            self._loads[file].started_at = time.monotonic()
+            try:
+                timeout = self._settings.load_timeout_seconds
+                return await load_file(self._folder, file, timeout_seconds=timeout, environment=self._environment)
+            finally:
+                self.wake.set()
+
+    def _stop_loading(self, file: str) -> None:
+        if (load := self._loads.pop(file, None)) is not None:
+            load.task.cancel()
+
+    def _finished(self) -> list[str]:
+        """Loaded files in the order of their names, so that the first of two with one DAG owns it. A file that takes long is not
+        waited for."""
+        found = []
+        for file, load in sorted(self._loads.items()):
+            if load.task.done():
+                found.append(file)
+            elif load.started_at is None or time.monotonic() - load.started_at < PATIENCE_SECONDS:
+                break
+        return found
+
+    def _mark(self, before: Fingerprint, loaded: LoadedFile) -> Fingerprint:
+        """The fingerprint from before loading, so that the next scan finds a change meanwhile; a new one if the file needs modules
+        that were not known."""
+        if set(loaded.closure) - set(self._closures.get(loaded.file, ())):
+            self._closures[loaded.file] = loaded.closure
+            return self._fingerprint(loaded.file)
+        return before
 
     async def _take(self, conn: AsyncConnection, loaded: LoadedFile, before: Fingerprint, routing: Routing) -> bool:
         """Publish one file's DAGs, or record its error. False: retry at the next scan."""
@@ -152,7 +211,8 @@ class Publisher:
                 return False
         if problem is not None:
             if self._told.get(loaded.file) != problem.message:
-                self._log.error("dag_import_failed", file=problem.file, line=problem.line, message=problem.message)
+                place = {} if problem.line is None else {"line": problem.line}
+                self._log.error("dag_import_failed", file=problem.file, **place, message=problem.message)
             self._told[loaded.file] = problem.message if not is_final else ""
             await dags.put_import_error(
                 conn, file=loaded.file, line=problem.line, message=problem.message, detail=problem.traceback
@@ -163,10 +223,7 @@ class Publisher:
         return is_final
 
     async def _publish(self, conn: AsyncConnection, loaded: LoadedFile, bundle: Bundle, routing: Routing) -> None:
-        threads = ", ".join(loaded.uses_threads) or None
-        await dags.put_bundle(
-            conn, bundle_hash=bundle.hash, file=loaded.file, archive=bundle.archive, uses_threads=threads
-        )
+        await _put_bundle(conn, loaded, bundle)
         for dag in loaded.dags:
             done = await publish(
                 conn, spec=dag.spec, file=loaded.file, bundle_hash=bundle.hash, actor=_ACTOR, routing=routing
@@ -182,7 +239,7 @@ class Publisher:
         for row in await dags.files(conn):
             if row.file == loaded.file and row.name not in names:
                 await self._delete(conn, row.name, f"no longer in {loaded.file}")
-        self._waker.wake(Channel.SCHEDULE)
+        self._notifier.wake(Channel.SCHEDULE)
 
     def _duplicate_in(self, loaded: LoadedFile) -> ImportProblem | None:
         for dag in loaded.dags:
@@ -223,17 +280,13 @@ class Publisher:
 
 
 def find_dag_files(folder: Path) -> list[str]:
-    """Python files that may define a DAG: they mention both words. A broken file counts, so that its error is shown."""
+    """Python files that may define a DAG: they mention both words, in any case, as `from evertick import DAG` does. A broken
+    file counts, so that its error is shown."""
     found = []
     for path in _visible(folder):
-        if path.suffix != ".py":
-            continue
-        try:
-            text = path.read_bytes()
-        except OSError:
-            continue
-        if b"dag" in text and b"evertick" in text:
-            found.append(str(path.relative_to(folder)))
+        with suppress(OSError):
+            if path.suffix == ".py" and b"dag" in (text := path.read_bytes().lower()) and b"evertick" in text:
+                found.append(str(path.relative_to(folder)))
     return sorted(found)
 
 
@@ -260,23 +313,31 @@ class Deployment:
     published: tuple[Deployed, ...]
     # DAGs of an earlier deployment with the same name that this one lacks.
     missing: tuple[str, ...]
-    # Variables, connections and secrets that its tasks need and that are not stored.
+    # Variables, connections and secrets that its tasks need and that are not stored; schedules of new DAGs that begin in the past.
     warnings: tuple[str, ...] = ()
 
 
+async def load_files(
+    folder: Path, files: Sequence[str], *, timeout_seconds: float, environment: Mapping[str, str]
+) -> list[LoadedFile]:
+    """Load these files, a few at a time."""
+    room = asyncio.Semaphore(LOADS_AT_ONCE)
+
+    async def load(file: str) -> LoadedFile:
+        async with room:
+            return await load_file(folder, file, timeout_seconds=timeout_seconds, environment=environment)
+
+    return await asyncio.gather(*map(load, files))
+
+
 async def load_folder(folder: Path, settings: Settings, environment: Mapping[str, str]) -> list[LoadedFile]:
-    """Load every DAG file of the folder. Raises InvalidDag with all problems."""
+    """Load every DAG file of the folder. Raises InvalidDag with all problems, one per line."""
     files = await asyncio.to_thread(_files_of, folder)
-    loaded: list[LoadedFile] = []
-    for first in range(0, len(files), LOADS_AT_ONCE):
-        batch = files[first : first + LOADS_AT_ONCE]
-        limit = settings.load_timeout_seconds
-        loads = [load_file(folder, file, timeout_seconds=limit, environment=environment) for file in batch]
-        loaded += await asyncio.gather(*loads)
+    loaded = await load_files(folder, files, timeout_seconds=settings.load_timeout_seconds, environment=environment)
     problems = [str(file.error) for file in loaded if file.error is not None]
     problems += [f"DAG {name} is defined in {' and '.join(owners)}" for name, owners in find_duplicates(loaded).items()]
     if problems:
-        raise InvalidDag(f"Nothing was published: {'; '.join(problems)}")
+        raise InvalidDag("\n".join(["Nothing was published:", *(" ".join(each.split()) for each in problems)]))
     return loaded
 
 
@@ -290,7 +351,7 @@ def _files_of(folder: Path) -> list[str]:
 
 
 async def deploy(
-    conn: AsyncConnection, loaded: list[LoadedFile], *, folder: Path, name: str, settings: Settings, actor: str
+    conn: AsyncConnection, loaded: list[LoadedFile], *, folder: Path, name: str, settings: Settings, actor: Actor
 ) -> Deployment:
     owners = {row.name: row.file for row in await dags.files(conn)}
     place, routing = f"{DEPLOYED}{name}/", load_routing(settings.routing_file)
@@ -304,21 +365,25 @@ async def deploy(
     published, warnings = [], []
     for file in loaded:
         bundle = await asyncio.to_thread(pack, folder, file.file, file.closure)
-        threads = ", ".join(file.uses_threads) or None
-        await dags.put_bundle(
-            conn, bundle_hash=bundle.hash, file=file.file, archive=bundle.archive, uses_threads=threads
-        )
+        await _put_bundle(conn, file, bundle)
         for dag in file.dags:
             at = f"{place}{file.file}"
             done = await publish(conn, spec=dag.spec, file=at, bundle_hash=bundle.hash, actor=actor, routing=routing)
             published.append(Deployed(dag=dag.name, file=file.file, bundle=bundle.hash, is_new=done.is_new))
             if settings.secrets_backends == ("store",):
                 warnings += await not_stored(conn, dag.spec)
+            if dag.name not in owners:
+                warnings += past_hints(dag.spec, await read_clock(conn))
     names = {each.dag for each in published}
     missing = tuple(dag for dag, file in owners.items() if file.startswith(place) and dag not in names)
     return Deployment(published=tuple(published), missing=missing, warnings=tuple(warnings))
 
 
-async def remove(conn: AsyncConnection, names: tuple[str, ...], *, actor: str) -> None:
+async def _put_bundle(conn: AsyncConnection, loaded: LoadedFile, bundle: Bundle) -> None:
+    threads = ", ".join(loaded.uses_threads) or None
+    await dags.put_bundle(conn, bundle_hash=bundle.hash, file=loaded.file, archive=bundle.archive, uses_threads=threads)
+
+
+async def remove(conn: AsyncConnection, names: tuple[str, ...], *, actor: Actor) -> None:
     for name in names:
         await delete(conn, dag=name, actor=actor)

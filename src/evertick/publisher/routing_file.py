@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from evertick.domain.errors import InvalidRouting
@@ -36,7 +37,9 @@ class Rules:
 
     def look(self) -> bool:
         """Read the file if it changed. Returns whether the rules are different."""
-        content = self._content()
+        content = None
+        with suppress(OSError):
+            content = self._file.read_bytes() if self._file else None
         if self.current is not None and self.problem is None and content == self._seen:
             return False
         self._seen = content
@@ -52,16 +55,10 @@ class Rules:
         self.current = found
         return is_changed
 
-    def _content(self) -> bytes | None:
-        try:
-            return self._file.read_bytes() if self._file else None
-        except OSError:
-            return None
-
     def _tell(self, error: str) -> None:
-        going_on = (
+        effect = (
             "Nothing is published until it is fixed." if self.current is None else "The previous rules stay in effect."
         )
-        if (problem := f"{error} {going_on}") != self.problem:
+        if (problem := f"{error} {effect}") != self.problem:
             self._log.error("routing_failed", message=problem)
         self.problem = problem

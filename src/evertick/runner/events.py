@@ -31,7 +31,7 @@ class ResultStored:
 
 
 @dataclass(frozen=True, slots=True)
-class NotStarted:
+class LaunchFailed:
     """A claimed task could not be started; its outcome waits to be reported."""
 
 
@@ -51,7 +51,7 @@ class PeerDied:
 
 
 @dataclass(frozen=True, slots=True)
-class Woken:
+class NotificationArrived:
     """A notification arrived."""
 
     channel: Channel

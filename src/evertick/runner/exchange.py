@@ -42,34 +42,22 @@ class Claims:
     """The claims of one session."""
 
     def __init__(self, settings: Settings, *, session: int, log: Log) -> None:
-        self._session, self._infra_retries, self._log = session, settings.infra_retries, log
+        self._session, self._log = session, log
         self._queues = list(settings.runner_queues)
         self._patterns = [read_pattern(text) for text in settings.runner_task_patterns]
         self._matching: PatternClaims | None = None
         if self._patterns:
             self._matching = PatternClaims(self._patterns, self._queues, aging_seconds=settings.priority_aging_seconds)
         self._cursor = ClaimCursor(len(self._queues), aging_seconds=settings.priority_aging_seconds)
-
-    async def exchange(self, conn: AsyncConnection, reports: list[str], free: int) -> Exchange:
-        """Report ended attempts, and claim up to `free` tasks."""
-        if self._matching is not None:
-            return await exchange_matching(
-                conn,
-                self._matching,
-                session=self._session,
-                reports=reports,
-                free=free,
-                infra_retries=self._infra_retries,
-            )
-        return await finish_and_claim(
-            conn,
-            session=self._session,
-            reports=reports,
-            queues=self._queues,
-            free=free,
-            infra_retries=self._infra_retries,
-            cursor=self._cursor,
+        infra_retries = settings.infra_retries
+        # Reports ended attempts, and claims up to `free` tasks.
+        self.exchange: Callable[..., Awaitable[Exchange]] = partial(
+            finish_and_claim, session=session, queues=self._queues, infra_retries=infra_retries, cursor=self._cursor
         )
+        if self._matching is not None:
+            self.exchange = partial(
+                exchange_matching, matching=self._matching, session=session, infra_retries=infra_retries
+            )
 
     async def claim_for_dispatch(self, conn: AsyncConnection, free: int) -> int:
         """Claim up to `free` tasks for a remote executor: they become queued. Returns the number claimed."""

@@ -12,17 +12,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from evertick.config import Settings
 from evertick.db.connect import Purpose
 from evertick.domain.attempt import AttemptRef
 from evertick.engine.runners import extend
-from evertick.observability.health import LoopHealth
 from evertick.observability.logging import Log
 from evertick.processes.linux import boot_seconds
 from evertick.runner.events import HeartbeatAnswered
 from evertick.runtime.connections import ReconnectingConnection
-from evertick.runtime.loop import LONGEST_BACK_OFF_SECONDS, run_loop
+from evertick.runtime.loop import run_loop
 
 _SHORTEST_LIMIT_SECONDS = 1.0
 # On a busy machine an answer may take this long although nothing is wrong.
@@ -52,7 +52,9 @@ class Heartbeat:
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         self._answered = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._beat_until_stopped()), name="heartbeat", daemon=True
+        )
 
     def start(self) -> None:
         self._starter = asyncio.get_running_loop()
@@ -80,26 +82,13 @@ class Heartbeat:
         self._stop.set()
         self._wake.set()
 
-    def _run(self) -> None:
-        asyncio.run(self._beat_until_stopped())
-
     async def _beat_until_stopped(self) -> None:
         self._loop = asyncio.get_running_loop()
-        usual, spare = (
-            ReconnectingConnection(self._url, Purpose.SCHEDULER),
-            ReconnectingConnection(self._url, Purpose.SCHEDULER),
-        )
+        usual, spare = (ReconnectingConnection(self._url, Purpose.SCHEDULER) for _ in range(2))
         async with asyncio.TaskGroup() as group:
             standing_by = group.create_task(self._stand_by(spare, usual))
-            # After an outage the first heartbeat must not be later than a regular one.
-            await run_loop(
-                lambda: self._beat_as_usual(usual),
-                wake=self._wake,
-                stop=self._stop,
-                name="heartbeat",
-                log=self._log,
-                longest_back_off=min(self._seconds / 2, LONGEST_BACK_OFF_SECONDS),
-            )
+            beat = partial(self._beat_as_usual, usual)
+            await run_loop(beat, wake=self._wake, stop=self._stop, name="heartbeat", log=self._log)
             standing_by.cancel()
         await usual.close()
         await spare.close()
@@ -122,15 +111,7 @@ class Heartbeat:
             usual.abort()
             return self._seconds
 
-        await run_loop(
-            beat_if_overdue,
-            wake=asyncio.Event(),
-            stop=asyncio.Event(),
-            name="spare_heartbeat",
-            log=self._log,
-            longest_back_off=min(self._seconds / 2, LONGEST_BACK_OFF_SECONDS),
-            pulse=LoopHealth("spare_heartbeat", is_essential=False),
-        )
+        await run_loop(beat_if_overdue, name="spare_heartbeat", log=self._log, is_essential=False)
 
     async def _beat(self, link: ReconnectingConnection, limit_seconds: float, *, is_spare: bool) -> None:
         async with link.with_deadline(max(limit_seconds, _SHORTEST_LIMIT_SECONDS)) as conn:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from evertick.bundles import cache
 from evertick.config import Settings
 from evertick.db.queries import runs
 from evertick.domain.errors import StorageUnavailable
-from evertick.observability.health import LoopHealth
 from evertick.observability.logging import Log
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.runtime.loop import run_loop
@@ -26,30 +26,19 @@ RESULT_CHECK_SECONDS = 3600.0
 RUNS_PER_QUERY = 1000
 
 
-class BundleUser(Protocol):
-    """An executor, with the bundles that it may start attempts of at any moment."""
-
-    @property
-    def bundles(self) -> set[str]: ...
-
-
-async def clean_bundles(folder: Path, executor: BundleUser, *, log: Log) -> None:
-    """Delete bundles that were not used for a week, until canceled. The executor's bundles are kept, whenever they were
-    last used."""
+async def clean_bundles(folder: Path, in_use: Callable[[], set[str]], *, log: Log) -> None:
+    """Delete bundles that were not used for a week, until canceled. Those `in_use` are kept, whenever they were last
+    used."""
 
     async def tick() -> float:
         gone = await asyncio.to_thread(
-            cache.remove_unused,
-            folder,
-            in_use=executor.bundles,
-            unused_seconds=cache.UNUSED_SECONDS,
+            cache.remove_unused, folder, in_use=in_use(), unused_seconds=cache.UNUSED_SECONDS
         )
         if gone:
             log.info("bundles_pruned", folders=len(gone))
         return cache.LOOK_SECONDS
 
-    never, pulse = asyncio.Event(), LoopHealth("code_cleaning", is_essential=False)
-    await run_loop(tick, wake=never, stop=never, name="code_cleaning", log=log, pulse=pulse)
+    await run_loop(tick, name="code_cleaning", log=log, is_essential=False)
 
 
 async def clean_results(settings: Settings, *, link: ReconnectingConnection, log: Log, is_own: bool = False) -> None:
@@ -75,43 +64,45 @@ async def clean_results(settings: Settings, *, link: ReconnectingConnection, log
             log.info("results_pruned", results_of_runs=count)
         return RESULT_CHECK_SECONDS
 
-    never, pulse = asyncio.Event(), LoopHealth("result_cleaning", is_essential=False)
-    await run_loop(tick, wake=never, stop=never, name="result_cleaning", log=log, pulse=pulse)
+    await run_loop(tick, name="result_cleaning", log=log, is_essential=False)
 
 
 async def remove_orphaned_files(settings: Settings, link: ReconnectingConnection) -> int:
     """Remove the files of runs that no longer exist. An attempt writes only while its run exists."""
-    folder, count = settings.result_place, 0
-    stored = await asyncio.to_thread(stored_runs, folder)
-    for first in range(0, len(stored), RUNS_PER_QUERY):
-        batch = stored[first : first + RUNS_PER_QUERY]
-        existing = await runs.existing(await link.get(), batch)
-        gone = [run_id for run_id in batch if run_id not in existing]
-        await asyncio.to_thread(remove_runs, folder, gone)
-        count += len(gone)
-    return count
+    folder = settings.result_place
+    return await _remove_orphaned(await asyncio.to_thread(stored_runs, folder), link, partial(remove_runs, folder))
 
 
 async def remove_orphaned_objects(store: ObjectStore, link: ReconnectingConnection) -> int:
     """The same in object storage, which every runner of this database shares."""
-    names = await asyncio.to_thread(lambda: list(store.folders(f"{FOLDER}/")))
-    stored, count = sorted(int(name) for name in names if name.isascii() and name.isdigit()), 0
+
+    def remove(run_ids: list[int]) -> None:
+        for run_id in run_ids:
+            store.remove_all(f"{FOLDER}/{run_id}/")
+
+    return await _remove_orphaned(await asyncio.to_thread(lambda: _run_ids(store.folders(f"{FOLDER}/"))), link, remove)
+
+
+async def _remove_orphaned(stored: list[int], link: ReconnectingConnection, remove: Callable[[list[int]], None]) -> int:
+    count = 0
     for first in range(0, len(stored), RUNS_PER_QUERY):
         batch = stored[first : first + RUNS_PER_QUERY]
         existing = await runs.existing(await link.get(), batch)
-        for run_id in batch:
-            if run_id not in existing:
-                await asyncio.to_thread(store.remove_all, f"{FOLDER}/{run_id}/")
-                count += 1
+        gone = [run_id for run_id in batch if run_id not in existing]
+        await asyncio.to_thread(remove, gone)
+        count += len(gone)
     return count
 
 
 def stored_runs(folder: Path) -> list[int]:
     """The runs that have files here."""
     try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+        return _run_ids(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
     except FileNotFoundError:
         return []
+
+
+def _run_ids(names: Iterable[str]) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 

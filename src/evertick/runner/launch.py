@@ -20,15 +20,15 @@ from evertick.bundles.bundle import unpack
 from evertick.bundles.cache import keep
 from evertick.db.connection import Opened
 from evertick.db.queries import dags
-from evertick.db.queries.secrets import Holder
+from evertick.db.queries.secrets import AttemptHolder
 from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.attempt import AttemptOrder, Isolation, OutcomeKind, TaskKey
-from evertick.domain.dags.spec import DagSpec, OnLostContact, TaskKind, from_json
+from evertick.domain.dags.spec import DagSpec, DatabaseOutagePolicy, TaskKind, from_json
 from evertick.domain.errors import Conflict, EvertickError, NotFound, PostgresUnavailable
 from evertick.executors.local.executor import LocalExecutor
 from evertick.observability import metrics
 from evertick.processes.linux import boot_seconds
-from evertick.runner.events import NotStarted
+from evertick.runner.events import LaunchFailed
 from evertick.runner.state import RunnerState
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.secrets.backends import SecretProvider, needs_grants
@@ -39,7 +39,7 @@ _FAILURES = (psycopg.Error, EvertickError, IndexError, ValueError, OSError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
+class LoadedVersion:
     """A DAG version, with what a runner needs to run its tasks."""
 
     spec: DagSpec
@@ -52,9 +52,9 @@ class VersionCache:
     """A bounded cache: versions never change, so the least recently used can be dropped at any time."""
 
     def __init__(self) -> None:
-        self._versions: OrderedDict[int, Version] = OrderedDict()
+        self._versions: OrderedDict[int, LoadedVersion] = OrderedDict()
 
-    async def get(self, link: Opened, version_id: int) -> Version:
+    async def get(self, link: Opened, version_id: int) -> LoadedVersion:
         if (found := self._versions.get(version_id)) is not None:
             self._versions.move_to_end(version_id)
             return found
@@ -62,17 +62,18 @@ class VersionCache:
         if row is None:
             raise NotFound(f"DAG version {version_id} is not in the database.")
         spec = await asyncio.to_thread(from_json, json.dumps(row.spec))
-        version = Version(spec=spec, bundle=row.bundle_hash, file=row.file, uses_threads=row.uses_threads)
+        version = LoadedVersion(spec=spec, bundle=row.bundle_hash, file=row.file, uses_threads=row.uses_threads)
         self._versions[version_id] = version
         while len(self._versions) > MOST_VERSIONS:
             self._versions.popitem(last=False)
         return version
 
 
-def attempt_order(claim: ExchangeRow, version: Version, session: int, granted_json: str = "") -> AttemptOrder:
+def attempt_order(claim: ExchangeRow, version: LoadedVersion, session: int, granted_json: str = "") -> AttemptOrder:
     """The executor's order for one claim."""
+    assert claim.fire_at is not None, "a claim has the date of its run"
     task = version.spec.tasks[claim.idx]
-    stops = task.on_lost_contact is OnLostContact.STOP
+    stops = task.on_lost_contact is DatabaseOutagePolicy.STOP
     return AttemptOrder(
         key=TaskKey(claim.run_id, claim.idx, claim.map_index),
         epoch=claim.epoch,
@@ -83,7 +84,7 @@ def attempt_order(claim: ExchangeRow, version: Version, session: int, granted_js
         version_id=claim.version_id,
         bundle=version.bundle,
         file=version.file,
-        fire_at=claim.fire_at.isoformat() if claim.fire_at else None,
+        fire_at=claim.fire_at.isoformat(),
         params_json=claim.params,
         inputs_json=claim.inputs or "{}",
         timeout_seconds=task.timeout_seconds,
@@ -112,7 +113,7 @@ class Launch:
     """A claim with everything that starting it needs."""
 
     claim: ExchangeRow
-    version: Version
+    version: LoadedVersion
     granted_json: str = ""
 
 
@@ -131,7 +132,7 @@ class Launcher:
         link: ReconnectingConnection,
         grants: SecretProvider,
         transfers: ResultTransfers,
-        put: Callable[[NotStarted], None],
+        put: Callable[[LaunchFailed], None],
         group: asyncio.TaskGroup,
     ) -> None:
         self._state, self._executor, self._link = state, executor, link
@@ -152,7 +153,7 @@ class Launcher:
                 if needs_grants(version.spec.tasks[claim.idx]) or self._transfers.needs_download(claim.inputs):
                     task = self._group.create_task(self._prepare_and_start(claim, version))
                     self._preparing[task] = claim
-                    task.add_done_callback(self._forget)
+                    task.add_done_callback(lambda done: self._preparing.pop(done, None))
                 else:
                     launches.append(Launch(claim, version))
             except _FAILURES as failure:
@@ -182,15 +183,12 @@ class Launcher:
                 reason = "the runner stopped before the attempt started"
                 self._state.end_early(_key(claim), claim.epoch, OutcomeKind.GIVEN_BACK, reason)
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._preparing.pop(task, None)
-
-    async def _prepare_and_start(self, claim: ExchangeRow, version: Version) -> None:
+    async def _prepare_and_start(self, claim: ExchangeRow, version: LoadedVersion) -> None:
         launches: list[Launch] = []
         try:
             if self._transfers.needs_download(claim.inputs):
                 await self._transfers.download(claim.run_id, claim.inputs or "")
-            holder = Holder(key=_key(claim), epoch=claim.epoch, session=self._executor.session)
+            holder = AttemptHolder(key=_key(claim), epoch=claim.epoch, session=self._executor.session)
             granted = await self._grants.of_task(self._link, version.spec.tasks[claim.idx], holder)
             if self._state.holds(_key(claim), claim.epoch):
                 launches.append(Launch(claim, version, granted))
@@ -227,7 +225,7 @@ class Launcher:
         """Start them while the session's loop may be waiting."""
         self._start_now(launches, ended_at)
         if self._state.has_ended:
-            self._put(NotStarted())
+            self._put(LaunchFailed())
 
     def _order(self, launch: Launch) -> AttemptOrder:
         version = launch.version

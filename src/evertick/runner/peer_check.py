@@ -17,10 +17,9 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.db.queries import runners
-from evertick.db.queries.runners import LiveRunner
+from evertick.db.queries.runners import ListedRunner
 from evertick.engine.runners import mark_runner_dead
 from evertick.observability import metrics
-from evertick.observability.health import LoopHealth
 from evertick.observability.logging import Log
 from evertick.processes.identity import ProcessPlace, is_provably_gone, this_process
 from evertick.processes.tree import kill_orphans
@@ -39,7 +38,7 @@ KILL_ORPHANS_SECONDS = 2.0
 class DeadPeer:
     """A runner that was declared dead now, and the number of attempts it held."""
 
-    runner: LiveRunner
+    runner: ListedRunner
     attempts: int
 
 
@@ -49,12 +48,12 @@ async def declare_dead_peers(conn: AsyncConnection, *, infra_retries: int) -> li
     return await _declare_gone(conn, await _peers(conn, place), place, infra_retries)
 
 
-async def _peers(conn: AsyncConnection, place: ProcessPlace) -> list[LiveRunner]:
+async def _peers(conn: AsyncConnection, place: ProcessPlace) -> list[ListedRunner]:
     return await runners.peers(conn, host=place.host, boot_id=place.boot_id, pid_namespace=place.pid_namespace)
 
 
 async def _declare_gone(
-    conn: AsyncConnection, candidates: Iterable[LiveRunner], place: ProcessPlace, infra_retries: int
+    conn: AsyncConnection, candidates: Iterable[ListedRunner], place: ProcessPlace, infra_retries: int
 ) -> list[DeadPeer]:
     dead = []
     for runner in candidates:
@@ -77,7 +76,7 @@ class PeerCheck:
     ) -> None:
         self._settings, self._link, self._put, self._log = settings, link, put, log
         self._place = this_process()
-        self._peers: list[LiveRunner] = []
+        self._peers: list[ListedRunner] = []
         self._list_seconds = settings.tick_seconds * (LIST_TICKS if settings.listen_notify else 1)
         self._listed_at = -inf
 
@@ -87,14 +86,7 @@ class PeerCheck:
 
     async def run(self) -> None:
         """Run until canceled."""
-        await run_loop(
-            self.tick,
-            wake=asyncio.Event(),
-            stop=asyncio.Event(),
-            name="neighbours",
-            log=self._log,
-            pulse=LoopHealth("neighbours", is_essential=False),
-        )
+        await run_loop(self.tick, name="neighbours", log=self._log, is_essential=False)
 
     async def tick(self) -> float:
         if (began := time.monotonic()) - self._listed_at >= self._list_seconds:
@@ -105,7 +97,7 @@ class PeerCheck:
             await self._declare_dead()
         return min(CHECK_SECONDS, self._settings.tick_seconds)
 
-    async def _list(self) -> list[LiveRunner]:
+    async def _list(self) -> list[ListedRunner]:
         try:
             return await _peers(await self._link.get(), self._place)
         except BaseException:

@@ -16,7 +16,8 @@ from evertick.config import Settings
 from evertick.domain.attempt import RunnerRequest
 from evertick.observability import metrics
 from evertick.observability.logging import Log
-from evertick.runner.session import Session
+from evertick.runner.registration import Registration
+from evertick.runner.session import LocalSession
 from evertick.runner.state import Ending
 from evertick.runtime.loop import back_off
 
@@ -25,16 +26,12 @@ STEADY_SECONDS = 60.0
 
 
 class RunnerSession(Protocol):
-    """One registration of a runner. `request` is the drain request that applies now."""
+    """One registration of a runner, which is also how it is stopped."""
 
     @property
-    def request(self) -> RunnerRequest | None: ...
+    def registration(self) -> Registration: ...
 
     async def run(self) -> Ending: ...
-
-    def stop(self) -> None: ...
-
-    def stop_now(self) -> None: ...
 
 
 # Creates the next session, with the drain request that still applies.
@@ -55,8 +52,9 @@ class Runner:
     ) -> None:
         """`environment` is the environment that tasks see; None passes on all of the runner's own. `begin` creates the
         sessions; by default, sessions that run tasks on this machine."""
-        self._settings, self._url, self._log, self._environment = settings, url, log, environment
-        self._begin = begin or self._begin_here
+        self._begin: Begin = begin or (
+            lambda request: LocalSession(settings, url=url, log=log, environment=environment, request=request)
+        )
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
         self._hurry = asyncio.Event()
         metrics.SLOTS.set(settings.runner_slots)
@@ -78,13 +76,10 @@ class Runner:
                 # It was drained with a request to exit, by `stop` or through the database.
                 self.stop.set()
                 return
-            request = session.request
+            request = session.registration.state.request
             deaths = 1 if time.monotonic() - started > STEADY_SECONDS else deaths + 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.stop.wait(), 0 if deaths == 1 else back_off(deaths))
-
-    def _begin_here(self, request: RunnerRequest | None) -> RunnerSession:
-        return Session(self._settings, url=self._url, log=self._log, environment=self._environment, request=request)
 
     async def _run_session(self, session: RunnerSession) -> Ending:
         async with asyncio.TaskGroup() as group:
@@ -95,6 +90,6 @@ class Runner:
 
     async def _pass_on_stop(self, session: RunnerSession) -> None:
         await self.stop.wait()
-        session.stop()
+        session.registration.stop()
         await self._hurry.wait()
-        session.stop_now()
+        session.registration.stop_now()

@@ -8,7 +8,7 @@ it has slots for (K8, K11).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import assert_never
 
@@ -21,7 +21,7 @@ from evertick.domain.errors import PostgresUnavailable
 from evertick.engine.finish_and_claim import Exchange, encode_report
 from evertick.executors.local.child_process import ExecutorLimits
 from evertick.executors.local.executor import LocalExecutor
-from evertick.executors.local.process_pool import BundlePlace
+from evertick.executors.local.fork_server_client import BundlePlace
 from evertick.logs.shipper import LogShipper, last_lines, ship
 from evertick.logs.spool import LogCap
 from evertick.observability import metrics
@@ -30,20 +30,17 @@ from evertick.processes.linux import boot_seconds
 from evertick.runner.events import (
     EventQueue,
     HeartbeatAnswered,
-    NotStarted,
+    LaunchFailed,
+    NotificationArrived,
     Outcomes,
     PeerDied,
     ResultStored,
-    Woken,
 )
-from evertick.runner.exchange import MAY_WAIT, Claims, ReportResult, Uploads, log_finished, log_refused, report_outcomes
-from evertick.runner.heartbeat import Heartbeat
-from evertick.runner.housekeeping import clean_bundles, clean_results
+from evertick.runner.exchange import MAY_WAIT, ReportResult, Uploads, log_finished, log_refused, report_outcomes
+from evertick.runner.housekeeping import clean_bundles
 from evertick.runner.launch import Launcher, unpacked
-from evertick.runner.peer_check import PeerCheck
-from evertick.runner.registration import Registration
+from evertick.runner.registration import Registration, Work
 from evertick.runner.state import Ending, NextExchange
-from evertick.runtime.connections import listen_forever
 from evertick.runtime.loop import keep_trying, run_loop
 from evertick.secrets.backends import SecretProvider
 from evertick.storage.results import ResultTransfers, result_files
@@ -54,10 +51,10 @@ ASK_AGAIN_SECONDS = 0.2
 # A canceled body must be gone within a second of the command (DESIGN, States); this is its time to clean up.
 CANCEL_GRACE_SECONDS = 0.5
 
-Event = Outcomes | ResultStored | NotStarted | HeartbeatAnswered | PeerDied | Woken
+Event = Outcomes | ResultStored | LaunchFailed | HeartbeatAnswered | PeerDied | NotificationArrived
 
 
-class Session:
+class LocalSession:
     def __init__(
         self,
         settings: Settings,
@@ -70,14 +67,13 @@ class Session:
         """`request` is a drain request of the previous session that still applies."""
         self._events = EventQueue[Event]()
         self._wake, put = self._events.wake, self._events.put
-        registration = Registration(settings, url=url, log=log, request=request, wake=self._wake)
-        self._registration, self._state, self._log = registration, registration.state, registration.log
-        self._settings, self._url, self._environment = settings, url, environment
+        registration = Registration(settings, url=url, log=log, request=request, events=self._events)
+        self.registration, self._state, self._log = registration, registration.state, registration.log
+        self._settings, self._environment = settings, environment
         self._hot, self._side, self._notifier = registration.hot, registration.side, registration.notifier
         self.session = registration.session
         # Entered by `run`: every task of the session is a member.
         self._group = asyncio.TaskGroup()
-        self._claims = Claims(settings, session=self.session, log=self._log)
         cap = LogCap(head_bytes=settings.log_head_bytes, tail_bytes=settings.log_tail_bytes)
         self._executor = LocalExecutor(
             slots=settings.runner_slots,
@@ -98,54 +94,26 @@ class Session:
             put=put,
             group=self._group,
         )
-        self._heartbeat = Heartbeat(
-            settings, url=url, session=self.session, held=self._state.held, put=put, log=self._log
-        )
         spool, poll = settings.spool_folder, self._executor.poll_logs
         self._logs = LogShipper(url, spool=spool, session=self.session, poll=poll, log=self._log)
-        self._peers = PeerCheck(settings, link=self._side, put=put, log=self._log)
         # When to look for tasks although nothing has happened, and whether something has happened.
         self._poll_at, self._is_exchange_due = 0.0, False
 
-    @property
-    def request(self) -> RunnerRequest | None:
-        return self._state.request
-
-    def stop(self) -> None:
-        """End the session: running attempts may finish within the grace period, the rest is returned."""
-        self._registration.stop()
-
-    def stop_now(self) -> None:
-        """End the session without a grace period."""
-        self._registration.stop_now()
-
     async def run(self) -> Ending:
-        registration = self._registration
+        registration = self.registration
         self._settings.spool_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         served = {"match": ",".join(registration.me.match)} if registration.me.match else {}
-        if not await registration.register(self._claims.check_patterns, **served):
-            return registration.ending
-        self._executor.extend_lease(self._state.stop_at)
-        self._heartbeat.start()
-        metrics.RUNNING.set_function(lambda: self._state.active)
-        async with self._executor, self._group as group:
-            background = [group.create_task(work) for work in self._background()]
-            await run_loop(self.tick, wake=self._wake, stop=registration.over, name="runner", log=self._log)
-            await self._leave()
-            for task in background:
-                task.cancel()
-        self._heartbeat.stop()
-        await registration.close()
+        if await registration.register(**served):
+            self._executor.extend_lease(self._state.stop_at)
+            metrics.RUNNING.set_function(lambda: self._state.active)
+            await registration.serve(
+                self.tick, executor=self._executor, group=self._group, works=self._works, leave=self._leave
+            )
         return registration.ending
 
-    def _background(self) -> list[Coroutine[None, None, None]]:
-        works = [self._apply_events_meanwhile(), self._notifier.run(), self._logs.run(), self._logs.run_late()]
-        works += [self._peers.run(), clean_bundles(self._settings.bundles_folder, self._executor, log=self._log)]
-        works.append(clean_results(self._settings, link=self._side, log=self._log))
-        if self._settings.listen_notify:
-            channels = [Channel.TASKS, Channel.STOP, Channel.RUNNER]
-            works.append(listen_forever(self._url, channels, self._put_notification, log=self._log))
-        return works
+    def _works(self) -> list[Work]:
+        cleaning = clean_bundles(self._settings.bundles_folder, lambda: self._executor.bundles, log=self._log)
+        return [self._apply_events_meanwhile(), self._logs.run(), self._logs.run_late(), cleaning]
 
     async def tick(self) -> float:
         """Apply the events, then report ended attempts and claim as many tasks as there are free slots, in one round
@@ -166,11 +134,16 @@ class Session:
         except BaseException:
             self._is_exchange_due = True
             if self._state.exchange_failed(exchange, boot_seconds()):
-                self._heartbeat.beat_now()
+                self.registration.heartbeat.beat_now()
             raise
+        answer = result.answer
         self._note_answer(exchange, result)
-        await self._follow_up(exchange, result.answer)
-        self._is_exchange_due = self._is_exchange_due or result.answer.is_walking
+        if answer.refused:
+            await self._drop(answer.refused, exchange.ended)
+        if answer.claims:
+            await self._launcher.start(answer.claims, exchange.ended_at)
+        self._exit_if_idle()
+        self._is_exchange_due = self._is_exchange_due or answer.is_walking
         return 0.0 if self._is_exchange_due or self._state.has_ended else self._settings.tick_seconds
 
     async def _send(self, ended: list[Outcome], free: int) -> Exchange:
@@ -180,15 +153,21 @@ class Session:
             policy, attempt = self._state.retry_terms(outcome)
             reports.append(encode_report(outcome, policy=policy, attempt=attempt))
         if not self._state.may_claim_from(server):
-            self._heartbeat.beat_now()
+            self.registration.heartbeat.beat_now()
             free = 0
-        answer = await self._claims.exchange(conn, reports, free)
+        answer = await self.registration.claims.exchange(conn, reports=reports, free=free)
         self._state.note_server(server)
         return answer
 
     def _note_answer(self, exchange: NextExchange, result: ReportResult) -> None:
-        now = boot_seconds()
-        self._state.add_claims(result.answer.claims, now)
+        now, answer = boot_seconds(), result.answer
+        self._state.add_claims(answer.claims, now)
+        metrics.CLAIMS.inc(len(answer.claims))
+        self._logs.set_busy(self._state.active > 0)
+        if answer.has_more:
+            self._notifier.wake(Channel.TASKS)
+        if answer.has_arrivals or any(outcome.kind in MAY_WAIT for outcome in exchange.ended):
+            self._notifier.wake(Channel.SCHEDULE)
         stored = [outcome for outcome in exchange.ended if outcome not in result.unstored]
         self._executor.settle([(outcome.key, outcome.epoch) for outcome in stored])
         log_finished(self._state.reported(stored, now), log=self._log)
@@ -198,19 +177,6 @@ class Session:
     def _report_again(self, outcomes: list[Outcome]) -> None:
         self._state.put_back(outcomes)
         self._wake.set()
-
-    async def _follow_up(self, exchange: NextExchange, answer: Exchange) -> None:
-        if answer.has_more:
-            self._notifier.wake(Channel.TASKS)
-        if answer.has_arrivals or any(outcome.kind in MAY_WAIT for outcome in exchange.ended):
-            self._notifier.wake(Channel.SCHEDULE)
-        if answer.refused:
-            await self._drop(answer.refused, exchange.ended)
-        if answer.claims:
-            metrics.CLAIMS.inc(len(answer.claims))
-            self._adjust_log_polling()
-            await self._launcher.start(answer.claims, exchange.ended_at)
-        self._exit_if_idle()
 
     async def _drop(self, refused: list[tuple[TaskKey, int]], ended: list[Outcome]) -> None:
         """These attempts were taken away: nothing of theirs is stored except, late, their log."""
@@ -247,9 +213,9 @@ class Session:
                 case PeerDied():
                     self._notifier.wake(Channel.TASKS)
                     self._is_exchange_due = True
-                case Woken():
-                    self._apply_notification(event.channel)
-                case NotStarted():
+                case NotificationArrived():
+                    self._is_exchange_due = self._is_exchange_due or event.channel is Channel.TASKS
+                case LaunchFailed():
                     # Its outcome waits in the state: the loop only has to be woken.
                     pass
                 case _:
@@ -257,7 +223,7 @@ class Session:
 
     def _end_attempts(self, outcomes: list[Outcome]) -> None:
         self._state.end_attempts(outcomes, boot_seconds())
-        self._adjust_log_polling()
+        self._logs.set_busy(self._state.active > 0)
 
     def _apply_heartbeat(self, event: HeartbeatAnswered) -> None:
         actions = self._state.on_heartbeat(
@@ -265,9 +231,9 @@ class Session:
         )
         self._executor.extend_lease(actions.stop_at)
         if actions.is_declared_dead:
-            self._registration.on_declared_dead(self._state.active)
+            self.registration.on_declared_dead(self._state.active)
         if actions.is_new_request:
-            self._registration.on_request()
+            self.registration.on_request()
             self._exit_if_idle()
         if actions.is_connection_suspect:
             self._hot.abort()
@@ -277,48 +243,29 @@ class Session:
             metrics.CLAIMS_LOST.inc(actions.given_back)
             self._log.warning("claim_reply_lost", attempts=actions.given_back)
         if actions.ask_again:
-            asyncio.get_running_loop().call_later(ASK_AGAIN_SECONDS, self._heartbeat.beat_now)
+            asyncio.get_running_loop().call_later(ASK_AGAIN_SECONDS, self.registration.heartbeat.beat_now)
         self._is_exchange_due = self._is_exchange_due or actions.is_exchange_due
-
-    def _apply_notification(self, channel: Channel) -> None:
-        match channel:
-            case Channel.STOP:
-                self._heartbeat.beat_now()
-            case Channel.RUNNER:
-                self._peers.list_soon()
-            case _:
-                self._is_exchange_due = True
-
-    def _put_notification(self, channel: Channel) -> None:
-        self._events.put(Woken(channel))
 
     def _kill(self, attempts: list[AttemptRef], reason: str, grace_seconds: float) -> None:
         for key, epoch in attempts:
             self._executor.kill(key, epoch, reason, grace_seconds=grace_seconds)
 
-    def _adjust_log_polling(self) -> None:
-        """Lines are shipped every few hundred milliseconds while attempts run."""
-        is_busy = self._state.active > 0
-        if is_busy != self._logs.is_busy:
-            self._logs.is_busy = is_busy
-            self._logs.wake.set()
-
     def _exit_if_idle(self) -> None:
         if self._state.is_idle:
-            self._registration.on_idle()
+            self.registration.on_idle()
 
     async def _bundle_place(self, bundle: str, file: str) -> BundlePlace:
         async def find() -> BundlePlace:
             path, uses_threads = await unpacked(await self._side.get(), bundle, self._settings.bundles_folder)
             return BundlePlace(path=path, uses_threads=uses_threads, environment=self._environment)
 
-        return await keep_trying(find, stop=self._registration.over, name="bundles", log=self._log)
+        return await keep_trying(find, stop=self.registration.over, name="bundles", log=self._log)
 
     # The end of the session
 
     async def _leave(self) -> None:
         """Let attempts finish within the grace period, stop the rest, report all outcomes, and deregister."""
-        registration, state = self._registration, self._state
+        registration, state = self.registration, self._state
         state.is_stopping = True
         self._log.info("service_stopping", attempts=state.active, reason=registration.ending.value)
         is_over = asyncio.Event()

@@ -218,11 +218,9 @@ class RunnerState:
         """Their reports are stored: the attempts are no longer held."""
         finished = []
         for outcome in outcomes:
-            held = self._attempts.get(outcome.key)
-            if held is None or held.epoch != outcome.epoch:
-                continue
-            del self._attempts[outcome.key]
-            finished.append(FinishedAttempt(label=held.label, outcome=outcome, seconds=now - held.claimed_at))
+            if self.holds(outcome.key, outcome.epoch):
+                held = self._attempts.pop(outcome.key)
+                finished.append(FinishedAttempt(label=held.label, outcome=outcome, seconds=now - held.claimed_at))
         return finished
 
     # Failover: a claim that was lost with the old server can be made again on the new one, with the same epoch and by

@@ -3,7 +3,6 @@ jobs continue (A12)."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
@@ -13,16 +12,12 @@ from psycopg import AsyncConnection
 from evertick.domain.errors import NotLeader, PostgresUnavailable
 from evertick.observability import metrics
 from evertick.observability.logging import Log
+from evertick.processes.linux import boot_seconds
 
 T = TypeVar("T")
 SHORTEST_REST_SECONDS = 0.5
 # After this many failures in a row the cause is not the candidates.
 MOST_FAILURES_IN_A_ROW = 3
-
-
-def boot_seconds() -> float:
-    """A clock that cannot be set, and that advances while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class CircuitBreaker:
@@ -84,9 +79,8 @@ class CircuitBreakers:
         for candidate in candidates:
             if self.whole.is_open:
                 return
-            own = self._own.setdefault(
-                candidate, CircuitBreaker(self.whole.name, log=self._log.bind(candidate=candidate))
-            )
+            closed = CircuitBreaker(self.whole.name, log=self._log.bind(candidate=candidate))
+            own = self._own.setdefault(candidate, closed)
             if own.is_open:
                 continue
             await own.attempt(conn, partial(work, candidate))

@@ -18,7 +18,7 @@ from evertick.domain.failover import Server
 from evertick.observability import metrics
 from evertick.observability.health import LoopHealth
 from evertick.observability.logging import Log
-from evertick.runtime.loop import back_off, run_loop
+from evertick.runtime.loop import back_off, in_background, run_loop
 from evertick.runtime.server_watch import LOOK_SECONDS, ServerWatch
 
 # NOTIFY takes one cluster-wide lock at commit: a busy runner notifies a hundred times per second, not thousands.
@@ -150,11 +150,8 @@ class Notifier:
 
     async def run(self) -> None:
         """Run until canceled."""
-        never = asyncio.Event()
-        pulse = LoopHealth("watch", is_essential=False)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._send_for_ever())
-            await run_loop(self._watch.tick, wake=never, stop=never, name="watch", log=self._log, pulse=pulse)
+        async with in_background(self._send_for_ever()):
+            await run_loop(self._watch.tick, name="watch", log=self._log, pulse=LoopHealth("watch", is_essential=False))
 
     async def _send_for_ever(self) -> None:
         """A notification that cannot be sent is dropped: it only shortens waits."""

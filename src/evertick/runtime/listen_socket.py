@@ -15,6 +15,8 @@ from evertick.domain.errors import InvalidSettings
 from evertick.observability.logging import Log
 
 DEFAULT_PORT = 8080
+# The folder of a home with the addresses of its APIs.
+API_NOTES = "api"
 BACKLOG = 128
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
-import psycopg
+from psycopg import InterfaceError, OperationalError, errors
 
 from evertick.domain.errors import PostgresUnavailable
 from evertick.observability import metrics
@@ -22,14 +22,9 @@ from evertick.observability.logging import Log
 LONGEST_BACK_OFF_SECONDS = 5.0
 # Errors that pass by themselves: the database is down, full, out of connections or read-only for now, or a connection
 # broke.
-UNREACHABLE = (
-    psycopg.OperationalError,
-    psycopg.InterfaceError,
-    psycopg.errors.ReadOnlySqlTransaction,
-    PostgresUnavailable,
-)
+UNREACHABLE = (OperationalError, InterfaceError, errors.ReadOnlySqlTransaction, PostgresUnavailable)
 # The login lacks its service's permissions: once an operator grants them, the service continues by itself.
-NOT_ALLOWED = psycopg.errors.InsufficientPrivilege
+NOT_ALLOWED = errors.InsufficientPrivilege
 _GIVE_RIGHTS = "This login lacks a permission: grant it the role of its service, see `evertick db roles`."
 
 T = TypeVar("T")
@@ -38,20 +33,21 @@ T = TypeVar("T")
 async def run_loop(
     tick: Callable[[], Awaitable[float]],
     *,
-    wake: asyncio.Event,
-    stop: asyncio.Event,
     name: str,
     log: Log,
-    longest_back_off: float = LONGEST_BACK_OFF_SECONDS,
+    wake: asyncio.Event | None = None,
+    stop: asyncio.Event | None = None,
+    is_essential: bool = True,
     pulse: LoopHealth | None = None,
 ) -> None:
-    """Tick until `stop` is set. A failing tick is logged, and retried after a growing, jittered pause.
+    """Tick until `stop` is set, or until canceled. A failing tick is logged, and retried after a growing, jittered pause.
 
-    `pulse` records the loop's health, for a loop whose ticks may take long or that others do not depend on.
+    `wake` ends the pause. Others do not depend on a loop that is not essential. `pulse` records the loop's health, for one
+    whose ticks may take long.
     """
-    failures = 0
+    wake, stop, failures = wake or asyncio.Event(), stop or asyncio.Event(), 0
     seconds_of_ticks = metrics.TICK_SECONDS.labels(service=name)
-    with track(pulse or LoopHealth(name)) as pulse:
+    with track(pulse or LoopHealth(name, is_essential=is_essential)) as pulse:
         while not stop.is_set():
             wake.clear()
             started = time.monotonic()
@@ -64,18 +60,9 @@ async def run_loop(
                 pulse.succeed(delay)
             except Exception as error:
                 failures += 1
-                delay = back_off(failures, longest_back_off)
+                delay = back_off(failures)
                 metrics.JOB_FAILURES.labels(job=name).inc()
-                # A full disk is an OSError, too, and says nothing about the database.
-                is_unreachable = isinstance(error, (*UNREACHABLE, ConnectionError, TimeoutError))
-                pulse.fail(error, is_unreachable=is_unreachable, delay=delay)
-                if isinstance(error, (*UNREACHABLE, OSError)):
-                    log.warning("database_unreachable", loop=name, error=error, retry_in=delay)
-                elif isinstance(error, NOT_ALLOWED):
-                    log.error("permission_denied", message=_GIVE_RIGHTS, loop=name, error=error, retry_in=delay)
-                else:
-                    took = time.monotonic() - started
-                    log.error("loop_failed", loop=name, error=error, seconds=took, retry_in=delay)
+                _report_failure(error, pulse, delay, seconds=time.monotonic() - started, log=log)
             seconds_of_ticks.observe(time.monotonic() - started)
             await _wait(wake, stop, delay)
 
@@ -87,6 +74,7 @@ async def keep_trying(work: Callable[[], Awaitable[T]], *, stop: asyncio.Event, 
     with track(LoopHealth(name)) as pulse:
         while True:
             pulse.begin()
+            started = time.monotonic()
             try:
                 return await work()
             except (*UNREACHABLE, NOT_ALLOWED) as error:
@@ -94,13 +82,30 @@ async def keep_trying(work: Callable[[], Awaitable[T]], *, stop: asyncio.Event, 
                     raise
                 failures += 1
                 delay = back_off(failures)
-                is_unreachable = not isinstance(error, NOT_ALLOWED)
-                pulse.fail(error, is_unreachable=is_unreachable, delay=delay)
-                if is_unreachable:
-                    log.warning("database_unreachable", loop=name, error=error, retry_in=delay)
-                else:
-                    log.error("permission_denied", message=_GIVE_RIGHTS, loop=name, error=error, retry_in=delay)
+                _report_failure(error, pulse, delay, seconds=time.monotonic() - started, log=log)
             await _wait(stop, stop, delay)
+
+
+@asynccontextmanager
+async def in_background(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run this work concurrently with the block, and cancel it at the end of the block. If one fails, so does the block."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work) for work in works]
+        yield
+        for task in tasks:
+            task.cancel()
+
+
+def _report_failure(error: Exception, pulse: LoopHealth, delay: float, *, seconds: float, log: Log) -> None:
+    # A full disk is an OSError, too, and says nothing about the database.
+    is_unreachable = isinstance(error, (*UNREACHABLE, ConnectionError, TimeoutError))
+    pulse.fail(error, is_unreachable=is_unreachable, delay=delay)
+    if isinstance(error, (*UNREACHABLE, OSError)):
+        log.warning("database_unreachable", loop=pulse.name, error=error, retry_in=delay)
+    elif isinstance(error, NOT_ALLOWED):
+        log.error("permission_denied", message=_GIVE_RIGHTS, loop=pulse.name, error=error, retry_in=delay)
+    else:
+        log.error("loop_failed", loop=pulse.name, error=error, seconds=seconds, retry_in=delay)
 
 
 def back_off(failures: int, longest_seconds: float = LONGEST_BACK_OFF_SECONDS) -> float:

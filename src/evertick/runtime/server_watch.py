@@ -97,25 +97,18 @@ class ServerWatch:
 
     def _tell(self, verdict: FailoverResult, before: Server, now: Server, stored: int, remembered: int) -> None:
         timelines = {"timeline": now.timeline, "timeline_before": before.timeline}
-        match verdict:
-            case FailoverResult.LOST:
-                self._log.error(
-                    "writes_lost",
-                    **timelines,
-                    after=lsn_text(stored),
-                    until=lsn_text(remembered),
-                    message="Acknowledged writes are lost: the log of the old timeline between these positions, and everything"
-                    " after. Fires among them happen again; see docs/guarantees.md.",
-                )
-            case FailoverResult.UNPROVEN:
-                self._log.warning(
-                    "failover_detected",
-                    **timelines,
-                    message="The standby was asynchronous: writes acknowledged in the last seconds before its promotion"
-                    " may be lost.",
-                )
-            case _:
-                self._log.warning("failover_detected", **timelines, message="No acknowledged write is lost.")
+        if verdict is FailoverResult.LOST:
+            message = (
+                "Acknowledged writes are lost: the log of the old timeline between these positions, and everything"
+                " after. Fires among them happen again; see docs/guarantees.md."
+            )
+            positions = {"after": lsn_text(stored), "until": lsn_text(remembered)}
+            self._log.error("writes_lost", **timelines, **positions, message=message)
+            return
+        message = "No acknowledged write is lost."
+        if verdict is FailoverResult.UNPROVEN:
+            message = "The standby was asynchronous: writes acknowledged in the last seconds before its promotion may be lost."
+        self._log.warning("failover_detected", **timelines, message=message)
 
     def _say_limits(self, conn: TimedConnection) -> None:
         """Log the limits of this connection, once per process."""

@@ -15,18 +15,16 @@ from math import inf
 
 from psycopg import AsyncConnection
 
-from evertick.config import Settings
-from evertick.db.queries.shards import PendingWork
 from evertick.domain.errors import NotLeader
+from evertick.engine.shards import PendingWork
 from evertick.observability import metrics
 from evertick.observability.logging import Log
-from evertick.runtime.circuit_breaker import CircuitBreaker, CircuitBreakers, boot_seconds
+from evertick.processes.linux import boot_seconds
+from evertick.runtime.circuit_breaker import CircuitBreaker, CircuitBreakers
 from evertick.runtime.connections import Notifier
 from evertick.runtime.loop import run_loop
-from evertick.scheduler import maintenance_jobs
-from evertick.scheduler.leadership import LeaderConnection, Leadership
-from evertick.scheduler.maintenance_jobs import Again, MaintenanceJobs
-from evertick.scheduler.reconciliation import Reconciliation
+from evertick.scheduler.leadership import LeaderConnection, LeaderKey, Leadership
+from evertick.scheduler.maintenance_jobs import ALERT_SECONDS, MOVES_SECONDS, MaintenanceJobs, Reconciliation, Rerun
 
 # Share of a job's time: how long it may wait for one lock.
 LOCK_SHARE = 0.5
@@ -36,7 +34,7 @@ LOCK_SHARE = 0.5
 Due = Callable[[PendingWork, float], float | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """One bounded batch of work.
 
@@ -48,20 +46,20 @@ class Job:
     name: str
     breaker: CircuitBreaker
     due: Due
-    run: Callable[[AsyncConnection, int], Awaitable[Again]]
+    run: Callable[[AsyncConnection, LeaderKey], Awaitable[Rerun | None]]
     first_seconds: float = inf
     retry_seconds: float = inf
     is_paced: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CandidateJob:
     """The same for each candidate that a poll lists. A candidate that fails pauses alone."""
 
     name: str
     breakers: CircuitBreakers
     candidates: Callable[[PendingWork], list[int]]
-    run: Callable[[AsyncConnection, int, int], Awaitable[Again]]
+    run: Callable[[AsyncConnection, LeaderKey, int], Awaitable[Rerun | None]]
 
     @property
     def breaker(self) -> CircuitBreaker:
@@ -73,9 +71,8 @@ def local_time(instant: datetime | None, work: PendingWork, now: float) -> float
     return inf if instant is None else now + (instant - work.read_at).total_seconds()
 
 
-def at(instant: Callable[[PendingWork], datetime | None]) -> Due:
-    """Due at this instant of the poll."""
-    return lambda work, now: local_time(instant(work), work, now)
+def never(work: PendingWork) -> bool:
+    return False
 
 
 def when(has_work: Callable[[PendingWork], object]) -> Due:
@@ -83,17 +80,14 @@ def when(has_work: Callable[[PendingWork], object]) -> Due:
     return lambda work, now: now if has_work(work) else inf
 
 
-def promote_due(work: PendingWork, now: float) -> float:
-    return min(local_time(work.next_timer, work, now), now if work.has_line else inf)
+def at(instant: Callable[[PendingWork], datetime | None], *, or_when: Callable[[PendingWork], object] = never) -> Due:
+    """Due at this instant of the poll, or now if the poll has found the other."""
+    return lambda work, now: now if or_when(work) else local_time(instant(work), work, now)
 
 
 def observation_due(work: PendingWork, now: float) -> float:
     """The poll could not observe heartbeats."""
-    return now if work.silent is None and work.stranded is None and not work.troubles else inf
-
-
-def gates_due(work: PendingWork, now: float) -> float:
-    return now if work.has_gates else local_time(work.next_opening, work, now)
+    return now if work.silent_sessions is None and work.dead_sessions is None and not work.errors else inf
 
 
 def moves_due(work: PendingWork, now: float) -> float | None:
@@ -108,82 +102,36 @@ def from_own_timer(work: PendingWork, now: float) -> float | None:
 
 
 def lost_sessions(work: PendingWork) -> list[int]:
-    return [*(work.silent or []), *(work.stranded or [])]
+    return [*(work.silent_sessions or []), *(work.dead_sessions or [])]
 
 
-def overdue_runs(work: PendingWork) -> list[int]:
-    return work.overdue or []
-
-
-def open_backfills(work: PendingWork) -> list[int]:
-    return work.backfills or []
-
-
-def make_jobs(bodies: MaintenanceJobs, reconciliation: Reconciliation, *, log: Log) -> list[Job | CandidateJob]:
+def make_jobs(jobs: MaintenanceJobs, reconciliation: Reconciliation, *, log: Log) -> list[Job | CandidateJob]:
     """The jobs in the order in which they run. The name of a breaker is what metrics, logs and polls call the job."""
     reap, time_out, backfill = (CircuitBreakers(name, log=log) for name in ("reap", "time_out", "backfill"))
 
-    def step(name: str) -> CircuitBreaker:
+    def own(name: str) -> CircuitBreaker:
         return CircuitBreaker(name, log=log)
 
+    timers = at(lambda work: work.next_timer, or_when=lambda work: work.has_waiting_retries)
+    openings = at(lambda work: work.next_opening, or_when=lambda work: work.has_gates)
     return [
-        Job(name="promote", breaker=step("promote"), due=promote_due, run=bodies.promote),
-        Job(name="observe", breaker=reap.whole, due=observation_due, run=bodies.observe_heartbeats),
-        CandidateJob(name="reap", breakers=reap, candidates=lost_sessions, run=bodies.reap),
-        CandidateJob(name="time_out_runs", breakers=time_out, candidates=overdue_runs, run=bodies.time_out_run),
-        Job(
-            name="time_out_queued",
-            breaker=time_out.whole,
-            due=at(lambda work: work.next_expiry),
-            run=bodies.time_out_queued_tasks,
-        ),
-        Job(
-            name="dependencies",
-            breaker=step("hear"),
-            due=when(lambda work: work.has_arrivals),
-            run=bodies.deliver_dependencies,
-        ),
-        Job(name="wake", breaker=step("wake"), due=at(lambda work: work.next_wake), run=bodies.wake_deferred_tasks),
-        Job(name="admit", breaker=step("admit"), due=when(lambda work: work.with_room), run=bodies.admit_queued_runs),
-        CandidateJob(name="backfill", breakers=backfill, candidates=open_backfills, run=bodies.advance_backfill),
-        Job(name="gates", breaker=step("gates"), due=gates_due, run=bodies.admit_gated_tasks),
-        Job(
-            name="rebalance",
-            breaker=step("move_out"),
-            due=moves_due,
-            run=bodies.rebalance_shard,
-            retry_seconds=maintenance_jobs.MOVES_SECONDS,
-            is_paced=True,
-        ),
-        *make_own_jobs(bodies, reconciliation, step),
-    ]
-
-
-def make_own_jobs(
-    bodies: MaintenanceJobs, reconciliation: Reconciliation, step: Callable[[str], CircuitBreaker]
-) -> list[Job | CandidateJob]:
-    """The jobs that do not depend on the poll."""
-    return [
+        Job("promote", own("promote"), timers, jobs.promote),
+        Job("observe", reap.whole, observation_due, jobs.observe_heartbeats),
+        CandidateJob("reap", reap, lost_sessions, jobs.reap),
+        CandidateJob("time_out_runs", time_out, lambda work: work.overdue or [], jobs.time_out_run),
+        Job("time_out_queued", time_out.whole, at(lambda work: work.next_expiry), jobs.time_out_queued_tasks),
+        Job("dependencies", own("hear"), when(lambda work: work.has_arrivals), jobs.deliver_dependencies),
+        Job("wake", own("wake"), at(lambda work: work.next_wake), jobs.wake_deferred_tasks),
+        Job("admit", own("admit"), when(lambda work: work.dags_with_free_slots), jobs.admit_queued_runs),
+        CandidateJob("backfill", backfill, lambda work: work.backfills or [], jobs.advance_backfill),
+        Job("gates", own("gates"), openings, jobs.admit_gated_tasks),
+        Job("rebalance", own("move_out"), moves_due, jobs.rebalance_shard, retry_seconds=MOVES_SECONDS, is_paced=True),
         # A round begins at once: changes before the leadership were not observed.
-        Job(
-            name="reconcile",
-            breaker=step("reconcile"),
-            due=from_own_timer,
-            run=reconciliation.run_slice,
-            first_seconds=0.0,
-            retry_seconds=0.0,
-        ),
-        Job(name="orphans", breaker=step("orphans"), due=from_own_timer, run=reconciliation.fail_orphaned_runs),
-        Job(name="count_gates", breaker=step("gates"), due=from_own_timer, run=reconciliation.count_gates),
+        Job("reconcile", own("reconcile"), from_own_timer, reconciliation.run_slice, first_seconds=0, retry_seconds=0),
+        Job("orphans", own("orphans"), from_own_timer, reconciliation.fail_orphaned_runs),
+        Job("count_gates", own("gates"), from_own_timer, reconciliation.count_gates),
         # Not at once, so that schedules that fell due before the leadership can fire first.
-        Job(
-            name="alerts",
-            breaker=step("alerts"),
-            due=from_own_timer,
-            run=bodies.raise_alerts,
-            first_seconds=maintenance_jobs.ALERT_SECONDS,
-            retry_seconds=maintenance_jobs.ALERT_SECONDS,
-        ),
+        Job("alerts", own("alerts"), from_own_timer, jobs.raise_alerts, ALERT_SECONDS, ALERT_SECONDS),
     ]
 
 
@@ -191,21 +139,11 @@ class Maintenance:
     """The maintenance of one shard. `wake_leader` is set when the leader has to act: leadership is lost, or
     `is_shard_closed`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        url: str,
-        leadership: Leadership,
-        waker: Notifier,
-        wake_leader: asyncio.Event,
-        log: Log,
-    ) -> None:
-        self._settings, self._leadership, self._log = settings, leadership, log
-        self._wake_leader = wake_leader
-        self._connection = LeaderConnection(url, leadership, settings, lock_share=LOCK_SHARE)
-        self._bodies = MaintenanceJobs(settings, shard=leadership.shard, waker=waker, log=log)
-        self._reconciliation = Reconciliation(settings, shard=leadership.shard, waker=waker, log=log)
+    def __init__(self, leadership: Leadership, *, notifier: Notifier, wake_leader: asyncio.Event, log: Log) -> None:
+        self._leadership, self._wake_leader, self._log = leadership, wake_leader, log
+        self._connection = LeaderConnection(leadership, lock_share=LOCK_SHARE)
+        self._bodies = MaintenanceJobs(leadership.settings, notifier=notifier, log=log)
+        self._reconciliation = Reconciliation(leadership.settings, notifier=notifier, log=log)
         self._jobs = make_jobs(self._bodies, self._reconciliation, log=log)
         # By the name that a poll uses: the first job with that name has its breaker failed.
         self._breakers = {job.breaker.name: job.breaker for job in reversed(self._jobs)}
@@ -226,17 +164,16 @@ class Maintenance:
         """The leader's latest poll."""
         now = boot_seconds()
         self._read_at = (work.read_at, now)
-        for trouble in work.troubles:
-            self._fail(*trouble.split(": ", 1))
+        for error in work.errors:
+            self._fail(*error.split(": ", 1))
         for job in self._jobs:
             if isinstance(job, CandidateJob):
                 self._candidates[job.name] = job.candidates(work)
                 self._due_at[job.name] = now if self._candidates[job.name] else inf
                 continue
             due = job.due(work, now)
-            if due is None or (job.is_paced and max(due, self._due_at[job.name]) < inf):
-                continue
-            self._due_at[job.name] = due
+            if due is not None and not (job.is_paced and max(due, self._due_at[job.name]) < inf):
+                self._due_at[job.name] = due
         if observation_due(work, now) == inf:
             self._bodies.forget_observation()
         if self._next_at() <= now:
@@ -244,8 +181,7 @@ class Maintenance:
 
     async def run(self) -> None:
         """Run until canceled."""
-        never = asyncio.Event()
-        await run_loop(self.tick, wake=self._wake, stop=never, name=self._leadership.loop_name("tend"), log=self._log)
+        await run_loop(self.tick, wake=self._wake, name=self._leadership.loop_name("tend"), log=self._log)
 
     async def tick(self) -> float:
         """Run every job that is due, once."""
@@ -259,7 +195,7 @@ class Maintenance:
         if self._leadership.epoch is None:
             await self._connection.close()
         pause = self._next_at() - boot_seconds() if self._leadership.may_plan else inf
-        return max(0.0, min(pause, self._settings.tick_seconds))
+        return max(0.0, min(pause, self._leadership.settings.tick_seconds))
 
     async def close(self) -> None:
         await self._connection.close()
@@ -272,12 +208,12 @@ class Maintenance:
                 self._due_at[job.name] = inf
                 candidates = self._candidates.get(job.name, [])
                 await job.breakers.attempt(conn, candidates, partial(self._run_candidate, job, conn))
-                continue
-            await self._run_job(job, conn)
+            else:
+                await self._run_job(job, conn)
 
     async def _run_job(self, job: Job, conn: AsyncConnection) -> None:
         self._due_at[job.name] = before = boot_seconds() + job.retry_seconds
-        again = await job.breaker.attempt(conn, partial(job.run, conn, self._epoch))
+        again = await job.breaker.attempt(conn, partial(job.run, conn, self._leadership.key))
         if again is None:
             return
         next_at, polled = self._local(again), self._due_at[job.name]
@@ -287,11 +223,12 @@ class Maintenance:
 
     async def _run_candidate(self, job: CandidateJob, conn: AsyncConnection, candidate: int) -> None:
         if self._leadership.may_plan:
-            again = await job.run(conn, self._epoch, candidate)
-            self._due_at[job.name] = min(self._due_at[job.name], self._local(again))
-            self._follow(again)
+            again = await job.run(conn, self._leadership.key, candidate)
+            if again is not None:
+                self._due_at[job.name] = min(self._due_at[job.name], self._local(again))
+                self._follow(again)
 
-    def _follow(self, again: Again) -> None:
+    def _follow(self, again: Rerun) -> None:
         for name, candidates in again.also.items():
             self._candidates[name] = candidates
             self._due_at[name] = boot_seconds()
@@ -309,12 +246,6 @@ class Maintenance:
             metrics.JOB_FAILURES.labels(job=name).inc()
             self._log.error("job_failed", job=name, error=reason)
 
-    @property
-    def _epoch(self) -> int:
-        if self._leadership.epoch is None:
-            raise NotLeader(f"shard {self._leadership.shard} is led by another scheduler")
-        return self._leadership.epoch
-
     def _next_at(self) -> float:
         """When the next job is due, by the local clock."""
         return min(self._next_at_of(job) for job in self._jobs)
@@ -322,7 +253,7 @@ class Maintenance:
     def _next_at_of(self, job: Job | CandidateJob) -> float:
         return max(self._due_at[job.name], job.breaker.rests_until)
 
-    def _local(self, again: Again) -> float:
+    def _local(self, again: Rerun) -> float:
         """When it is due again, by the local clock."""
         earliest = boot_seconds() + again.in_seconds
         if again.at is None or self._read_at is None:

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from evertick.config import Settings
 from evertick.db.notify import Channel
 from evertick.db.queries import notifications
-from evertick.db.queries.notifications import ClaimedDelivery, DeliveryResult, Room
-from evertick.db.queries.shards import PendingWork
+from evertick.db.queries.notifications import ClaimedDelivery
 from evertick.domain.errors import DeliveryFailed, NotLeader, PostgresUnavailable
-from evertick.domain.notifications import Event, parse_destination, rest_seconds
-from evertick.engine.notifications import take_due, tend_outbox
+from evertick.domain.notifications import NotificationEvent, parse_destination, rest_seconds
+from evertick.engine.notifications import OutboxSettings, Room, claim_deliveries, maintain_outbox
+from evertick.engine.shards import PendingWork
 from evertick.observability import metrics
 from evertick.observability.health import LoopHealth
 from evertick.observability.logging import Log
-from evertick.runtime.circuit_breaker import boot_seconds
+from evertick.processes.linux import boot_seconds
 from evertick.runtime.connections import Notifier
 from evertick.runtime.loop import UNREACHABLE, run_loop
 from evertick.scheduler.leadership import LeaderConnection, Leadership
@@ -36,7 +35,7 @@ EACH, BATCH = 4, 64
 # Longer than any delivery takes, so that none is sent twice at once; also the delay of a dead leader's deliveries.
 TAKEN_SECONDS = 30.0
 RECORD_AGAIN_SECONDS = (0.1, 0.5, 1.0, 2.0, 4.0)
-TEND_SECONDS = 15.0
+MAINTAIN_SECONDS = 15.0
 FOR_EVER_SECONDS = 1e9
 IDLE_TICKS = 2
 MOST_COUNTED = 100_000
@@ -63,20 +62,20 @@ class DestinationBackoff:
         return {sink for sink, (_, until) in self._failures.items() if until > at}
 
     @property
-    def troubled(self) -> list[str]:
+    def failing(self) -> list[str]:
         return sorted(self._failures)
 
 
 class NotificationSender:
-    def __init__(self, settings: Settings, *, url: str, leadership: Leadership, waker: Notifier, log: Log) -> None:
-        self._settings, self._leadership, self._waker, self._log = settings, leadership, waker, log
-        self._link = LeaderConnection(url, leadership, settings, lock_share=0.5)
-        self._resting = DestinationBackoff()
+    def __init__(self, leadership: Leadership, *, notifier: Notifier, log: Log) -> None:
+        self._settings, self._leadership, self._notifier, self._log = leadership.settings, leadership, notifier, log
+        self._link = LeaderConnection(leadership, lock_share=0.5)
+        self._backoff = DestinationBackoff()
         self._busy: dict[str, int] = {}
         self._wake = asyncio.Event()
         self._pulse = LoopHealth("notify", is_essential=False)
-        self._tended_for: int | None = None
-        self._tend_at = 0.0
+        self._maintained_epoch: int | None = None
+        self._maintain_at = 0.0
         self._may_wait = True
         self._made: Sending | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -89,10 +88,8 @@ class NotificationSender:
 
     async def run(self) -> None:
         """Run until canceled. A delivery in progress is then aborted, and the next leader sends it again."""
-        never = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            await run_loop(self.tick, wake=self._wake, stop=never, name="notify", log=self._log, pulse=self._pulse)
+        async with asyncio.TaskGroup() as self._group:
+            await run_loop(self.tick, wake=self._wake, name="notify", log=self._log, pulse=self._pulse)
 
     async def tick(self) -> float:
         epoch = self._leadership.current_epoch()
@@ -106,18 +103,17 @@ class NotificationSender:
             return self._settings.tick_seconds
 
     async def close(self) -> None:
-        if self._made is not None:
-            self._made.close()
         await self._link.close()
 
     async def _send_due(self, epoch: int) -> float:
         conn = await self._link.get()
-        if self._tended_for != epoch or boot_seconds() >= self._tend_at:
-            await self._tend(epoch)
+        if self._maintained_epoch != epoch or boot_seconds() >= self._maintain_at:
+            await self._maintain(epoch)
         if not self._may_wait:
             return self._settings.tick_seconds
-        room = Room(passed_over=self._resting.now() | self._busy.keys(), each=EACH, batch=BATCH, seconds=TAKEN_SECONDS)
-        taken = await take_due(conn, shard=self._leadership.shard, epoch=epoch, room=room)
+        passed_over = list(self._backoff.now() | self._busy.keys())
+        room = Room(passed_over=passed_over, each=EACH, limit=BATCH, seconds=TAKEN_SECONDS)
+        taken = await claim_deliveries(conn, shard=self._leadership.shard, epoch=epoch, room=room)
         assert self._group is not None
         for each in taken:
             self._busy[each.sink] = self._busy.get(each.sink, 0) + 1
@@ -130,11 +126,11 @@ class NotificationSender:
         sink = taken.sink
         try:
             answer = await self._sending.send(sink, taken.fact, delivery=str(taken.delivery_id))
-            self._resting.succeed(sink)
+            self._backoff.succeed(sink)
             await self._record(taken, "sent", answer, 0.0)
         except DeliveryFailed as error:
             if not error.is_final:
-                self._resting.fail(sink)
+                self._backoff.fail(sink)
             await self._fail(taken, error)
         except (*UNREACHABLE, NotLeader) as error:
             # An internal error, not the destination's: the delivery is claimed again when its claim expires.
@@ -168,43 +164,38 @@ class NotificationSender:
                 await asyncio.sleep(pause)
         outcome = {"sent": "sent", "failed": "given_up", "waiting": "failed"}[state]
         metrics.NOTIFICATIONS.labels(outcome=outcome).inc()
-        tell_result = self._log.info if state == "sent" else self._log.warning
-        tell_result(
-            "delivery_attempted", delivery=taken.delivery_id, outcome=outcome, attempt=taken.attempts, answer=answer
-        )
+        tell_result, attempt = self._log.info if state == "sent" else self._log.warning, taken.attempts
+        tell_result("delivery_attempted", delivery=taken.delivery_id, outcome=outcome, attempt=attempt, answer=answer)
         if state == "sent" and taken.sink.startswith("call:"):
-            self._waker.wake(Channel.TASKS)
+            self._notifier.wake(Channel.TASKS)
 
-    async def _tend(self, epoch: int) -> None:
-        settings = self._settings
-        wish = DeliveryResult(
-            defaults=self._defaults(),
-            give_up_seconds=settings.notify_expire_hours * 3600 or FOR_EVER_SECONDS,
-            batch=GIVE_UP_BATCH,
-            most=MOST_COUNTED,
+    async def _maintain(self, epoch: int) -> None:
+        give_up = self._settings.notify_expire_hours * 3600 or FOR_EVER_SECONDS
+        wish = OutboxSettings(
+            defaults=self._defaults(), give_up_seconds=give_up, limit=GIVE_UP_BATCH, most=MOST_COUNTED
         )
-        found = await tend_outbox(await self._link.get(), shard=self._leadership.shard, epoch=epoch, wish=wish)
+        found = await maintain_outbox(await self._link.get(), shard=self._leadership.shard, epoch=epoch, wish=wish)
         metrics.NOTIFICATIONS.labels(outcome="given_up").inc(found.given_up)
-        rest = 0.0 if found.given_up == GIVE_UP_BATCH else TEND_SECONDS
-        self._tended_for, self._tend_at = epoch, boot_seconds() + rest
+        rest = 0.0 if found.given_up == GIVE_UP_BATCH else MAINTAIN_SECONDS
+        self._maintained_epoch, self._maintain_at = epoch, boot_seconds() + rest
         oldest = found.oldest_seconds or 0.0
         metrics.NOTIFICATIONS_WAITING.set(found.waiting)
         metrics.NOTIFICATIONS_OLDEST.set(oldest)
-        why = f"; failing: {', '.join(self._resting.troubled[:3])}" if self._resting.troubled else ""
+        why = f"; failing: {', '.join(self._backoff.failing[:3])}" if self._backoff.failing else ""
         text = f"{found.waiting} notifications wait, the oldest for {oldest / 60:.0f} minutes{why}"
         self._pulse.blocked = text if oldest > LATE_SECONDS else None
 
     def _forget(self) -> None:
-        if self._tended_for is not None:
-            self._tended_for, self._pulse.blocked = None, None
+        if self._maintained_epoch is not None:
+            self._maintained_epoch, self._pulse.blocked = None, None
             metrics.NOTIFICATIONS_WAITING.set(0)
             metrics.NOTIFICATIONS_OLDEST.set(0)
 
     def _defaults(self) -> list[dict[str, object]]:
-        told = {Event.FAILURE: self._settings.notify_on_failure, Event.DEADLINE: self._settings.notify_on_deadline}
+        settings, on_failure, on_deadline = self._settings, NotificationEvent.FAILURE, NotificationEvent.DEADLINE
         return [
-            {"event": event, "sink": sink, "every_time": self._settings.notify_repeat}
-            for event, sinks in told.items()
+            {"event": event, "sink": sink, "every_time": settings.notify_repeat}
+            for event, sinks in ((on_failure, settings.notify_on_failure), (on_deadline, settings.notify_on_deadline))
             for sink in sorted({parse_destination(each).text for each in sinks})
         ]
 

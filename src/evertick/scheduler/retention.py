@@ -8,17 +8,27 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.db.queries import retention, server, shards
-from evertick.db.queries.retention import PruneGrant
+from evertick.domain.access import Actor
 from evertick.domain.errors import NotLeader
 from evertick.domain.retention import Pace, rest_seconds
-from evertick.engine.retention import Kind, PendingCleanup, Walked, prune_journal, prune_kind, prune_runs, sweep
+from evertick.engine.retention import (
+    Kind,
+    PendingCleanup,
+    PruneGrant,
+    Walked,
+    prune_journal,
+    prune_kind,
+    prune_runs,
+    sweep,
+)
 from evertick.observability import metrics
 from evertick.observability.logging import Log
 from evertick.runtime.connections import ReconnectingConnection
@@ -35,11 +45,15 @@ RUNNERS_KEPT = timedelta(days=7)
 # A publish in progress has stored the code but not yet the version, or restores an old version.
 CODE_KEPT = timedelta(days=1)
 
+# Kinds that are pruned by their age alone.
+HISTORY = [kind for kind in Kind if kind not in (Kind.RUNS, Kind.JOURNAL, Kind.RUNNERS, Kind.VERSIONS, Kind.BUNDLES)]
+
 Stage = Callable[[AsyncConnection, PruneGrant], Awaitable[bool]]
+Walk = Callable[..., Awaitable[Walked]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RetentionLimits:
     """The cutoff time of each kind of row. `now` is the database's time."""
 
     now: datetime
@@ -48,38 +62,31 @@ class Limits:
     code: datetime
 
 
-def limits_of(now: datetime, kept: timedelta) -> Limits:
-    return Limits(now=now, history=now - kept, runners=now - RUNNERS_KEPT, code=min(now - kept, now - CODE_KEPT))
+def limits_of(now: datetime, kept: timedelta) -> RetentionLimits:
+    before = now - kept
+    return RetentionLimits(now=now, history=before, runners=now - RUNNERS_KEPT, code=min(before, now - CODE_KEPT))
 
 
 class PruneRound:
     """Prune everything that is old, once. Each step is one bounded transaction. `is_sweep`: only the rows that deleted
     runs left behind."""
 
-    def __init__(self, limits: Limits, *, actor: str, is_sweep: bool = False) -> None:
+    def __init__(self, limits: RetentionLimits, *, actor: Actor, is_sweep: bool = False) -> None:
         self._limits, self._actor = limits, actor
         self._after: Counter[str] = Counter()
         self._entry: int | None = None
-        self._stages: deque[Stage] = deque(
-            [
-                self._sweep_runs,
-                self._prune_runs,
-                self._prune_journal,
-                self._kind(Kind.SKIP_RECORDS, limits.history),
-                self._kind(Kind.ALERTS, limits.history),
-                self._kind(Kind.NOTIFICATIONS, limits.history),
-                self._kind(Kind.BACKFILLS, limits.history),
-                self._kind(Kind.CAUSES, limits.history),
-                self._kind(Kind.EVENTS, limits.history),
-                self._kind(Kind.ASSET_UPDATES, limits.history),
-                self._kind(Kind.RUNNERS, limits.runners),
-                self._kind(Kind.VERSIONS, limits.code),
-                self._sweep_versions,
-                self._kind(Kind.BUNDLES, limits.code),
+        self._sweep_runs = partial(self._sweep, PendingCleanup.RUN)
+        self._stages: deque[Stage] = deque([self._sweep_runs])
+        if not is_sweep:
+            self._stages += [
+                partial(self._walk, Kind.RUNS, prune_runs),
+                partial(self._walk, Kind.JOURNAL, prune_journal),
+                *(partial(self._prune, kind, limits.history) for kind in HISTORY),
+                partial(self._prune, Kind.RUNNERS, limits.runners),
+                partial(self._prune, Kind.VERSIONS, limits.code),
+                partial(self._sweep, PendingCleanup.VERSION),
+                partial(self._prune, Kind.BUNDLES, limits.code),
             ]
-            if not is_sweep
-            else [self._sweep_runs]
-        )
         self.pace = Pace()
         self.counts: Counter[Kind] = Counter()
         self.refused: list[int] = []
@@ -96,52 +103,29 @@ class PruneRound:
     async def step(self, conn: AsyncConnection, *, epoch: int) -> bool:
         """Returns whether there may be more of the same."""
         started = time.monotonic()
-        mandate = PruneGrant(
-            shard=SHARD, epoch=epoch, before=self._limits.history, actor=self._actor, entry=self._entry
-        )
+        before = self._limits.history
+        mandate = PruneGrant(shard=SHARD, epoch=epoch, before=before, actor=self._actor, entry=self._entry)
         stage = self._stages[0]
         if is_over := await stage(conn, mandate):
             self._stages.remove(stage)
         self.pace = self.pace.after(time.monotonic() - started)
         return not is_over
 
-    async def _prune_runs(self, conn: AsyncConnection, mandate: PruneGrant) -> bool:
-        after = self._after[Kind.RUNS]
-        done = await prune_runs(conn, mandate, after=after, pace=self.pace, now=self._limits.now)
-        if done.pruned:
+    async def _walk(self, kind: Kind, prune: Walk, conn: AsyncConnection, mandate: PruneGrant) -> bool:
+        done = await prune(conn, mandate, after=self._after[kind], pace=self.pace, now=self._limits.now)
+        if done.pruned and kind is Kind.RUNS:
             self._after[PendingCleanup.RUN] = 0
             self._stages.appendleft(self._sweep_runs)
-        return self._walked(Kind.RUNS, done)
-
-    async def _prune_journal(self, conn: AsyncConnection, mandate: PruneGrant) -> bool:
-        after = self._after[Kind.JOURNAL]
-        done = await prune_journal(conn, mandate, after=after, pace=self.pace, now=self._limits.now)
-        return self._walked(Kind.JOURNAL, done)
-
-    def _walked(self, kind: Kind, done: Walked) -> bool:
         self._after[kind], self._entry = done.last, done.entry
         self.counts[kind] += done.pruned
         self.refused += done.refused
         return done.is_end
 
-    def _kind(self, kind: Kind, before: datetime) -> Stage:
-        async def stage(conn: AsyncConnection, mandate: PruneGrant) -> bool:
-            batch = self.pace.batch
-            there = PruneGrant(
-                shard=mandate.shard, epoch=mandate.epoch, before=before, actor=mandate.actor, entry=mandate.entry
-            )
-            done = await prune_kind(conn, there, kind, pace=self.pace)
-            self._entry = done.entry
-            self.counts[kind] += done.pruned
-            return done.pruned < batch
-
-        return stage
-
-    async def _sweep_runs(self, conn: AsyncConnection, mandate: PruneGrant) -> bool:
-        return await self._sweep(PendingCleanup.RUN, conn, mandate)
-
-    async def _sweep_versions(self, conn: AsyncConnection, mandate: PruneGrant) -> bool:
-        return await self._sweep(PendingCleanup.VERSION, conn, mandate)
+    async def _prune(self, kind: Kind, before: datetime, conn: AsyncConnection, mandate: PruneGrant) -> bool:
+        done = await prune_kind(conn, replace(mandate, before=before), kind, pace=self.pace)
+        self._entry = done.entry
+        self.counts[kind] += done.pruned
+        return done.pruned < self.pace.batch
 
     async def _sweep(self, kind: PendingCleanup, conn: AsyncConnection, mandate: PruneGrant) -> bool:
         done = await sweep(conn, mandate, kind, after=self._after[kind], pace=self.pace)
@@ -185,7 +169,7 @@ class Retention:
     async def _step(self, conn: AsyncConnection, epoch: int) -> float:
         if self._round is None:
             limits = limits_of(await shards.read_clock(conn), self._kept)
-            self._round = PruneRound(limits, actor="evertick", is_sweep=not self._kept)
+            self._round = PruneRound(limits, actor=Actor("evertick"), is_sweep=not self._kept)
         round_ = self._round
         before, started = round_.counts.copy(), time.monotonic()
         has_more = await round_.step(conn, epoch=epoch)
@@ -212,7 +196,7 @@ async def old_run_ids(conn: AsyncConnection, *, before: datetime) -> range:
     oldest = await retention.run_at_or_above(conn, 0)
     if oldest is None:
         return range(0)
-    low, high = oldest.id, await retention.newest_run_id(conn) + 1
+    low, high = oldest.id, (await retention.newest_run_id(conn) or 0) + 1
     while low < high:
         middle = (low + high) // 2
         found = await retention.run_at_or_above(conn, middle)

@@ -13,9 +13,7 @@ from collections.abc import Callable
 
 from psycopg import AsyncConnection, errors
 
-from evertick.config import Settings
 from evertick.db.notify import Channel
-from evertick.db.queries.shards import PendingWork
 from evertick.domain.errors import NotLeader
 from evertick.engine.fire_schedules import (
     Fired,
@@ -25,12 +23,14 @@ from evertick.engine.fire_schedules import (
     fire_schedules,
     plan_next_fires,
 )
+from evertick.engine.shards import PendingWork
 from evertick.observability import metrics
 from evertick.observability.health import LoopHealth
 from evertick.observability.logging import Log
-from evertick.runtime.circuit_breaker import CircuitBreaker, boot_seconds
+from evertick.processes.linux import boot_seconds
+from evertick.runtime.circuit_breaker import CircuitBreaker
 from evertick.runtime.connections import Notifier
-from evertick.runtime.loop import run_loop
+from evertick.runtime.loop import in_background, run_loop
 from evertick.scheduler.leadership import LeaderConnection, Leadership
 from evertick.scheduler.maintenance import Maintenance
 
@@ -56,28 +56,24 @@ class ShardLeader:
 
     def __init__(
         self,
-        settings: Settings,
-        *,
-        url: str,
         leadership: Leadership,
-        waker: Notifier,
+        *,
+        notifier: Notifier,
         may_acquire: Callable[[int], bool],
         publish: Callable[[PendingWork | None, int], None],
         log: Log,
     ) -> None:
-        self._settings, self._log = settings, log
-        self._waker, self._may_acquire, self._publish = waker, may_acquire, publish
+        self._settings, self._log = leadership.settings, log
+        self._notifier, self._may_acquire, self._publish = notifier, may_acquire, publish
         self.leadership, self.shard = leadership, leadership.shard
         self.wake = asyncio.Event()
-        self._maintenance = Maintenance(
-            settings, url=url, leadership=leadership, waker=waker, wake_leader=self.wake, log=log
-        )
-        self._burst_worker = BurstWorker(settings, url=url, leadership=leadership, report=self._report_burst, log=log)
-        self._firing = CircuitBreaker("fire", log=log, longest_rest=settings.tick_seconds)
+        self._maintenance = Maintenance(leadership, notifier=notifier, wake_leader=self.wake, log=log)
+        self._burst_worker = BurstWorker(leadership, report=self._report_burst, log=log)
+        self._firing = CircuitBreaker("fire", log=log, longest_rest=self._settings.tick_seconds)
         self._planning = CircuitBreaker("plan_ahead", log=log)
         self._fire_at = 0.0
         self._planned: PlannedFires | None = None
-        self._fire_batch = settings.fire_batch
+        self._fire_batch = self._settings.fire_batch
         self._has_half = False
         self._skipped_until: dict[int, float] = {}
         self._successor: str | None = None
@@ -85,11 +81,8 @@ class ShardLeader:
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set; then the current tick finishes first."""
         name = self.leadership.loop_name("scheduler")
-        async with asyncio.TaskGroup() as group:
-            works = [group.create_task(each.run()) for each in (self._maintenance, self._burst_worker)]
+        async with in_background(self._maintenance.run(), self._burst_worker.run()):
             await run_loop(self.tick, wake=self.wake, stop=stop, name=name, log=self._log)
-            for task in works:
-                task.cancel()
 
     async def close(self) -> None:
         """Release leadership, and close every connection."""
@@ -123,7 +116,7 @@ class ShardLeader:
     async def _tick(self, conn: AsyncConnection) -> float:
         if self.leadership.epoch is None:
             wait = await self.leadership.try_acquire(conn)
-            self._publish(None, self.leadership.of_shards)
+            self._publish(None, self.leadership.shard_count)
             if self.leadership.epoch is None:
                 return wait
             self._fire_at, self._successor = 0.0, None
@@ -139,7 +132,7 @@ class ShardLeader:
         work = await self.leadership.poll_work(conn)
         self._fire_at = self._next_fire(work)
         self._maintenance.plan(work)
-        self._publish(work, self.leadership.of_shards)
+        self._publish(work, self.leadership.shard_count)
         await self._plan_next(conn, work)
         return max(0.0, min(self._fire_at - TIMER_SECONDS - boot_seconds(), self.leadership.tick_seconds))
 
@@ -175,16 +168,13 @@ class ShardLeader:
         )
 
     async def _fire(self, conn: AsyncConnection) -> Fired:
-        assert self.leadership.epoch is not None
         now, planned, self._planned = boot_seconds(), self._planned, None
         if planned is not None and now - self._fire_at < LATE_SECONDS:
-            done = await fire_planned(
-                conn, planned, shard=self.shard, epoch=self.leadership.epoch, batch=self._fire_batch
-            )
+            done = await fire_planned(conn, planned, **self.leadership.key, batch=self._fire_batch)
             done.lag_seconds = max(now - self._fire_at, 0.0)
         else:
             self._skipped_until = {each: until for each, until in self._skipped_until.items() if until > now}
-            done = await self._fire_due(conn, self.leadership.epoch)
+            done = await self._fire_due(conn)
         self._skipped_until |= dict.fromkeys(done.lost, now + PAUSE_SECONDS)
         self._skipped_until |= dict.fromkeys(done.passed_over, now + PASS_OVER_SECONDS)
         self._notify_runners(done)
@@ -193,12 +183,10 @@ class ShardLeader:
         self._report(done)
         return done
 
-    async def _fire_due(self, conn: AsyncConnection, epoch: int) -> Fired:
-        half = self._burst_worker.half if self._has_half else None
+    async def _fire_due(self, conn: AsyncConnection) -> Fired:
+        half, held, key = self._burst_worker.half if self._has_half else None, self._skipped_until, self.leadership.key
         try:
-            done = await fire_schedules(
-                conn, shard=self.shard, epoch=epoch, batch=self._fire_batch, passed_over=self._skipped_until, half=half
-            )
+            done = await fire_schedules(conn, **key, batch=self._fire_batch, passed_over=held, half=half)
         except errors.QueryCanceled:
             # This many take longer than the lease allows: fewer next time, at last one fire of one schedule.
             self._fire_batch = max(1, self._fire_batch // 4)
@@ -214,9 +202,9 @@ class ShardLeader:
 
     def _notify_runners(self, done: Fired) -> None:
         if done.settled:
-            self._waker.wake(Channel.TASKS)
+            self._notifier.wake(Channel.TASKS)
             if done.canceled:
-                self._waker.wake(Channel.STOP)
+                self._notifier.wake(Channel.STOP)
 
     def _report(self, done: Fired) -> None:
         for schedule_id in done.quarantined:
@@ -228,13 +216,13 @@ class ShardLeader:
             metrics.FIRES.inc(done.runs)
             metrics.SHARD_FIRES.labels(shard=str(self.shard)).inc(done.runs)
             metrics.FIRE_LAG.observe(done.lag_seconds)
-            where = {"shard": self.shard} if self.leadership.of_shards > 1 else {}
+            where = {"shard": self.shard} if self.leadership.shard_count > 1 else {}
             self._log.info("schedules_fired", **where, schedules=done.settled, lag_ms=round(done.lag_seconds * 1000, 1))
 
     def _next_fire(self, work: PendingWork) -> float:
         """By the database's clock: a wrong clock on this machine has no effect."""
         now = boot_seconds()
-        if any(trouble.startswith("fire:") for trouble in work.troubles):
+        if any(error.startswith("fire:") for error in work.errors):
             return now + PAUSE_SECONDS
         if work.next_fire is None:
             return float("inf")
@@ -251,11 +239,9 @@ class BurstWorker:
     by the cursor (V1). `report` receives the result of each batch.
     """
 
-    def __init__(
-        self, settings: Settings, *, url: str, leadership: Leadership, report: Callable[[Fired], None], log: Log
-    ) -> None:
-        self._settings, self._leadership, self._report, self._log = settings, leadership, report, log
-        self._link = LeaderConnection(url, leadership, settings, lock_share=BURST_LOCK_SHARE)
+    def __init__(self, leadership: Leadership, *, report: Callable[[Fired], None], log: Log) -> None:
+        self._leadership, self._settings, self._report, self._log = leadership, leadership.settings, report, log
+        self._link = LeaderConnection(leadership, lock_share=BURST_LOCK_SHARE)
         self._wake = asyncio.Event()
         self._is_called = False
         self._began_at: float | None = None
@@ -274,24 +260,21 @@ class BurstWorker:
 
     async def run(self) -> None:
         """Run until canceled."""
-        never = asyncio.Event()
         name = self._leadership.loop_name("second_hand")
         pulse = LoopHealth(name, is_essential=False)
-        await run_loop(self.tick, wake=self._wake, stop=never, name=name, log=self._log, pulse=pulse)
+        await run_loop(self.tick, wake=self._wake, name=name, log=self._log, pulse=pulse)
 
     async def tick(self) -> float:
-        epoch = self._leadership.current_epoch()
         if self._leadership.epoch is None:
             await self._link.close()
-        if not self._is_called or epoch is None or boot_seconds() < self._rests_until:
+        if not self._is_called or not self._leadership.may_plan or boot_seconds() < self._rests_until:
             return self._settings.tick_seconds
         self._is_called = False
         try:
             conn = await self._link.get()
             self._began_at = boot_seconds()
-            done = await fire_schedules(
-                conn, shard=self._leadership.shard, epoch=epoch, batch=self._settings.fire_batch, half=ScheduleHalf.ODD
-            )
+            batch, key = self._settings.fire_batch, self._leadership.key
+            done = await fire_schedules(conn, **key, batch=batch, half=ScheduleHalf.ODD)
         except NotLeader as error:
             self._log.warning("leadership_lost", error=error)
             return self._settings.tick_seconds
@@ -300,8 +283,7 @@ class BurstWorker:
         self._report(done)
         if done.passed_over:
             self._rests_until = boot_seconds() + BURST_REST_SECONDS
-            return self._settings.tick_seconds
-        if not (done.has_more and done.settled):
+        if done.passed_over or not (done.has_more and done.settled):
             return self._settings.tick_seconds
         self._is_called, self._began_at = True, boot_seconds()
         return 0.0

@@ -6,23 +6,25 @@ anything.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from itertools import groupby
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose
 from evertick.db.migrate import status
 from evertick.db.queries import changes, runners
-from evertick.db.queries.changes import EndedAttempt, EndedRun
 from evertick.observability import metrics
 from evertick.observability.health import LoopHealth, value_of
 from evertick.observability.logging import Log
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.runtime.loop import run_loop
+
+if TYPE_CHECKING:
+    from evertick.scheduler.otel import OtelSpans
 
 COUNT_SECONDS = 10.0
 
@@ -45,9 +47,10 @@ class QueueDepth:
 
     async def run(self) -> None:
         """Run until canceled."""
-        never, pulse = asyncio.Event(), LoopHealth("queue_depth", is_essential=False)
         try:
-            await run_loop(self.tick, wake=never, stop=never, name="queue_depth", log=self._log, pulse=pulse)
+            await run_loop(
+                self.tick, name="queue_depth", log=self._log, pulse=LoopHealth("queue_depth", is_essential=False)
+            )
         finally:
             await self._link.close()
 
@@ -56,13 +59,12 @@ class QueueDepth:
             await self._forget()
             return QUEUE_SECONDS
         counted = await runners.depths(await self._link.get(), cap=MOST_COUNTED, most=MOST_QUEUES)
-        for each in counted:
-            metrics.QUEUE_DEPTH.labels(queue=each.queue).set(each.depth)
+        for queue, depth in counted.items():
+            metrics.QUEUE_DEPTH.labels(queue=queue).set(depth)
         # A queue that is empty now is reported as 0, not left at its last count.
-        seen = {each.queue for each in counted}
-        for queue in self._known - seen:
+        for queue in self._known - counted.keys():
             metrics.QUEUE_DEPTH.labels(queue=queue).set(0)
-        self._known |= seen
+        self._known |= counted.keys()
         return COUNT_SECONDS
 
     async def _forget(self) -> None:
@@ -93,18 +95,12 @@ OVERLAP = 1_000
 MOST_WAITING = 20_000
 
 
-class Spans(Protocol):
-    def add(self, run: EndedRun, attempts: Sequence[EndedAttempt]) -> None: ...
-    async def send(self) -> bool: ...
-    def close(self) -> None: ...
-
-
 class Tracing:
     """`make` returns the span exporter for the name of this installation."""
 
-    def __init__(self, url: str, *, make: Callable[[str], Spans], log: Log) -> None:
+    def __init__(self, url: str, *, make: Callable[[str], OtelSpans], log: Log) -> None:
         self._link, self._make, self._log = ReconnectingConnection(url, Purpose.READ), make, log
-        self._spans: Spans | None = None
+        self._spans: OtelSpans | None = None
         self._newest: int | None = None
         self._open: set[int] = set()
         # In order of arrival.
@@ -113,9 +109,9 @@ class Tracing:
 
     async def run(self) -> None:
         """Run until canceled."""
-        never, pulse = asyncio.Event(), LoopHealth("traces", longest_tick_seconds=60.0, is_essential=False)
+        pulse = LoopHealth("traces", longest_tick_seconds=60.0, is_essential=False)
         try:
-            await run_loop(self.tick, wake=never, stop=never, name="traces", log=self._log, pulse=pulse)
+            await run_loop(self.tick, name="traces", log=self._log, pulse=pulse)
         finally:
             if self._spans is not None:
                 self._spans.close()
@@ -139,9 +135,9 @@ class Tracing:
             # A new leader begins with the runs that are open now.
             self._newest = await changes.newest(conn)
             self._traced |= dict.fromkeys(await self._ended_lately(conn, self._newest))
-            self._open = await changes.open_runs(conn, limit=MOST_OPEN)
+            self._open = set(await changes.open_run_ids(conn, limit=MOST_OPEN))
             return
-        open_now = await changes.open_runs(conn, limit=MOST_OPEN)
+        open_now = set(await changes.open_run_ids(conn, limit=MOST_OPEN))
         ended = [*sorted(self._open - open_now), *await self._ended_lately(conn, self._newest)]
         self._open = open_now
         for run_id in open_now & self._traced.keys():
@@ -149,12 +145,16 @@ class Tracing:
             del self._traced[run_id]
         self._newest = max([self._newest, *ended])
         self._waiting |= dict.fromkeys(run_id for run_id in ended if run_id not in self._traced)
-        self._drop_what_is_too_much()
+        dropped = list(self._waiting)[:-MOST_WAITING]
+        for run_id in dropped:
+            del self._waiting[run_id]
+        if dropped:
+            self._log.warning("traces_dropped", runs=len(dropped))
 
     async def _ended_lately(self, conn: AsyncConnection, newest: int) -> list[int]:
         return await changes.ended_after(conn, max(newest - OVERLAP, 0), limit=OVERLAP + MOST_OPEN)
 
-    async def _send(self, conn: AsyncConnection, spans: Spans, run_ids: list[int]) -> None:
+    async def _send(self, conn: AsyncConnection, spans: OtelSpans, run_ids: list[int]) -> None:
         found = {run.run_id: run for run in await changes.runs(conn, run_ids)}
         attempts = await changes.attempts(conn, list(found), limit=MOST_ATTEMPTS)
         if len(attempts) == MOST_ATTEMPTS:
@@ -170,24 +170,13 @@ class Tracing:
         for run_id in list(self._traced)[: -(OVERLAP + MOST_OPEN)]:
             del self._traced[run_id]
 
-    def _drop_what_is_too_much(self) -> None:
-        dropped = list(self._waiting)[:-MOST_WAITING]
-        for run_id in dropped:
-            del self._waiting[run_id]
-        if dropped:
-            self._log.warning("traces_dropped", runs=len(dropped))
 
-
-def make_spans(endpoint: str, log: Log) -> Callable[[str], Spans] | None:
+def make_spans(endpoint: str, log: Log) -> Callable[[str], OtelSpans] | None:
     """A factory of span exporters; None, with a warning, if the extra is not installed."""
     try:
-        otel = import_module("evertick.observability.otel")
+        otel = import_module("evertick.scheduler.otel")
     except ModuleNotFoundError as error:
         log.warning("tracing_disabled", missing=error.name, message="Traces need: pip install 'evertick[otel]'")
         return None
 
-    def make(installation: str) -> Spans:
-        spans: Spans = otel.OtelSpans(endpoint, installation=installation)
-        return spans
-
-    return make
+    return partial(otel.OtelSpans, endpoint)

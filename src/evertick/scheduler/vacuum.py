@@ -26,7 +26,7 @@ from evertick.scheduler.retention import LOOK_SECONDS, Retention
 from evertick.storage.object_store import open_store
 
 # Small tables that every task or fire writes to. An external server's autovacuum may visit them only once a minute.
-QUICK_TABLES = ("ready_task", "lease", "task_timer", "retry_queue", "retry_slot", "schedule_state", "pending_cleanup")
+QUICK_TABLES = ["ready_task", "lease", "task_timer", "retry_queue", "retry_slot", "schedule_state", "pending_cleanup"]
 # Vacuuming a thousand dead rows takes about 2 ms; fewer are not worth a transaction.
 MANY_DEAD_ROWS = 1000
 VACUUM_SECONDS = 5.0
@@ -43,31 +43,27 @@ class Vacuum:
     """`epoch` returns the leader's epoch, or None while this process does not lead. It works only while it leads."""
 
     def __init__(self, settings: Settings, *, url: str, epoch: Epoch, log: Log) -> None:
-        self._link, self._log = ReconnectingConnection(url, Purpose.SCHEDULER), log
-        self._vacuuming = TableVacuum(link=self._link, epoch=epoch)
-        self._pruning = Retention(settings, link=self._link, epoch=epoch, log=log)
-        self._snapshots = SnapshotMonitor(link=self._link, epoch=epoch, log=log)
-        store = open_store(settings)
-        self._log_moving = (
-            None if store is None else LogArchiver(settings, store, link=self._link, epoch=epoch, log=log)
-        )
+        self._settings, self._epoch, self._log = settings, epoch, log
+        self._link = ReconnectingConnection(url, Purpose.SCHEDULER)
 
     async def run(self) -> None:
         """Run until canceled."""
+        settings, link, epoch, log = self._settings, self._link, self._epoch, self._log
+        snapshots = SnapshotMonitor(link=link, epoch=epoch, log=log)
+        store = open_store(settings)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._loop("vacuum", self._vacuuming.tick))
-                group.create_task(self._loop("prune", self._pruning.tick))
-                group.create_task(self._loop("snapshots", self._snapshots.tick, self._snapshots.pulse))
-                if (moving := self._log_moving) is not None:
-                    group.create_task(self._loop("log_moving", moving.tick, moving.pulse))
+                group.create_task(self._loop("vacuum", TableVacuum(link=link, epoch=epoch).tick))
+                group.create_task(self._loop("prune", Retention(settings, link=link, epoch=epoch, log=log).tick))
+                group.create_task(self._loop("snapshots", snapshots.tick, snapshots.pulse))
+                if store is not None:
+                    archiver = LogArchiver(settings, store, link=link, epoch=epoch, log=log)
+                    group.create_task(self._loop("log_moving", archiver.tick, archiver.pulse))
         finally:
-            await self._link.close()
+            await link.close()
 
     async def _loop(self, name: str, tick: Callable[[], Awaitable[float]], pulse: LoopHealth | None = None) -> None:
-        never = asyncio.Event()
-        pulse = pulse or LoopHealth(name, is_essential=False)
-        await run_loop(tick, wake=never, stop=never, name=name, log=self._log, pulse=pulse)
+        await run_loop(tick, name=name, log=self._log, pulse=pulse or LoopHealth(name, is_essential=False))
 
 
 class TableVacuum:

@@ -15,51 +15,44 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
-from evertick.domain.dags.params import Param, as_json, declare_params
+from evertick.domain.dags.params import Param as DeclaredParam
+from evertick.domain.dags.params import as_json, declare_params
 from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.dags.validation import arrange, validate
 from evertick.domain.errors import InvalidDag, UserError
 from evertick.domain.executor_options import read_executor_options
-from evertick.domain.notifications import RUN_EVENTS, NotificationRuleSpec, callback_dag
+from evertick.domain.notifications import RUN_EVENTS, callback_dag
 from evertick.domain.schedules.dependencies import Condition, Source
 from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, OverlapPolicy
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.domain.schedules.time_zones import find_zone
 from evertick.sdk.builder import DagBuilder, building
-from evertick.sdk.notify import NOTICE_OPTIONS, Callback, rule_specs
+from evertick.sdk.notify import NOTICE_OPTIONS, Callback
 from evertick.sdk.options import (
     Seconds,
     TaskOptions,
-    check_callbacks,
     check_names,
     read_choice,
     read_count,
+    read_dict,
     read_flag,
+    read_length,
+    read_list,
+    read_notices,
     read_seconds,
     read_text,
+    read_whole,
     task_spec,
 )
 from evertick.sdk.params import params_of
-from evertick.sdk.runtime import Dag, ParamRef
+from evertick.sdk.runtime import CompiledDag, ParamRef
 from evertick.sdk.source_location import module_file, refused
 from evertick.sdk.task import Task
 
 if TYPE_CHECKING:
     from evertick.sdk.local_run import LocalRun, LocalRunOptions
-
-
-def _read_limit(value: object) -> int:
-    if not 1 <= (count := read_count(value)) <= MOST_MISSED:
-        raise ValueError(f"it must be from 1 to {MOST_MISSED:,}")
-    return count
-
-
-def _read_within(value: object) -> float:
-    if (seconds := read_seconds(value)) <= 0:
-        raise ValueError("it must be more than 0")
-    return seconds
 
 
 # The options of a single schedule, which the DAG can also set for all its schedules.
@@ -69,10 +62,10 @@ _WHEN = ("timezone", "start_at", "end_at", "anchor_at", "jitter")
 _RULES: dict[str, tuple[str, Callable[[object], object]]] = {
     "misfire": ("misfire", read_choice(MisfirePolicy)),
     "catchup_window": ("catchup_window_seconds", read_seconds),
-    "catchup_limit": ("catchup_limit", _read_limit),
+    "catchup_limit": ("catchup_limit", read_whole(1, MOST_MISSED)),
     "overlap": ("overlap", read_choice(OverlapPolicy)),
-    "start_within": ("start_within_seconds", _read_within),
-    "finish_within": ("finish_within_seconds", _read_within),
+    "start_within": ("start_within_seconds", read_length),
+    "finish_within": ("finish_within_seconds", read_length),
 }
 
 
@@ -97,10 +90,10 @@ class DagOptions(TypedDict, total=False):
     end_at: datetime | str
     anchor_at: datetime | str
     jitter: Seconds
-    misfire: MisfirePolicy | str
+    misfire: MisfirePolicy | Literal["latest", "all", "skip"]
     catchup_window: Seconds
     catchup_limit: int
-    overlap: OverlapPolicy | str
+    overlap: OverlapPolicy | Literal["allow", "skip", "queue_one", "queue_all", "cancel"]
     start_within: Seconds
     finish_within: Seconds
     params: Mapping[str, object] | type
@@ -123,7 +116,7 @@ class Collection:
     """The DAGs that one import created, with the file whose top-level code was running."""
 
     definitions: list[tuple[str | None, DagDefinition]] = field(default_factory=list)
-    built: list[tuple[str | None, DagDefinition, Dag]] = field(default_factory=list)
+    built: list[tuple[str | None, DagDefinition, CompiledDag]] = field(default_factory=list)
 
 
 _collecting: ContextVar[Collection | None] = ContextVar("evertick_collection", default=None)
@@ -155,29 +148,33 @@ class DagDefinition:
         self.param_names, declared = params_of(function, options.get("params"))
         self.frame = _read_options(self.name, function, {**options, "params": declared} if declared else options)
         self.task_defaults: Mapping[str, object] = self.frame.pop("task_defaults", {})
-        self.told = {option: value for option, value in options.items() if option in NOTICE_OPTIONS}
+        self.notices = {option: value for option, value in options.items() if option in NOTICE_OPTIONS}
         if (collection := _collecting.get()) is not None:
             collection.definitions.append((module_file(), self))
 
     def __repr__(self) -> str:
         return f"<dag {self.name}>"
 
-    def __call__(self, *args: object, **kwargs: object) -> Dag:
-        draft = DagBuilder(self.name, self.task_defaults)
-        draft.note_callbacks(self.told)
-        with building(draft):
+    def __call__(self, *args: object, **kwargs: object) -> CompiledDag:
+        if self.name == "<lambda>":
+            raise self._at_definition(
+                "a lambda has no name for its DAG: pass one, as in dag(name='nightly')(lambda: load())."
+            )
+        builder = DagBuilder(self.name, self.task_defaults)
+        builder.note_callbacks(self.notices)
+        with building(builder):
             self.function(*args, **self._with_params(args, kwargs))
-        groups = tuple(draft.retried_groups)
-        spec = DagSpec(**self.frame, tasks=tuple(draft.specs), edges=tuple(sorted(draft.edges)), groups=groups)
-        self._check_template_params(draft, {param.name for param in spec.params})
+        groups = tuple(builder.retried_groups)
+        spec = DagSpec(**self.frame, tasks=tuple(builder.specs), edges=tuple(sorted(builder.edges)), groups=groups)
+        self._check_template_params(builder, {param.name for param in spec.params})
         try:
             validate(spec)
         except InvalidDag as error:
             raise self._at_definition(error.message) from None
         only = spec.schedules[0].spec if len(spec.schedules) == 1 and not spec.schedules[0].spec.after else None
-        bound = [replace(each, schedule=only) if only is not None else each for each in draft.bound]
-        called = tuple(_called_by(self.name, each) for each in draft.callbacks.values())
-        dag = Dag(spec=arrange(spec), tasks={each.name: each for each in bound}, callbacks=called)
+        bound = [replace(each, schedule=only) if only is not None else each for each in builder.bound]
+        called = tuple(_called_by(self.name, each) for each in builder.callbacks.values())
+        dag = CompiledDag(spec=arrange(spec), tasks={each.name: each for each in bound}, callbacks=called)
         if (collection := _collecting.get()) is not None:
             collection.built.append((module_file(), self, dag))
         return dag
@@ -186,8 +183,8 @@ class DagDefinition:
         """Run the DAG in this process, without a server: `print(nightly.test(params={"rows": 3}).state)`."""
         return self.build().test(**options)
 
-    def _check_template_params(self, draft: DagBuilder, declared: set[str]) -> None:
-        for name, task in draft.template_params.items():
+    def _check_template_params(self, builder: DagBuilder, declared: set[str]) -> None:
+        for name, task in builder.template_params.items():
             if name not in declared:
                 known = f"it has: {', '.join(sorted(declared))}" if declared else "it has none"
                 raise self._at_definition(
@@ -203,7 +200,7 @@ class DagDefinition:
             raise refused(f"DAG {self.name!r}: {fixed[0]!r} is a parameter of its runs and cannot be set here.")
         return {**kwargs, **{name: ParamRef(name) for name in self.param_names}}
 
-    def build(self) -> Dag:
+    def build(self) -> CompiledDag:
         """Compile a DAG that its file declares but never calls."""
         try:
             inspect.signature(self.function).bind()
@@ -252,38 +249,24 @@ def _read_options(name: str, function: Callable[..., object], options: Mapping[s
         fields["schedules"] = tuple(_schedules(options))
     except (TypeError, ValueError, UserError) as error:
         raise refused(f"{owner}: {error}") from None
-    return {**fields, "notices": _read_notices(owner, options)}
+    notices = [rule for event in RUN_EVENTS for rule in read_notices(owner, f"on_{event}", options.get(f"on_{event}"))]
+    return {**fields, "notices": tuple(notices)}
 
 
-_EVENT = Param({}, type=dict)
+_EVENT = DeclaredParam({}, type=dict)
 
 
-def _called_by(dag: str, callback: Callback) -> Dag:
+def _called_by(dag: str, callback: Callback) -> CompiledDag:
     """The DAG whose runs call a callback: user code runs on runners, with logs and a time limit like any other."""
-    task = Task(callback.function, {**callback.options, "name": callback.name})  # type: ignore[typeddict-item]
+    task: Task[..., Any] = Task(callback.function, {**callback.options, "name": callback.name})  # type: ignore[typeddict-item]
 
-    def told(event: object = _EVENT) -> None:
+    def call_back(event: object = _EVENT) -> None:
         task(event)
 
-    told.__doc__ = f"Calls {callback.name} when something happens in {dag}."
-    # It is published with its DAG, whether the file or the loader builds that DAG.
-    token = _collecting.set(None)
-    try:
-        return DagDefinition(told, {"name": callback_dag(dag, callback.name), "tags": ["callback"]})()
-    finally:
-        _collecting.reset(token)
-
-
-def _read_notices(owner: str, options: Mapping[str, object]) -> tuple[NotificationRuleSpec, ...]:
-    found: list[NotificationRuleSpec] = []
-    for event in RUN_EVENTS:
-        value = options.get(f"on_{event}")
-        try:
-            check_callbacks(value)
-            found += rule_specs(event, value)
-        except (TypeError, ValueError) as error:
-            raise refused(f"{owner}: on_{event} is {value!r:.200}, but {error}.") from None
-    return tuple(found)
+    call_back.__doc__ = f"Calls {callback.name} when something happens in {dag}."
+    # Collected apart: it is published with its DAG, whether the file or the loader builds that DAG.
+    with collecting():
+        return DagDefinition(call_back, {"name": callback_dag(dag, callback.name), "tags": ["callback"]})()
 
 
 def _schedules(options: Mapping[str, object]) -> Iterator[NamedSchedule]:
@@ -333,15 +316,11 @@ def _read_zone(value: object) -> str:
 
 
 def _read_tags(value: object) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise TypeError("it must be a list of texts")
-    return tuple(sorted({read_text(tag) for tag in value}))
+    return tuple(sorted({read_text(tag) for tag in read_list(value, "a list of texts")}))
 
 
 def _read_params(value: object) -> object:
-    if not isinstance(value, Mapping):
-        raise TypeError("it must be a dict of defaults or Param(...) by name")
-    return declare_params(value)
+    return declare_params(read_dict(value, "a dict of defaults or Param(...) by name"))
 
 
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
@@ -360,7 +339,7 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
 }
 
 
-def load_dags(folder: Path, file: str) -> Mapping[str, Dag]:
+def load_dags(folder: Path, file: str) -> Mapping[str, CompiledDag]:
     """The DAGs of `folder/file` by name, with `folder` first on the import path."""
     folder = folder.absolute()
     if not (folder / file).is_file():
@@ -369,7 +348,7 @@ def load_dags(folder: Path, file: str) -> Mapping[str, Dag]:
         sys.path.insert(0, str(folder))
     with collecting() as collection:
         module_file = _import(folder, Path(file))
-    dags: dict[str, Dag] = {}
+    dags: dict[str, CompiledDag] = {}
     for dag in _own_dags(collection, module_file):
         if dag.name in dags:
             raise InvalidDag(
@@ -381,7 +360,7 @@ def load_dags(folder: Path, file: str) -> Mapping[str, Dag]:
     return dags
 
 
-def _own_dags(collection: Collection, module_file: str) -> list[Dag]:
+def _own_dags(collection: Collection, module_file: str) -> list[CompiledDag]:
     built = [dag for owner, _, dag in collection.built if owner == module_file]
     called = {id(definition) for _, definition, _ in collection.built}
     uncalled = [

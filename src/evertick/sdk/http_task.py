@@ -39,13 +39,13 @@ def send(call: HttpCall, names: Mapping[str, object] | None) -> object:
     """`names` are the values for templates; None if there are none. Raises RetryAfter, Fail, or the network's error."""
     request = _request(call, names)
     opener = build_opener(_SameScheme, HTTPSHandler(context=ssl.create_default_context()))
-    give_up_at = time.monotonic() + call.timeout_seconds
+    deadline = time.monotonic() + call.timeout_seconds
     try:
         with opener.open(request, timeout=call.timeout_seconds) as answer:
-            return _result(call, answer.status, answer.headers, _read(call, answer, give_up_at))
+            return _result(call, answer.status, answer.headers, _read(call, answer, deadline))
     except HTTPError as error:
         with error:
-            return _result(call, error.code, error.headers, _read(call, error, give_up_at))
+            return _result(call, error.code, error.headers, _read(call, error, deadline))
     except URLError as error:
         reason = error.reason
         raise ConnectionError(f"{call.method} {request.host}: {reason}") from None
@@ -86,7 +86,7 @@ def _request(call: HttpCall, names: Mapping[str, object] | None) -> Request:
         raise Fail(f"the URL cannot be used: {error}") from None
 
 
-def _read(call: HttpCall, answer: Any, give_up_at: float) -> bytes:
+def _read(call: HttpCall, answer: Any, deadline: float) -> bytes:
     """The timeout applies to the whole response, not to each read."""
     parts: list[bytes] = []
     size = 0
@@ -95,7 +95,7 @@ def _read(call: HttpCall, answer: Any, give_up_at: float) -> bytes:
         size += len(part)
         if size > call.max_bytes:
             raise Fail(f"the response has more than {call.max_bytes:,} bytes; fetch it in a Python task and store it")
-        if time.monotonic() > give_up_at:
+        if time.monotonic() > deadline:
             raise TimeoutError(f"the response did not arrive within {call.timeout_seconds:g} s")
     return b"".join(parts)
 

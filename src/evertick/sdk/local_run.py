@@ -12,13 +12,13 @@ import subprocess
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 from uuid import UUID
 
 from evertick.domain.dags.graph import groups_of, skipped_by
@@ -46,10 +46,7 @@ from evertick.sdk.runtime import (
     Until,
     entered,
 )
-from evertick.sdk.templates import render_shell
-
-if TYPE_CHECKING:
-    from evertick.sdk.runtime import BoundTask
+from evertick.sdk.shell_templates import render_shell
 
 
 def check_decisions(spec: DagSpec, answers: Mapping[str, object]) -> None:
@@ -59,17 +56,6 @@ def check_decisions(spec: DagSpec, answers: Mapping[str, object]) -> None:
         raise UserError(
             f"answers: task {unknown[0]!r} does not wait for an answer; tasks that do: {', '.join(asked) or 'none'}."
         )
-
-
-def approval_decided(name: str, wait: WaitSpec, answers: Mapping[str, object]) -> object:
-    """The result of a task that waits for a time, an event or an approval."""
-    match wait.kind:
-        case WaitKind.EVENT:
-            return answers.get(name)
-        case WaitKind.APPROVAL:
-            return _decided(name, wait, answers)
-        case _:
-            return None
 
 
 def sensor_polled(call: Callable[[], object], wait: WaitSpec) -> object:
@@ -89,8 +75,7 @@ def sensor_polled(call: Callable[[], object], wait: WaitSpec) -> object:
         pause = min(pause * wait.backoff, wait.longest_seconds or pause)
 
 
-def _decided(name: str, wait: WaitSpec, answers: Mapping[str, object]) -> object:
-    given = answers.get(name)
+def _decided(name: str, wait: WaitSpec, given: object) -> object:
     if given is None:
         given = _asked(name, wait)
     if given is False:
@@ -126,7 +111,7 @@ class TaskInputs:
     variables: Mapping[str, object] = field(default_factory=dict)
     connections: Mapping[str, Connection] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
-    fire_at: datetime | None = None
+    fire_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def of(self, spec: TaskSpec, kind: str) -> dict[str, object]:
         """The task's declared values of one kind. A missing one would also fail it on a runner."""
@@ -142,17 +127,13 @@ class TaskInputs:
 
 def read_inputs(options: Mapping[str, object], params: Mapping[str, JsonValue]) -> TaskInputs:
     """The arguments of `.test(...)`. Refuses values that no run could have."""
-    found = {name: _named(name, options.get(name)) for name in ("answers", "variables", "connections", "secrets")}
+    found: dict[str, Any] = {
+        name: _named(name, options.get(name)) for name in ("answers", "variables", "connections", "secrets")
+    }
     if wrong := [name for name, value in found["secrets"].items() if not isinstance(value, str)]:
         raise UserError(f"secrets[{wrong[0]!r}] must be text, not {found['secrets'][wrong[0]]!r:.100}.")
-    return TaskInputs(
-        params=params,
-        answers=found["answers"],
-        variables=found["variables"],
-        connections={name: _connection(name, value) for name, value in found["connections"].items()},
-        secrets={name: str(value) for name, value in found["secrets"].items()},
-        fire_at=_instant(options.get("fire_at")),
-    )
+    found["connections"] = {name: _connection(name, value) for name, value in found["connections"].items()}
+    return TaskInputs(params=params, fire_at=_instant(options.get("fire_at")), **found)
 
 
 def call_task(
@@ -177,7 +158,8 @@ def _result(
             return None  # the other DAG has its own test
         case TaskKind.WAIT:
             assert spec.wait is not None
-            return approval_decided(bound.name, spec.wait, given.answers)
+            answer = given.answers.get(bound.name)
+            return _decided(bound.name, spec.wait, answer) if spec.wait.kind is WaitKind.APPROVAL else answer
         case TaskKind.SHELL:
             _shell(bound, inputs, context)
             return None
@@ -204,8 +186,7 @@ def _called(bound: BoundTask, spec: TaskSpec, inputs: Mapping[str, object]) -> o
     return call() if spec.wait is None else sensor_polled(call, spec.wait)
 
 
-async def _await_value(value: object) -> object:
-    assert inspect.isawaitable(value)
+async def _await_value(value: Awaitable[object]) -> object:
     return await value
 
 
@@ -213,7 +194,7 @@ def _shell(bound: BoundTask, inputs: Mapping[str, object], context: TaskContext)
     command = bound.command or ""
     values: dict[str, str] = {}
     if bound.is_template:
-        command, values = render_shell(command, bound.template_names(inputs))
+        command, values = render_shell(command, bound.template_names(inputs), is_unsafe=bound.unsafe_template)
     added = _environment(context, inputs, {**bound.environment(inputs), **values})
     done = subprocess.run(["env", *added, "bash", "-eo", "pipefail", "-c", command], check=False)
     if done.returncode:
@@ -230,7 +211,7 @@ def _environment(context: TaskContext, inputs: Mapping[str, object], own: Mappin
         "EVERTICK_ATTEMPT": str(context.attempt),
         "EVERTICK_EPOCH": str(context.epoch),
         "EVERTICK_IDEMPOTENCY_KEY": context.idempotency_key,
-        "EVERTICK_FIRE_AT": context.fire_at.isoformat() if context.fire_at else "",
+        "EVERTICK_FIRE_AT": context.fire_at.isoformat(),
         "EVERTICK_PARAMS": json.dumps(dict(context.params)),
         "EVERTICK_INPUTS": json.dumps(dict(inputs), default=str),
         **as_environment(context.variables, context.connections, context.secrets),
@@ -268,8 +249,10 @@ def _named(option: str, value: object) -> Mapping[str, object]:
     return value
 
 
-def _instant(value: object) -> datetime | None:
-    if value is None or (isinstance(value, datetime) and value.tzinfo is not None):
+def _instant(value: object) -> datetime:
+    if value is None:
+        return datetime.now(UTC)
+    if isinstance(value, datetime) and value.tzinfo is not None:
         return value
     raise UserError(
         f"fire_at is {value!r:.100}; it must be a datetime with a time zone, as in datetime(2030, 1, 1, tzinfo=UTC)."
@@ -288,7 +271,7 @@ def _connection(name: str, value: object) -> Connection:
 class LocalRunOptions(TypedDict, total=False):
     """The options of `.test(...)`. `raise_errors` raises the first exception that fails a task for good. `answers` has, by task,
     the payload of an event, or the fields of a form; False rejects. `variables`, `connections` and `secrets` are the values for
-    tasks that declare them."""
+    tasks that declare them. `only`: run this task and its upstream tasks."""
 
     params: Mapping[str, object]
     fire_at: datetime
@@ -297,6 +280,7 @@ class LocalRunOptions(TypedDict, total=False):
     variables: Mapping[str, object]
     connections: Mapping[str, object]
     secrets: Mapping[str, str]
+    only: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,35 +303,50 @@ def run_locally(spec: DagSpec, tasks: Mapping[str, BoundTask], options: LocalRun
         raise UserError(f"params must be a dict by name, not {params!r:.100}.")
     given = read_inputs(options, check_params(spec.params, params or {}))
     check_decisions(spec, given.answers)
-    stage = _Run(spec, tasks, given, raise_errors=options.get("raise_errors", False))
-    for begun in range(spec.retries + 1):
-        if begun:
-            stage.shape.clear(range(len(spec.tasks)))
-        stage.play(is_last=begun == spec.retries)
-        if stage.shape.run_state() != "failed":
+    run = _Run(spec, tasks, given, raise_errors=options.get("raise_errors", False))
+    if (only := options.get("only")) is not None:
+        run.chosen = _with_upstream(spec, only)
+    for attempt in range(spec.retries + 1):
+        if attempt:
+            run.model.clear(range(len(spec.tasks)))
+        run.run_ready(is_last=attempt == spec.retries)
+        if run.model.run_state() != "failed":
             break
-    stage.let_out()
-    return stage.told()
+    run.raise_first()
+    return run.result()
+
+
+def _with_upstream(spec: DagSpec, name: str) -> frozenset[int]:
+    """The positions of a task and of all tasks upstream of it."""
+    known = [task.name for task in spec.tasks]
+    if name not in known:
+        raise UserError(f"DAG {spec.name!r} has no task {name!r}; it has: {', '.join(known)}.")
+    found, added = frozenset[int](), frozenset({known.index(name)})
+    while added:
+        found |= added
+        added = frozenset(up for up, down in spec.edges if down in added) - found
+    return found
 
 
 class _Run:
-    """One run in progress."""
+    """One run in progress. `chosen`: the positions of the tasks that run."""
 
     def __init__(self, spec: DagSpec, tasks: Mapping[str, BoundTask], given: TaskInputs, *, raise_errors: bool) -> None:
-        self.shape = RunModel(spec)
+        self.model = RunModel(spec)
         self._spec, self._tasks, self._given, self._raise_errors = spec, tasks, given, raise_errors
         self._epochs, self._group = Counter[TaskId](), groups_of(spec)
         self._reasons, self._errors = dict[TaskId, str](), dict[TaskId, BaseException]()
+        self.chosen = frozenset(range(len(spec.tasks)))
 
-    def play(self, *, is_last: bool) -> None:
+    def run_ready(self, *, is_last: bool) -> None:
         """Run until no task is ready. `is_last`: the run is not retried."""
-        while ready := [key for key, state in self.shape.states.items() if state == READY]:
+        while ready := [key for key, state in self.model.states.items() if state == READY and key.idx in self.chosen]:
             self._try(ready[0], is_last=is_last)
 
-    def let_out(self) -> None:
+    def raise_first(self) -> None:
         """Raise the first error of a task that has failed for good."""
         for key, error in self._errors.items():
-            if self.shape.states.get(key) == "failed":
+            if self.model.states.get(key) == "failed":
                 raise error
 
     def _try(self, key: TaskId, *, is_last: bool) -> None:
@@ -370,9 +369,9 @@ class _Run:
             else:
                 ended, no_retry = "failed", _is_final(task, error)
                 self._failed(key, error, is_last=is_last, is_tried_again=not no_retry and self._has_retry(key))
-        self.shape.end(key, ended, value, no_retry=no_retry)
+        self.model.end(key, ended, value, no_retry=no_retry)
         if pushed:
-            self.shape.results[key] = Outputs(value, pushed)
+            self.model.results[key] = Outputs(value, pushed)
 
     def _failed(self, key: TaskId, error: BaseException, *, is_last: bool, is_tried_again: bool) -> None:
         self._reasons[key] = f"{type(error).__name__}: {error}"
@@ -385,7 +384,7 @@ class _Run:
             traceback.print_exception(error)
 
     def _has_retry(self, key: TaskId) -> bool:
-        return self.shape.attempts[key] < self._spec.tasks[key.idx].retry.retries
+        return self.model.attempts[key] < self._spec.tasks[key.idx].retry.retries
 
     def _context(self, key: TaskId, task: TaskSpec) -> TaskContext:
         granted: dict[str, Any] = {kind: self._given.of(task, kind) for kind in ("variables", "connections", "secrets")}
@@ -394,7 +393,7 @@ class _Run:
             dag=self._spec.name,
             task=task.name,
             map_index=key.map_index,
-            attempt=self.shape.attempts[key] + 1,
+            attempt=self.model.attempts[key] + 1,
             epoch=self._epochs[key],
             idempotency_key=f"evertick-test-{key.idx}-{key.map_index}",
             fire_at=self._given.fire_at,
@@ -404,16 +403,16 @@ class _Run:
         )
 
     def _inputs(self, key: TaskId) -> dict[str, object]:
-        found = {name: self.shape.result_of(name) for name in self._spec.tasks[key.idx].inputs}
-        return {**found, ITEM: self.shape.items[key]} if key in self.shape.items else found
+        found = {name: self.model.result_of(name) for name in self._spec.tasks[key.idx].inputs}
+        return {**found, ITEM: self.model.items[key]} if key in self.model.items else found
 
-    def told(self) -> LocalRun:
-        states, results = self.shape.states, self.shape.results
-        said = {**self.shape.reasons, **self._reasons}
+    def result(self) -> LocalRun:
+        states, results = self.model.states, self.model.results
+        said = {**self.model.reasons, **self._reasons}
         names = {key: self._name(key) for key in sorted(states)}
         values = {key: found.value if isinstance(found, Outputs) else found for key, found in results.items()}
         return LocalRun(
-            state=self.shape.run_state() or "running",
+            state=self.model.run_state() or "running",
             states={name: states[key] for key, name in names.items()},
             results={name: values[key] for key, name in names.items() if values.get(key) is not None},
             outputs={name: results[key].named for key, name in names.items() if isinstance(results.get(key), Outputs)},  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from evertick.domain.notifications import (
     MOST_NOTICES,
     Destination,
     DestinationKind,
-    Event,
+    NotificationEvent,
     NotificationRuleSpec,
     email_destination,
     web_destination,
@@ -95,7 +95,7 @@ def read_rules(value: object) -> list[NotificationRule]:
     return found
 
 
-def rule_specs(event: Event, value: object) -> tuple[NotificationRuleSpec, ...]:
+def rule_specs(event: NotificationEvent, value: object) -> tuple[NotificationRuleSpec, ...]:
     """The published form: each sink once."""
     by_sink = {each.sink.text: each for each in read_rules(value)}
     return tuple(
@@ -110,7 +110,7 @@ def callbacks_in(options: Mapping[str, object]) -> list[Callback]:
     return [each.callback for value in values for each in read_rules(value) if each.callback is not None]
 
 
-NOTICE_OPTIONS = {f"on_{event}": event for event in Event}
+NOTICE_OPTIONS = {f"on_{event}": event for event in NotificationEvent}
 
 
 def _web(

@@ -8,18 +8,17 @@ from __future__ import annotations
 import json as json_text
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Unpack
 from urllib.parse import urlsplit
 
 from evertick.domain.dags.params import JsonValue, as_json
 from evertick.domain.dags.spec import ChildSpec, TaskKind
-from evertick.sdk.builder import TaskRef, current_builder
+from evertick.sdk.builder import FutureResult, TaskRef, current_builder
 from evertick.sdk.notify import NOTICE_OPTIONS
-from evertick.sdk.options import Seconds, TaskOptions, read_seconds, task_spec
+from evertick.sdk.options import Seconds, TaskOptions, check_options, read_length, read_option, task_spec
 from evertick.sdk.runtime import BoundTask, HttpCall, ParamRef, ProgramCall
 from evertick.sdk.source_location import refused
-from evertick.sdk.task import checked_env, marked, template_names
+from evertick.sdk.task import marked_values, template_names
 from evertick.sdk.templates import check_template, is_template
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -49,13 +48,14 @@ def http(
     inputs: Mapping[str, object] | None = None,
     template: bool = True,
     **options: Unpack[TaskOptions],
-) -> TaskRef:
+) -> FutureResult:
     """A task that sends one HTTP request: `http("load", "https://shop/orders/{{ params.id }}", json={"n": "{{ inputs.n }}"})`.
 
     `expect` are the statuses that count as success (default: any 2xx). The result is the response's JSON or text, or with
     response="full" a dict with status, headers and body. 429 and 5xx are retried, other statuses are not.
     """
     owner = f"HTTP task {name!r}"
+    check_options(owner, options, http, TaskOptions)
     call = HttpCall(
         method=str(method).upper(),
         url=url,
@@ -64,7 +64,7 @@ def http(
         body=body,
         expect=_checked_expect(owner, expect),
         response=response,
-        timeout_seconds=_checked_seconds(owner, request_timeout),
+        timeout_seconds=read_option(owner, "request_timeout", request_timeout, read_length),
     )
     if call.method not in METHODS:
         raise refused(f"{owner}: method {method!r} is not one of {', '.join(METHODS)}.")
@@ -72,26 +72,22 @@ def http(
         raise refused(f"{owner}: response {response!r} is not one of {', '.join(RESPONSES)}.")
     _check_url(owner, url, is_template=template and is_template(url))
     if template:
-        draft = current_builder(f"http task {name!r}")
-        known = template_names(tuple(inputs or ()), {**draft.task_defaults, **options})
+        builder = current_builder(f"http task {name!r}")
+        known = template_names(tuple(inputs or ()), {**builder.task_defaults, **options})
         for field, text in (("url", url), ("body", body or ""), *call.headers.items(), *_leaves(json)):
-            draft.note_params(name, check_template(owner, field, text, known))
+            builder.note_params(name, check_template(owner, field, text, known))
     return _add(name, TaskKind.HTTP, call, inputs=inputs, env=None, template=template, options=options)
 
 
 def program(
-    name: str,
-    argv: Sequence[str],
-    /,
-    *,
-    env: Mapping[str, object] | None = None,
-    **options: Unpack[TaskOptions],
-) -> TaskRef:
+    name: str, argv: Sequence[str], /, *, env: Mapping[str, object] | None = None, **options: Unpack[TaskOptions]
+) -> FutureResult:
     """A task that runs a program in any language: `program("score", ["./score", "--fast"], env={"ROWS": rows})`.
 
     It gets information about the run in its environment, like a shell task, and reports with JSON lines on its standard output.
     """
     owner = f"program task {name!r}"
+    check_options(owner, options, program, TaskOptions)
     if isinstance(argv, str) or not isinstance(argv, Sequence) or not argv:
         raise refused(
             f"{owner}: the program must be a list, as in ['./score', '--fast']; for a command line use shell()."
@@ -112,31 +108,21 @@ def _add(
     template: bool,
     options: Mapping[str, Any],
 ) -> TaskRef:
-    draft = current_builder(f"{kind} task {name!r}")
-    full = draft.claim_name(name)
+    owner = f"{kind} task {name!r}"
+    builder = current_builder(owner)
+    full = builder.claim_name(name)
     refs: dict[str, TaskRef] = {}
+    settings = {**builder.task_defaults, **options}
     bound = BoundTask(
         name=full,
         kind=kind,
         call=call,
-        env={key: marked(value, refs) for key, value in checked_env(f"{kind} task {name!r}", "env", env).items()},
+        env=marked_values(owner, "env", env, refs),
         is_template=template,
-        template_inputs={
-            key: marked(value, refs) for key, value in checked_env(f"{kind} task {name!r}", "inputs", inputs).items()
-        },
+        template_inputs=marked_values(owner, "inputs", inputs, refs),
+        outputs=task_spec(full, settings).outputs,
     )
-    draft.note_callbacks({**draft.task_defaults, **options})
-    spec = replace(
-        task_spec(full, {**draft.task_defaults, **options}),
-        kind=kind,
-        group=draft.group,
-        inputs=tuple(refs),
-        summary=_summary(call),
-    )
-    ref = draft.add(spec, replace(bound, retry=spec.retry, outputs=spec.outputs))
-    for upstream in refs.values():
-        draft.connect(upstream, ref)
-    return ref
+    return builder.add(bound, settings, refs, summary=_summary(call))
 
 
 def _summary(call: HttpCall | ProgramCall) -> str:
@@ -188,15 +174,6 @@ def _checked_expect(owner: str, expect: object) -> tuple[int, ...]:
     return found
 
 
-def _checked_seconds(owner: str, value: object) -> float:
-    try:
-        if (seconds := read_seconds(value)) <= 0:
-            raise ValueError("it must be more than 0")
-    except (TypeError, ValueError) as error:
-        raise refused(f"{owner}: request_timeout is {value!r}, but {error}.") from None
-    return seconds
-
-
 def _leaves(value: object) -> list[tuple[str, str]]:
     if isinstance(value, str):
         return [("json", value)]
@@ -211,12 +188,13 @@ _KEPT = ("trigger_rule", "timeout", "finish_within", *NOTICE_OPTIONS)
 
 def trigger_dag(
     dag: str, /, *, params: Mapping[str, object] | None = None, wait: bool = True, **options: Unpack[TaskOptions]
-) -> TaskRef:
+) -> FutureResult:
     """Start a run of another DAG. With `wait` the task ends as that run does, or fails after its `timeout`. Its result is
     the id of the run. A param is a constant, the result of another task, or a parameter of this DAG."""
-    draft = current_builder(f"trigger_dag({dag!r})")
+    builder = current_builder(f"trigger_dag({dag!r})")
     if not isinstance(dag, str) or not dag:
         raise refused(f"trigger_dag takes the name of a DAG, not {dag!r}.")
+    check_options(f"trigger_dag({dag!r})", options, trigger_dag, TaskOptions)
     if not isinstance(wait, bool):
         raise refused(f"trigger_dag({dag!r}): wait must be True or False, not {wait!r}.")
     if params is not None and not isinstance(params, Mapping):
@@ -224,20 +202,10 @@ def trigger_dag(
     refs: dict[str, TaskRef] = {}
     constants, given = _split(dag, params or {}, refs)
     local = options.get("name") or f"trigger_{dag}".replace(".", "_")
-    name = draft.claim_name(local, numbered="name" not in options)
-    kept = {key: value for key, value in draft.task_defaults.items() if key in _KEPT}
-    draft.note_callbacks({**kept, **options})
-    spec = replace(
-        task_spec(name, {**kept, **options}),
-        kind=TaskKind.TRIGGER,
-        group=draft.group,
-        inputs=tuple(refs),
-        child=ChildSpec(dag=dag, params=constants, given=given, waits=wait),
-    )
-    ref = draft.add(spec, BoundTask(name=name, kind=TaskKind.TRIGGER))
-    for upstream in refs.values():
-        draft.connect(upstream, ref)
-    return ref
+    name = builder.claim_name(local, numbered="name" not in options)
+    kept = {key: value for key, value in builder.task_defaults.items() if key in _KEPT}
+    child = ChildSpec(dag=dag, params=constants, given=given, waits=wait)
+    return builder.add(BoundTask(name=name, kind=TaskKind.TRIGGER), {**kept, **options}, refs, child=child)
 
 
 def _split(
@@ -248,10 +216,10 @@ def _split(
     given: dict[str, JsonValue] = {}
     for name, value in params.items():
         if isinstance(value, TaskRef):
-            refs[value.name] = value
-            given[str(name)] = {"task": value.name, "path": list(value.path)}
+            refs[value.task_name] = value
+            given[str(name)] = {"task": value.task_name, "path": list(value.result_path)}
         elif isinstance(value, ParamRef):
-            given[str(name)] = {"param": value.name}
+            given[str(name)] = {"param": value.param_name}
         else:
             try:
                 constants[str(name)] = as_json(value)

@@ -3,36 +3,64 @@
 from __future__ import annotations
 
 import builtins
-import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, TypedDict, TypeVar, cast
+from inspect import Parameter, signature
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from evertick.domain.attempt import Isolation
-from evertick.domain.dags.gates import EXCLUSIVE, KEYED, GateKind, GateSpec, check_gates, key_parts, version_path
-from evertick.domain.dags.spec import OnLostContact, TaskSpec
+from evertick.domain.dags.gates import EXCLUSIVE, KEYED, GateKind, GateSpec, check_gates, paths_of, version_path
+from evertick.domain.dags.spec import DatabaseOutagePolicy, TaskSpec
 from evertick.domain.durations import parse_duration
-from evertick.domain.errors import InvalidDag, UserError
+from evertick.domain.errors import InvalidDag, UserError, did_you_mean
 from evertick.domain.executor_options import read_executor_options
 from evertick.domain.notifications import NotificationRuleSpec
 from evertick.domain.retry import Backoff, RetryPolicy
 from evertick.domain.schedules.dependencies import Source
 from evertick.domain.states import TriggerRule
 from evertick.domain.stored_values import ValueKind, check_name
-from evertick.sdk.notify import NOTICE_OPTIONS, read_rules, rule_specs
+from evertick.sdk.notify import NOTICE_OPTIONS, callbacks_in, rule_specs
 from evertick.sdk.source_location import refused
 
 Seconds = float | timedelta | str
 E = TypeVar("E", bound=StrEnum)
+T = TypeVar("T")
 _NO_RETRIES = RetryPolicy()
+# The values of an enum as texts, for type checkers and editors. A test compares them with the enum.
+RuleName = Literal[
+    "all_success",
+    "all_failed",
+    "all_done",
+    "all_done_min_one_success",
+    "all_done_setup_success",
+    "all_skipped",
+    "one_success",
+    "one_failed",
+    "one_done",
+    "none_failed",
+    "none_failed_min_one_success",
+    "none_skipped",
+    "always",
+]
 
 
-class TaskOptions(TypedDict, total=False):
-    """The options of `@task(...)`, `shell(...)`, `.override(...)` and `@dag(task_defaults=...)`."""
+class WaitOptions(TypedDict, total=False):
+    """The options of every task, also of one that only waits."""
 
     name: str
+    trigger_rule: TriggerRule | RuleName
+    finish_within: Seconds | None
+    on_success: object
+    on_failure: object
+    on_skipped: object
+    on_deadline: object
+
+
+class TaskOptions(WaitOptions, total=False):
+    """The options of `@task(...)`, `shell(...)`, `.override(...)` and `@dag(task_defaults=...)`."""
+
     retries: int
     retry_delay: Seconds
     retry_backoff: Backoff | str
@@ -42,13 +70,11 @@ class TaskOptions(TypedDict, total=False):
     never_on: object
     timeout: Seconds | None
     queue_timeout: Seconds | None
-    finish_within: Seconds | None
     queue: str | None
     priority: int
-    trigger_rule: TriggerRule | str
     isolation: Isolation | str
     rerun_on_loss: bool
-    on_lost_contact: OnLostContact | str
+    on_lost_contact: DatabaseOutagePolicy | str
     pool: str | Mapping[str, int]
     mutex: str | Iterable[str]
     mutex_shared: str | Iterable[str]
@@ -65,11 +91,7 @@ class TaskOptions(TypedDict, total=False):
     connections: Iterable[str]
     secrets: Iterable[str]
     executor_options: Mapping[str, object]
-    on_success: object
-    on_failure: object
     on_retry: object
-    on_skipped: object
-    on_deadline: object
 
 
 def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
@@ -83,15 +105,12 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
         if option in ("name", "max_instances"):  # the second belongs to expand, and is checked there
             continue
         if option in NOTICE_OPTIONS:
-            notices += _read_notices(name, option, value)
+            notices += read_notices(f"task {name!r}", option, value)
             continue
         field, read = _READERS[option]
         if field == "gates" and value is None:
             continue  # `.override(pool=None)` removes a default
-        try:
-            converted = read(value)
-        except (TypeError, ValueError, UserError) as error:
-            raise refused(f"task {name!r}: {option} is {value!r:.200}, but {error}.") from None
+        converted = read_option(f"task {name!r}", option, value, read)
         if field == "gates":
             gates.update({(gate.kind, gate.name): gate for gate in cast("list[GateSpec]", converted)})
         else:
@@ -100,7 +119,7 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
         fields["gates"] = tuple(gates[key] for key in sorted(gates))
         # Two running bodies with one key, or a smaller version after a larger one, must never happen.
         if any(kind in (GateKind.MUTEX, GateKind.ORDER) for kind, _ in gates):
-            fields.setdefault("on_lost_contact", OnLostContact.STOP)
+            fields.setdefault("on_lost_contact", DatabaseOutagePolicy.STOP)
     if notices:
         fields["notices"] = tuple(notices)
     try:
@@ -110,28 +129,47 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
         raise refused(f"task {name!r}: {message}.") from None
 
 
-def _read_notices(name: str, option: str, value: object) -> tuple[NotificationRuleSpec, ...]:
-    try:
-        check_callbacks(value)
+def read_notices(owner: str, option: str, value: object) -> tuple[NotificationRuleSpec, ...]:
+    """The rules of one event. The options of callback functions are a task's, and checked where they are written."""
+
+    def read(value: object) -> tuple[NotificationRuleSpec, ...]:
+        for each in callbacks_in({option: value}):
+            task_spec(each.name, each.options)
         return rule_specs(NOTICE_OPTIONS[option], value)
-    except (TypeError, ValueError) as error:
-        raise refused(f"task {name!r}: {option} is {value!r:.200}, but {error}.") from None
+
+    return read_option(owner, option, value, read)
 
 
-def check_callbacks(value: object) -> None:
-    """The options of callback functions: they are a task's, and checked where they are written."""
-    for each in read_rules(value):
-        if each.callback is not None:
-            task_spec(each.callback.name, each.callback.options)
+def read_option(owner: str, option: str, value: object, read: Callable[[object], T]) -> T:
+    """The value of an option. The error names both, unless it already points at a line of the user's file."""
+    try:
+        return read(value)
+    except InvalidDag:
+        raise
+    except (TypeError, ValueError, UserError) as error:
+        raise refused(f"{owner}: {option} is {value!r:.200}, but {error}.") from None
 
 
-def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse an unknown option, and suggest a similar name."""
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}."
-            raise refused(f"{owner} has no option {name!r}; {hint}")
+def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse unknown options, all in one error, each with the name to use instead."""
+    wrong = [name for name in given if name not in known]
+    if not wrong:
+        return
+    from evertick.sdk.airflow_names import option_hint
+
+    hints = {name: option_hint(name, known) for name in wrong}
+    listed = "" if all(hints.values()) else f"known options: {', '.join(known)}."
+    if len(wrong) == 1:
+        raise refused(f"{owner} has no option {wrong[0]!r}; {hints[wrong[0]] or listed}")
+    advice = " ".join(f"{name}: {hint}" for name, hint in hints.items() if hint)
+    raise refused(f"{owner} has no options {', '.join(map(repr, wrong))}. {advice} {listed}".rstrip())
+
+
+def check_options(owner: str, given: Mapping[str, object], call: Callable[..., object], shared: type) -> None:
+    """Refuse options that neither `call` itself has nor `shared`, a TypedDict."""
+    if given.keys() - shared.__annotations__.keys():
+        own = (name for name, each in signature(call).parameters.items() if each.kind is Parameter.KEYWORD_ONLY)
+        check_names(owner, given, (*own, *shared.__annotations__))
 
 
 def read_seconds(value: object) -> float:
@@ -145,6 +183,13 @@ def read_seconds(value: object) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError("it must be 0 or more")
     return float(value)
+
+
+def read_length(value: object) -> float:
+    """The seconds of a limit, which cannot be zero."""
+    if (seconds := read_seconds(value)) <= 0:
+        raise ValueError("it must be more than 0")
+    return seconds
 
 
 def read_flag(value: object) -> bool:
@@ -170,11 +215,26 @@ def read_choice(kind: type[E]) -> Callable[[object], E]:
         try:
             return kind(str(value))
         except ValueError:
-            near = difflib.get_close_matches(str(value), [choice.value for choice in kind], n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise ValueError(f"it must be one of {', '.join(kind)}{hint}") from None
+            hint = did_you_mean(value, map(str, kind), "")
+            raise ValueError(f"it must be one of {', '.join(kind)}{hint and f' ({hint})'}") from None
 
     return read
+
+
+def read_optional(read: Callable[[object], T]) -> Callable[[object], T | None]:
+    return lambda value: None if value is None else read(value)
+
+
+def read_list(value: object, wanted: str) -> Iterable[object]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"it must be {wanted}")
+    return value
+
+
+def read_dict(value: object, wanted: str) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"it must be {wanted}")
+    return value
 
 
 def _read_jitter(value: object) -> float:
@@ -204,34 +264,26 @@ def _exception_name(value: object) -> str:
     return f"builtins.{value}"
 
 
-def _read_retries(value: object) -> int:
-    if (count := read_count(value)) < 0:
-        raise ValueError("it must be 0 or more")
-    return count
+def read_whole(least: int, most: int | None = None) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        count = read_count(value)
+        if count < least or (most is not None and count > most):
+            raise ValueError(f"it must be {least} or more" if most is None else f"it must be from {least} to {most:,}")
+        return count
 
-
-def _read_cap(value: object) -> float | None:
-    return None if value is None else read_seconds(value)
-
-
-def _read_queue(value: object) -> str | None:
-    """None leaves it to the routing rules, whatever the DAG's defaults say."""
-    return None if value is None else read_text(value)
+    return read
 
 
 def _read_outlets(value: object) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise TypeError("it must be a list of Asset(...) or their names")
-    names = [each.name if isinstance(each, Source) and each.kind == "asset" else each for each in value]
+    listed = read_list(value, "a list of Asset(...) or their names")
+    names = [each.name if isinstance(each, Source) and each.kind == "asset" else each for each in listed]
     if wrong := [each for each in names if not isinstance(each, str) or not each.strip() or len(each) > 250]:
         raise TypeError(f"{wrong[0]!r} is not a valid name for an asset")
     return tuple(sorted({str(each) for each in names}))
 
 
 def _read_outputs(value: object) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise TypeError("it must be a list of names")
-    names = [read_text(each) for each in value]
+    names = [read_text(each) for each in read_list(value, "a list of names")]
     if wrong := [each for each in names if not each or len(each) > 200]:
         raise ValueError(f"{wrong[0]!r:.100} is not a valid name for an output")
     return tuple(dict.fromkeys(names))
@@ -239,17 +291,17 @@ def _read_outputs(value: object) -> tuple[str, ...]:
 
 def _read_names(kind: ValueKind) -> Callable[[object], tuple[str, ...]]:
     def read(value: object) -> tuple[str, ...]:
-        if isinstance(value, str) or not isinstance(value, Iterable):
-            raise TypeError(f'it must be a list of names of {kind}s, as in ["db"]')
-        return tuple(sorted({check_name(kind, read_text(each)) for each in value}))
+        names = read_list(value, f'a list of names of {kind}s, as in ["db"]')
+        return tuple(sorted({check_name(kind, read_text(each)) for each in names}))
 
     return read
 
 
+_SLOTS = 'a name, or a dict of slots by name, as in {"warehouse": 2}'
+
+
 def _read_pool(value: object) -> list[GateSpec]:
-    slots = {value: 1} if isinstance(value, str) else value
-    if not isinstance(slots, Mapping):
-        raise TypeError('it must be a name, or a dict of slots by name, as in {"warehouse": 2}')
+    slots = read_dict({value: 1} if isinstance(value, str) else value, _SLOTS)
     return _checked(GateSpec(kind=GateKind.POOL, name=name, weight=count) for name, count in slots.items())
 
 
@@ -263,26 +315,23 @@ def _read_keys(weight: int) -> Callable[[object], list[GateSpec]]:
     return read
 
 
-def _read_parallel(value: object) -> list[GateSpec]:
-    if not isinstance(value, Mapping):
-        raise TypeError('it must be a dict of limits by key, as in {"api:{params.host}": 5}')
-    return _checked(GateSpec(kind=GateKind.KEY, name=read_text(key), capacity=value[key]) for key in value)
+def _read_by_key(kind: GateKind, field: str, wanted: str) -> Callable[[object], list[GateSpec]]:
+    """A dict of gates by key: the values are one field of each gate."""
+
+    def read(value: object) -> list[GateSpec]:
+        given = read_dict(value, wanted)
+        return _checked(GateSpec(kind=kind, name=read_text(key), **{field: each}) for key, each in given.items())
+
+    return read
 
 
 def _read_max_active(value: object) -> list[GateSpec]:
     return _checked([GateSpec(kind=GateKind.TASK, name="", capacity=read_count(value))])
 
 
-def _read_order(value: object) -> list[GateSpec]:
-    if not isinstance(value, Mapping):
-        raise TypeError('it must be a dict of versions by key, as in {"account:{params.account}": "{params.seq}"}')
-    return _checked(GateSpec(kind=GateKind.ORDER, name=read_text(key), version=value[key]) for key in value)
-
-
 def _read_rate(value: object) -> list[GateSpec]:
-    if not isinstance(value, Mapping):
-        raise TypeError('it must be a dict of rates by key, as in {"api:{params.host}": "10/1m"}')
-    return _checked(_rate(read_text(key), value[key]) for key in value)
+    rates = read_dict(value, 'a dict of rates by key, as in {"api:{params.host}": "10/1m"}')
+    return _checked(_rate(read_text(key), each) for key, each in rates.items())
 
 
 def _rate(key: str, text: object) -> GateSpec:
@@ -301,7 +350,7 @@ def _checked(gates: Iterable[GateSpec]) -> list[GateSpec]:
     """Validated where they are written. Their parameters are checked later, with the whole DAG."""
     found = list(gates)
     for gate in found:
-        known = [part[0] for part in key_parts(gate.name) if isinstance(part, list)] if gate.kind in KEYED else []
+        known = [path[0] for path in paths_of(gate.name)] if gate.kind in KEYED else []
         if isinstance(gate.version, str):
             known += version_path(gate.version)
         for problem in check_gates([gate], known):
@@ -309,29 +358,33 @@ def _checked(gates: Iterable[GateSpec]) -> list[GateSpec]:
     return found
 
 
+_LIMITS = 'a dict of limits by key, as in {"api:{params.host}": 5}'
+_VERSIONS = 'a dict of versions by key, as in {"account:{params.account}": "{params.seq}"}'
+
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
-    "retries": ("retries", _read_retries),
+    "retries": ("retries", read_whole(0)),
     "retry_delay": ("delay_seconds", read_seconds),
     "retry_backoff": ("backoff", read_choice(Backoff)),
-    "retry_max_delay": ("max_delay_seconds", _read_cap),
+    "retry_max_delay": ("max_delay_seconds", read_optional(read_seconds)),
     "retry_jitter": ("jitter", _read_jitter),
     "retry_on": ("retry_on", _read_exceptions),
     "never_on": ("never_on", _read_exceptions),
-    "timeout": ("timeout_seconds", _read_cap),
-    "queue_timeout": ("queue_timeout_seconds", _read_cap),
-    "finish_within": ("finish_within_seconds", _read_cap),
-    "queue": ("queue", _read_queue),
+    "timeout": ("timeout_seconds", read_optional(read_seconds)),
+    "queue_timeout": ("queue_timeout_seconds", read_optional(read_seconds)),
+    "finish_within": ("finish_within_seconds", read_optional(read_seconds)),
+    # None leaves it to the routing rules, whatever the DAG's defaults say.
+    "queue": ("queue", read_optional(read_text)),
     "priority": ("priority", read_count),
     "trigger_rule": ("trigger_rule", read_choice(TriggerRule)),
     "isolation": ("isolation", read_choice(Isolation)),
     "rerun_on_loss": ("rerun_on_loss", read_flag),
-    "on_lost_contact": ("on_lost_contact", read_choice(OnLostContact)),
+    "on_lost_contact": ("on_lost_contact", read_choice(DatabaseOutagePolicy)),
     "pool": ("gates", _read_pool),
     "mutex": ("gates", _read_keys(EXCLUSIVE)),
     "mutex_shared": ("gates", _read_keys(1)),
-    "parallel": ("gates", _read_parallel),
+    "parallel": ("gates", _read_by_key(GateKind.KEY, "capacity", _LIMITS)),
     "max_active": ("gates", _read_max_active),
-    "order": ("gates", _read_order),
+    "order": ("gates", _read_by_key(GateKind.ORDER, "version", _VERSIONS)),
     "rate": ("gates", _read_rate),
     "depends_on_past": ("gates", _read_past),
     "setup": ("is_setup", read_flag),

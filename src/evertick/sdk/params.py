@@ -4,13 +4,42 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Literal, Union, cast, get_args, get_origin
+from typing import Any, Literal, TypedDict, Union, Unpack, cast, get_args, get_origin
 
-from evertick.domain.dags.params import Param
+from evertick.domain.dags.params import Param as DeclaredParam
+from evertick.sdk.options import check_names
 from evertick.sdk.source_location import refused
+
+
+class ParamOptions(TypedDict, total=False):
+    """The options of `Param`."""
+
+    type: type | str | None
+    required: bool
+    minimum: float | None
+    maximum: float | None
+    choices: Sequence[object] | None
+    min_length: int | None
+    max_length: int | None
+    pattern: str | None
+    nullable: bool
+    description: str | None
+
+
+def Param(default: object = None, **options: Unpack[ParamOptions]) -> Any:
+    """A parameter of a DAG's runs: `params={"rows": Param(100, type=int, minimum=1)}`, or the default of an argument of the
+    DAG's function: `rows: int = Param(100)`. For type checkers it therefore fits every annotation.
+
+    `type` is int, float, str, bool, list, dict or a JSON name; if omitted, it is the default's type.
+    A default of None allows null, and so does `nullable`. Length limits apply to texts and lists; `pattern` is a regular
+    expression that must match the whole text.
+    """
+    check_names("Param", options, ParamOptions.__annotations__)
+    return DeclaredParam(default, **options)
+
 
 _PLAIN = (bool, int, float, str, list, dict)
 
@@ -20,7 +49,7 @@ def params_of(function: Callable[..., object], declared: object) -> tuple[tuple[
     own = {
         name: _annotated(name, parameter.default, _annotation(function, name))
         for name, parameter in inspect.signature(function).parameters.items()
-        if isinstance(parameter.default, Param)
+        if isinstance(parameter.default, DeclaredParam)
     }
     given = from_model(declared) if isinstance(declared, type) else declared
     if not own:
@@ -32,7 +61,7 @@ def params_of(function: Callable[..., object], declared: object) -> tuple[tuple[
     return tuple(own), {**(given or {}), **own}
 
 
-def from_model(model: type) -> dict[str, Param]:
+def from_model(model: type) -> dict[str, DeclaredParam]:
     """The fields of a pydantic model as parameters, by its JSON schema: its constraints are checked at every trigger."""
     if not callable(getattr(model, "model_json_schema", None)):
         raise refused(f"params={model.__name__} is not a pydantic model; otherwise pass a dict of Param(...) by name.")
@@ -49,7 +78,7 @@ def from_model(model: type) -> dict[str, Param]:
     }
 
 
-def _from_schema(name: str, raw: Mapping[str, Any], shared: Mapping[str, Any], *, required: bool) -> Param:
+def _from_schema(name: str, raw: Mapping[str, Any], shared: Mapping[str, Any], *, required: bool) -> DeclaredParam:
     options = [_resolved(each, shared) for each in raw.get("anyOf", [raw])]
     kinds = [each for each in options if each.get("type") != "null"]
     if "allOf" in raw and len(raw["allOf"]) == 1:
@@ -62,7 +91,7 @@ def _from_schema(name: str, raw: Mapping[str, Any], shared: Mapping[str, Any], *
                 f"param {name!r}: {bound} cannot be checked when a run is triggered; use ge= and le= instead."
             )
     above, below = one.get("exclusiveMinimum"), one.get("exclusiveMaximum")
-    return Param(
+    return DeclaredParam(
         raw.get("default"),
         type=one.get("type", "any"),
         required=required,
@@ -90,8 +119,8 @@ def _annotation(function: Callable[..., object], name: str) -> Any:
         return None
 
 
-def _annotated(name: str, param: Param, annotation: Any) -> Param:
-    """The type, choices and nullability from the annotation. The Param's own fields take precedence."""
+def _annotated(name: str, param: DeclaredParam, annotation: Any) -> DeclaredParam:
+    """The type, choices and nullability from the annotation. The declaration's own fields take precedence."""
     if get_origin(annotation) in (Union, types.UnionType):
         others = [each for each in get_args(annotation) if each is not type(None)]
         if len(others) < len(get_args(annotation)):

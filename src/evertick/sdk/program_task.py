@@ -11,7 +11,8 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from contextlib import suppress
+from typing import Any
 
 from evertick.sdk.runtime import Fail, ProgramCall, RetryAfter, Skip, TaskContext, push
 
@@ -66,7 +67,7 @@ def run_program(
         raise Fail(f"{call.argv[0]} cannot be started: {error}") from None
     answer = _Answer(context)
     assert process.stdout is not None
-    for line in _lines(process.stdout):
+    while line := process.stdout.readline(_LONGEST_LINE_BYTES):
         _take(line, answer, say)
     code = process.wait()
     if answer.ending is not None:
@@ -76,20 +77,13 @@ def run_program(
     return answer.value
 
 
-def _lines(stream: IO[bytes]) -> Any:
-    while line := stream.readline(_LONGEST_LINE_BYTES):
-        yield line
-
-
 def _take(line: bytes, answer: _Answer, say: Callable[[str, str], None]) -> None:
     """A line that is not a report goes to the log."""
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     said: object = None
     if text.startswith("{") and f'"{_WORD}"' in text:
-        try:
+        with suppress(ValueError, RecursionError):
             said = json.loads(text)
-        except (ValueError, RecursionError):
-            said = None
     if not isinstance(said, dict) or _WORD not in said:
         say("OUT", text)
         return

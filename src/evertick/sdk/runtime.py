@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, Unpack
 
 from evertick.domain.dags.mapping import ITEM
 from evertick.domain.dags.spec import DagSpec, TaskKind
@@ -22,6 +22,7 @@ from evertick.domain.errors import NotDeclared, NotFound, ResultLost, UserError
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedules.misfire import latest_between
 from evertick.domain.schedules.spec import EARLIEST, ScheduleSpec
+from evertick.domain.schedules.time_zones import find_zone
 from evertick.domain.stored_values import Connection
 from evertick.sdk.source_location import refused
 
@@ -54,6 +55,7 @@ class TaskContext:
     `idempotency_key` is the same for every attempt: pass it to other systems, so that they recognize a repeated call.
     `epoch` rises with every attempt: a store that keeps the highest can refuse a writer that was replaced.
     `variables`, `connections` and `secrets` contain the values that the task declares.
+    `fire_at` is the date of the run: its due time, the date that it was triggered for, or when it was triggered.
     `pushed` contains the values that `push(name, value)` has named so far.
     """
 
@@ -64,7 +66,7 @@ class TaskContext:
     attempt: int = 1
     epoch: int = 1
     idempotency_key: str = ""
-    fire_at: datetime | None = None
+    fire_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     schedule: ScheduleSpec | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("evertick.task"))
@@ -79,15 +81,41 @@ class TaskContext:
             object.__setattr__(self, kind, Declared(kind, getattr(self, kind)))
 
     @property
-    def data_interval_start(self) -> datetime | None:
-        """The fire before `fire_at`, if the DAG's file has one schedule; `fire_at` is the end of that interval."""
-        if self.fire_at is None or self.schedule is None:
-            return None
-        return latest_between(self.schedule, EARLIEST, self.fire_at - timedelta(microseconds=1))
+    def ds(self) -> str:
+        """The day of `fire_at` as 2030-01-31: in the time zone of the DAG's schedule, if its file has one, otherwise in UTC."""
+        zone = UTC if self.schedule is None else find_zone(self.schedule.timezone)
+        return self.fire_at.astimezone(zone).date().isoformat()
+
+    @property
+    def data_interval_start(self) -> datetime:
+        """The due time before `fire_at`; `fire_at` itself if there is none, or if the DAG's file has not exactly one schedule."""
+        if self.schedule is None:
+            return self.fire_at
+        before = latest_between(self.schedule, EARLIEST, self.fire_at - timedelta(microseconds=1))
+        return self.fire_at if before is None else before
+
+    @property
+    def data_interval_end(self) -> datetime:
+        return self.fire_at
 
     def is_cancelled(self) -> bool:
         """Whether a stop was requested for this task; long loops should check it from time to time, and return."""
         return self.cancelled.is_set()
+
+    def __getitem__(self, name: str) -> Never:
+        """Refuse keys, which Airflow's context has."""
+        from evertick.sdk.airflow_names import context_hint
+
+        advice = context_hint(name) or f"write context.{name}"
+        raise UserError(f"a context has attributes and no keys, so context[{name!r}] fails: {advice}.")
+
+
+# The fields of a context that templates can use.
+CONTEXT_NAMES = (
+    *("params", "variables", "connections", "secrets"),
+    *("run_id", "dag", "task", "map_index", "attempt", "idempotency_key"),
+    *("fire_at", "ds", "data_interval_start", "data_interval_end"),
+)
 
 
 def current_context() -> TaskContext:
@@ -97,7 +125,8 @@ def current_context() -> TaskContext:
     except LookupError:
         raise UserError(
             "no task is running here: current_context() works only inside a running task. "
-            "To test a task's function on its own, wrap the call in `with entered(TaskContext(...)):`."
+            "To test a task's function on its own, import `entered` from evertick.testing, and wrap the call in "
+            "`with entered(TaskContext(...)):`."
         ) from None
 
 
@@ -209,34 +238,69 @@ class ResultOf:
     path: tuple[str | int, ...] = ()
 
 
-class ParamRef:
-    """A placeholder in an argument for a parameter of the run, which is known when the task runs."""
+class Placeholder:
+    """A value that exists only in a run. The DAG's function can pass it to tasks; every other use is refused, because a
+    comparison or a text of the placeholder itself would be silently wrong."""
 
-    __slots__ = ("name",)
+    __slots__ = ()
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def _known_when(self) -> str:
+        raise NotImplementedError
 
-    def __repr__(self) -> str:
-        return f"<param {self.name}>"
+    def _unknown(self, *_: object) -> Never:
+        raise refused(f"{self._known_when()}: pass it to a task, and use it there.")
 
-    def __bool__(self) -> bool:
-        raise self._unknown()
+    def _undecided(self) -> Never:
+        raise refused(
+            f"{self._known_when()}: pass it to a task, and use it there. "
+            "To choose between tasks, use @task.branch or @task.short_circuit."
+        )
 
-    def __iter__(self) -> Iterator[object]:
-        raise self._unknown()
+    def _unformatted(self, *_: object) -> Never:
+        raise refused(
+            f"{self._known_when()}, so it cannot become part of a text here: pass it to a task, and write the text there. "
+            "A shell command takes it with inputs= or env=."
+        )
 
-    def __str__(self) -> str:
-        raise self._unknown()
+    def _unlisted(self, *_: object) -> Never:
+        raise refused(
+            f"{self._known_when()}: a DAG's function cannot loop over it or count it. "
+            "For one task per element, use .expand(x=...)."
+        )
 
-    def __eq__(self, other: object) -> bool:
-        raise self._unknown()
+    def __getattr__(self, name: str) -> Never:
+        if name.startswith("__"):  # Python and libraries ask for optional protocols this way
+            raise AttributeError(name)
+        raise refused(
+            f"{self._known_when()}, so it has no attribute {name!r} here: pass it to a task, and use it there."
+        )
 
-    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __mul__ = __rmul__ = __eq__
+    __bool__ = _undecided
+    __str__ = __format__ = _unformatted
+    __iter__ = __len__ = __contains__ = __reversed__ = _unlisted
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _unknown
+    __int__ = __float__ = __index__ = __neg__ = __abs__ = __round__ = _unknown
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _unknown
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __and__ = __rand__ = __or__ = __ror__ = _unknown
     __hash__ = object.__hash__
 
-    def _unknown(self) -> Exception:
-        return refused(f"param {self.name!r} is known only when a run starts: pass it to a task, and use it there.")
+
+class ParamRef(Placeholder):
+    """A placeholder in an argument for a parameter of the run, which is known when the task runs."""
+
+    __slots__ = ("param_name",)
+
+    def __init__(self, name: str) -> None:
+        self.param_name = name
+
+    def __repr__(self) -> str:
+        return f"<param {self.param_name}>"
+
+    def _known_when(self) -> str:
+        return f"param {self.param_name!r} is known only when a run starts"
+
+    def __getitem__(self, key: object) -> Never:
+        self._unknown()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +352,7 @@ class BoundTask:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     call: HttpCall | ProgramCall | None = None
     is_template: bool = False
+    unsafe_template: bool = False
     schedule: ScheduleSpec | None = None
     template_inputs: Mapping[str, object] = field(default_factory=dict)
     lists: tuple[ListArgument, ...] = ()
@@ -309,22 +374,9 @@ class BoundTask:
     def template_names(self, inputs: Mapping[str, object]) -> dict[str, object]:
         """The names that the task's templates can use. The context must be entered."""
         context = current_context()
-        return {
-            "params": context.params,
-            "inputs": {name: _filled(value, inputs) for name, value in self.template_inputs.items()},
-            "variables": context.variables,
-            "connections": context.connections,
-            "secrets": context.secrets,
-            "run_id": context.run_id,
-            "dag": context.dag,
-            "task": context.task,
-            "map_index": context.map_index,
-            "attempt": context.attempt,
-            "idempotency_key": context.idempotency_key,
-            "fire_at": context.fire_at,
-            "data_interval_start": context.data_interval_start,
-            "data_interval_end": context.fire_at,
-        }
+        values = {name: _filled(value, inputs) for name, value in self.template_inputs.items()}
+        known = {name: getattr(context, name) for name in CONTEXT_NAMES}
+        return {**known, "inputs": values}
 
     def environment(self, inputs: Mapping[str, object]) -> dict[str, str]:
         """The variables that a shell task adds to its environment. Text is unchanged, other values become JSON."""
@@ -333,13 +385,13 @@ class BoundTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dag:
+class CompiledDag:
     """A compiled DAG: its published spec, and the code of each of its tasks."""
 
     spec: DagSpec
     tasks: Mapping[str, BoundTask]
     # The DAGs that call its callbacks; they are published with it.
-    callbacks: tuple[Dag, ...] = ()
+    callbacks: tuple[CompiledDag, ...] = ()
 
     @property
     def name(self) -> str:
@@ -352,7 +404,7 @@ class Dag:
         return run_locally(self.spec, self.tasks, options)
 
 
-def find_task(dags: Mapping[str, Dag], dag_name: str, task_name: str) -> BoundTask:
+def find_task(dags: Mapping[str, CompiledDag], dag_name: str, task_name: str) -> BoundTask:
     """The task by its published name."""
     if (dag := dags.get(dag_name)) is None:
         raise NotFound(f"the DAG file has no DAG {dag_name!r}; it has: {', '.join(sorted(dags)) or 'none'}.")
@@ -383,7 +435,7 @@ def _filled(value: object, inputs: Mapping[str, object]) -> object:
     if isinstance(value, ResultOf):
         return part_of(value.task, inputs.get(value.task), value.path)
     if isinstance(value, ParamRef):
-        return current_context().params.get(value.name)
+        return current_context().params.get(value.param_name)
     if type(value) is list:
         return [_filled(each, inputs) for each in value]
     if type(value) is tuple:

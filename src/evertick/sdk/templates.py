@@ -1,31 +1,25 @@
 """Jinja templates in the fields of shell and HTTP tasks: checked when the DAG file is loaded, rendered where the task runs.
 
-Sandboxed, and an unknown name is an error. In a shell command a value never becomes part of the command's text: it is stored in a
-variable of the command's environment, and the text contains a quoted reference to that variable.
+Sandboxed, and an unknown name is an error. `sdk/shell_templates.py` has the templates of shell commands.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from evertick.domain.errors import InvalidTemplate
+from evertick.sdk.runtime import CONTEXT_NAMES
 from evertick.sdk.source_location import refused
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 # The names that a template may use. `params.rows`, `inputs.orders`, `secrets.token`, …
-NAMES = frozenset(
-    {
-        *("params", "inputs", "variables", "connections", "secrets"),
-        *("run_id", "dag", "task", "map_index", "attempt", "idempotency_key"),
-        *("fire_at", "data_interval_start", "data_interval_end"),
-    }
-)
-_VARIABLE = "EVERTICK_VALUE_"
+NAMES = frozenset((*CONTEXT_NAMES, "inputs"))
 _LONGEST = 100_000
 
 
@@ -48,7 +42,7 @@ def check_template(owner: str, field: str, text: str, known: Mapping[str, Collec
         return set()
     from jinja2 import TemplateSyntaxError, meta, nodes
 
-    environment = _environment(_as_text)
+    environment = jinja_environment(as_text)
     try:
         tree = environment.parse(text)
         environment.from_string(text)
@@ -58,7 +52,7 @@ def check_template(owner: str, field: str, text: str, known: Mapping[str, Collec
             f"{owner}: {field} is not a valid template: {error.message} (line {error.lineno}). {hint}"
         ) from None
     if unknown := sorted(meta.find_undeclared_variables(tree) - NAMES):
-        raise refused(f"{owner}: {field} uses {unknown[0]!r}; a template can use: {', '.join(sorted(NAMES))}.")
+        raise refused(f"{owner}: {field} uses {_listed(unknown)}; a template can use: {', '.join(sorted(NAMES))}.")
     params = set()
     found: list[nodes.Getattr | nodes.Getitem] = [*tree.find_all(nodes.Getattr), *tree.find_all(nodes.Getitem)]
     for node in found:
@@ -75,14 +69,21 @@ def check_template(owner: str, field: str, text: str, known: Mapping[str, Collec
     return params
 
 
+def _listed(unknown: list[str]) -> str:
+    """The unknown names, each of Airflow's with what to write instead."""
+    from evertick.sdk.airflow_names import TEMPLATES
+
+    return ", ".join(f"{name!r} ({TEMPLATES[name]})" if name in TEMPLATES else repr(name) for name in unknown)
+
+
 def render_text(text: str, names: Mapping[str, object]) -> str:
     """For a header or another plain field."""
-    return _render(text, names, _as_text)
+    return render(text, names, as_text)
 
 
 def render_url(text: str, names: Mapping[str, object]) -> str:
     """Values are escaped, so that none of them can change the structure of the URL."""
-    return _render(text, names, lambda value: value if isinstance(value, Unquoted) else quote(_as_text(value), safe=""))
+    return render(text, names, lambda value: value if isinstance(value, Unquoted) else quote(as_text(value), safe=""))
 
 
 def render_json(value: Any, names: Mapping[str, object]) -> Any:
@@ -99,54 +100,11 @@ def render_json(value: Any, names: Mapping[str, object]) -> Any:
     return render_text(value, names)
 
 
-def render_shell(text: str, names: Mapping[str, object]) -> tuple[str, dict[str, str]]:
-    """The command, and the variables that hold its values: `echo {{ params.who }}` is `echo "${EVERTICK_VALUE_0}"`.
-
-    The quotes fit the position: within double quotes none are added, single ones are closed and reopened.
-    """
-    values: dict[str, str] = {}
-
-    def hold(value: object) -> str:
-        if isinstance(value, Unquoted):
-            return value
-        name = f"{_VARIABLE}{len(values)}"
-        values[name] = _as_text(value)
-        if "\x00" in values[name]:
-            raise ValueError("a value has a NUL character, which a command cannot contain")
-        return f"\x00{name}\x00"
-
-    pieces = _render(text, names, hold).split("\x00")
-    for place in range(1, len(pieces), 2):
-        within = _quote_after("".join(pieces[:place]))
-        variable = f"${{{pieces[place]}}}"
-        pieces[place] = {"": f'"{variable}"', '"': variable, "'": f"'\"{variable}\"'"}[within]
-    return "".join(pieces), values
-
-
-def _quote_after(text: str) -> str:
-    """The quote that is open at the end of this part of a command. A mistake can split a value into words, never run it."""
-    open_quote, is_escaped = "", False
-    for character in text:
-        if is_escaped:
-            is_escaped = False
-        elif character == "\\" and open_quote != "'":
-            is_escaped = True
-        elif character == open_quote:
-            open_quote = ""
-        elif character in "\"'" and not open_quote:
-            open_quote = character
-    return open_quote
-
-
-def _render(text: str, names: Mapping[str, object], write: Callable[[object], str]) -> str:
+def render(text: str, names: Mapping[str, object], write: Callable[[object], str]) -> str:
     if not is_template(text):
         return text
-    from jinja2 import TemplateError as JinjaError
-
-    try:
-        done = _environment(write).from_string(text).render(names)
-    except (JinjaError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        raise InvalidTemplate(f"the template {text!r:.100} cannot be rendered: {error}") from None
+    with _rendering(text):
+        done = jinja_environment(write).from_string(text).render(names)
     if len(done) > _LONGEST:
         raise InvalidTemplate(
             f"the template {text!r:.100} renders to {len(done):,} characters; at most {_LONGEST:,} are allowed."
@@ -155,18 +113,25 @@ def _render(text: str, names: Mapping[str, object], write: Callable[[object], st
 
 
 def _evaluate(expression: str, names: Mapping[str, object]) -> object:
-    from jinja2 import TemplateError as JinjaError
-
-    try:
-        found: object = _environment(_as_text).compile_expression(expression, undefined_to_none=False)(**names)
+    with _rendering(expression):
+        found: object = jinja_environment(as_text).compile_expression(expression, undefined_to_none=False)(**names)
         if type(found).__name__ == "StrictUndefined":
             str(found)
         return found
+
+
+@contextmanager
+def _rendering(text: str) -> Generator[None]:
+    """Any error of a template or of its values, in one line."""
+    from jinja2 import TemplateError as JinjaError
+
+    try:
+        yield
     except (JinjaError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        raise InvalidTemplate(f"the template {expression!r:.100} cannot be rendered: {error}") from None
+        raise InvalidTemplate(f"the template {text!r:.100} cannot be rendered: {error}") from None
 
 
-def _environment(write: Callable[[object], str]) -> Environment:
+def jinja_environment(write: Callable[[object], str]) -> Environment:
     from jinja2 import StrictUndefined, Undefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -184,12 +149,12 @@ def _environment(write: Callable[[object], str]) -> Environment:
         comment_start_string="{#--",
         comment_end_string="--#}",
     )
-    environment.filters["unquoted"] = lambda value: Unquoted(_as_text(value))
+    environment.filters["unquoted"] = lambda value: Unquoted(as_text(value))
     environment.filters["json"] = lambda value: json.dumps(value, default=str)
     return environment
 
 
-def _as_text(value: object) -> str:
+def as_text(value: object) -> str:
     """Text is unchanged, other values become JSON, and types that JSON lacks their text: dates in ISO 8601."""
     if isinstance(value, str):
         return value

@@ -7,12 +7,9 @@ first signs, each verifies, so that you can rotate them. The database decides ab
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import secrets
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import jwt
@@ -21,6 +18,7 @@ from evertick.config import Settings
 from evertick.domain.agent_protocol import AgentIdentity, TokenUse
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import InvalidSettings, Unauthenticated
+from evertick.secrets.key_files import read_keys, write_keys
 
 PREFIX = "eva_"
 # Many times the length of a token; anything longer is refused unread.
@@ -46,9 +44,8 @@ class AgentKeys:
         if not keys:
             raise InvalidSettings("there is no key for agents' tokens: put one into EVERTICK_AGENT_KEY.")
         if any(len(key) < SHORTEST_KEY for key in keys):
-            raise InvalidSettings(
-                f"a key for agents' tokens is shorter than {SHORTEST_KEY} characters: use a random one."
-            )
+            shortest = f"{SHORTEST_KEY} characters"
+            raise InvalidSettings(f"a key for agents' tokens is shorter than {shortest}: use a random one.")
         self._signer = _key_id(keys[0])
         self._keys = {_key_id(key): key for key in keys}
 
@@ -134,42 +131,16 @@ def load_agent_keys(settings: Settings) -> AgentKeys:
         return AgentKeys(settings.agent_key)
     place = settings.agent_key_place
     if not place.exists():
-        _make_file(place)
-    return AgentKeys(tuple(_read(place)))
+        try:
+            # Of two processes that create it, the second uses the file of the first.
+            write_keys(place, [new_agent_key()], replaces=False)
+        except OSError as error:
+            raise InvalidSettings(
+                f"there is no key for agents' tokens, and {place} cannot be created: {error.strerror}. Set EVERTICK_AGENT_KEY,"
+                " or EVERTICK_AGENT_KEY_FILE to the path of a file with the key."
+            ) from None
+    return AgentKeys(tuple(read_keys(place, if_missing=f"the key file {place} is missing: start this again.")))
 
 
 def _key_id(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16]
-
-
-def _read(place: Path) -> list[str]:
-    try:
-        mode = place.stat().st_mode & 0o777
-        text = place.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"the key file for agents' tokens, {place}, cannot be read: {error}") from None
-    if mode & 0o077:
-        raise InvalidSettings(f"other users can read the key file {place}: run `chmod 600 {place}`.")
-    return text.split()
-
-
-def _make_file(place: Path) -> None:
-    """Completely or not at all, and once: of two processes that create it, the second uses the file of the first."""
-    draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(fd, "w", encoding="ascii") as file:
-                file.write(f"{new_agent_key()}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            with suppress(FileExistsError):
-                os.link(draft, place)
-        finally:
-            draft.unlink()
-    except OSError as error:
-        raise InvalidSettings(
-            f"there is no key for agents' tokens, and {place} cannot be created: {error.strerror}. Set EVERTICK_AGENT_KEY, or"
-            " EVERTICK_AGENT_KEY_FILE to the path of a file with the key."
-        ) from None

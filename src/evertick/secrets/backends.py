@@ -18,7 +18,7 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings, value_from_environment
 from evertick.db.connection import Opened
-from evertick.db.queries.secrets import Holder
+from evertick.db.queries.secrets import AttemptHolder
 from evertick.domain.dags.spec import TaskSpec
 from evertick.domain.errors import EvertickError, InvalidSettings, NotFound
 from evertick.domain.stored_values import LONGEST_VALUE, ValueKind
@@ -90,7 +90,7 @@ class SecretProvider:
         self._backends = open_backends(settings.secrets_backends)
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="secrets")
 
-    async def of_task(self, link: Opened, task: TaskSpec, holder: Holder | None = None) -> str:
+    async def of_task(self, link: Opened, task: TaskSpec, holder: AttemptHolder | None = None) -> str:
         """The values as the attempt's process reads them. Empty, at no cost, for a task that declares none."""
         if not needs_grants(task):
             return ""
@@ -102,7 +102,9 @@ class SecretProvider:
             given[kind][name] = value
         return json.dumps(given)
 
-    async def values(self, connect: Connect, wanted: list[Wanted], holder: Holder | None = None) -> dict[Wanted, str]:
+    async def values(
+        self, connect: Connect, wanted: list[Wanted], holder: AttemptHolder | None = None
+    ) -> dict[Wanted, str]:
         """All wanted values; NotFound if no backend has one of them. The database returns to the holder of an attempt
         the values that its task declares."""
         found: dict[Wanted, str] = {}
@@ -115,7 +117,7 @@ class SecretProvider:
             raise NotFound(f"{kind} {name!r} is not set: give it a value with `evertick {kind}s set {name}`.")
         return found
 
-    async def _read(self, connect: Connect, wanted: list[Wanted], holder: Holder | None) -> dict[Wanted, str]:
+    async def _read(self, connect: Connect, wanted: list[Wanted], holder: AttemptHolder | None) -> dict[Wanted, str]:
         from evertick.engine.secrets import read_values
         from evertick.secrets.keyring import load_keyring
 

@@ -3,14 +3,12 @@ database or a log."""
 
 from __future__ import annotations
 
-import os
-import secrets
-from contextlib import suppress
 from pathlib import Path
 
 from evertick.config import Settings
 from evertick.domain.encryption import Keyring, new_key
 from evertick.domain.errors import InvalidSettings
+from evertick.secrets.key_files import read_keys, write_keys
 
 
 def load_keyring(settings: Settings) -> Keyring:
@@ -25,7 +23,7 @@ def make_key(settings: Settings) -> bool:
     place = settings.secret_key_place
     if settings.secret_keys or place.exists():
         return False
-    _write(place, [new_key()])
+    write_keys(place, [new_key()])
     return True
 
 
@@ -36,7 +34,7 @@ def add_key(settings: Settings) -> None:
             "the keys come from EVERTICK_SECRET_KEYS: add a new one as the first, everywhere it is set, and rotate with --same-key."
         )
     place = settings.secret_key_place
-    _write(place, [new_key(), *(_read(place) if place.exists() else [])])
+    write_keys(place, [new_key(), *(_read(place) if place.exists() else [])])
 
 
 def keep_first_key(settings: Settings) -> int:
@@ -44,38 +42,13 @@ def keep_first_key(settings: Settings) -> int:
     if settings.secret_keys:
         return 0
     keys = _read(settings.secret_key_place)
-    _write(settings.secret_key_place, keys[:1])
+    write_keys(settings.secret_key_place, keys[:1])
     return len(keys) - 1
 
 
 def _read(place: Path) -> list[str]:
-    try:
-        mode = place.stat().st_mode & 0o777
-        text = place.read_text(encoding="ascii")
-    except FileNotFoundError:
-        raise InvalidSettings(
-            f"no key for stored values exists at {place}: `evertick up` and `evertick secrets rotate` create one there; or set"
-            " EVERTICK_SECRET_KEYS, or set EVERTICK_SECRET_KEY_FILE to the key's path."
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"the key file {place} cannot be read: {error}") from None
-    if mode & 0o077:
-        raise InvalidSettings(f"the key file {place} can be read by others: run `chmod 600 {place}`.")
-    return text.split()
-
-
-def _write(place: Path, keys: list[str]) -> None:
-    """Write atomically, and never readable by other users, not even for a moment."""
-    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(fd, "w", encoding="ascii") as file:
-            file.write("\n".join(keys) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(place)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
+    missing = (
+        f"no key for stored values exists at {place}: `evertick up` and `evertick secrets rotate` create one there; or set"
+        " EVERTICK_SECRET_KEYS, or set EVERTICK_SECRET_KEY_FILE to the key's path."
+    )
+    return read_keys(place, if_missing=missing)

@@ -80,15 +80,8 @@ def _forms(secret: str) -> Iterator[str]:
     for escaped in _escaped(secret):
         yield escaped
         yield from _escaped(escaped)  # a document inside a text, as in a log of JSON lines
-    yield html.escape(secret)
-    yield quote(secret, safe="")
-    yield quote(secret)
-    yield quote_plus(secret)
-    yield shlex.quote(secret)
-    yield raw.hex()
-    yield raw.hex().upper()
-    yield raw.hex(" ")
-    yield raw.hex(":")
+    yield from (html.escape(secret), quote(secret, safe=""), quote(secret), quote_plus(secret), shlex.quote(secret))
+    yield from (raw.hex(), raw.hex().upper(), raw.hex(" "), raw.hex(":"))
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         for before in range(3):
             # At any position in the encoded data: the characters that depend only on the secret.

@@ -7,29 +7,31 @@ that putting it twice is harmless. Must never expose the secret key.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import http.client
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
 from evertick.config import Settings
 from evertick.domain.errors import ResultLost, StorageUnavailable
-from evertick.storage.s3_signature import EMPTY_HASH, Signer, encoded_query
 
+EMPTY_HASH = hashlib.sha256(b"").hexdigest()
 # Timeout of one response, not of the whole transfer: it continues as long as bytes arrive.
 ANSWER_SECONDS = 20.0
 # Timeout of a complete partial read, because a user waits for it.
 PART_SECONDS = 60.0
 PIECE_BYTES = 1024 * 1024
 _MOST_ERROR_BYTES = 4096
+NONE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,24 +54,17 @@ class ObjectStore:
     def put_file(self, name: str, body: BinaryIO, *, content_hash: str) -> None:
         """Put the complete content of an open file."""
         body.seek(0)
-        size, path = os.fstat(body.fileno()).st_size, self._path(name)
-        headers = self._signed("PUT", path, {"content-length": str(size)}, content_hash=content_hash)
-        with self._asked(self._connection(), "PUT", path, headers, body) as answer:
-            _read(answer, None, self.place)
+        headers = {"content-length": str(os.fstat(body.fileno()).st_size)}
+        self._call("PUT", self._path(name), headers=headers, body=body, content_hash=content_hash)
 
     def put_bytes(self, name: str, body: bytes) -> None:
         """Put a small object within one response timeout, so that nothing arrives long after the caller has timed out."""
-        path, digest = self._path(name), hashlib.sha256(body).hexdigest()
-        headers = self._signed("PUT", path, {"content-length": str(len(body))}, content_hash=digest)
-        with self._asked(self._connection(), "PUT", path, headers, body) as answer:
-            _read(answer, None, self.place)
+        headers, digest = {"content-length": str(len(body))}, hashlib.sha256(body).hexdigest()
+        self._call("PUT", self._path(name), headers=headers, body=body, content_hash=digest)
 
     def has(self, name: str) -> bool:
-        path = self._path(name)
-        headers = self._signed("HEAD", path, {}, content_hash=EMPTY_HASH)
         try:
-            with self._asked(self._connection(), "HEAD", path, headers) as answer:
-                _read(answer, None, self.place)
+            self._call("HEAD", self._path(name))
         except ResultLost:
             return False
         return True
@@ -88,9 +83,8 @@ class ObjectStore:
 
     def get_file(self, name: str, file: BinaryIO, *, content_hash: str) -> None:
         """The same into an open file, whose content is invalid if this raises."""
-        path, digest = self._path(name), hashlib.sha256()
-        headers = self._signed("GET", path, {}, content_hash=EMPTY_HASH)
-        with self._asked(self._connection(), "GET", path, headers) as answer:
+        digest = hashlib.sha256()
+        with self._open("GET", self._path(name)) as answer:
             while piece := _read(answer, PIECE_BYTES, self.place):
                 digest.update(piece)
                 file.write(piece)
@@ -101,10 +95,8 @@ class ObjectStore:
     def get_part(self, name: str, *, at: int, size: int) -> bytes:
         """Read a range of bytes, fewer at the end of the object. Not verified here: the caller knows the expected hash. Raises
         ResultLost if the object is missing or ends before the range."""
-        path, give_up_at = self._path(name), time.monotonic() + PART_SECONDS
-        headers = self._signed("GET", path, {"range": f"bytes={at}-{at + size - 1}"}, content_hash=EMPTY_HASH)
-        found = bytearray()
-        with self._asked(self._connection(), "GET", path, headers) as answer:
+        found, give_up_at = bytearray(), time.monotonic() + PART_SECONDS
+        with self._open("GET", self._path(name), headers={"range": f"bytes={at}-{at + size - 1}"}) as answer:
             # Some servers do not support ranges, and some that do return 200 instead of 206.
             start = 0 if answer.getheader("content-range") else at
             while len(found) < start + size and (piece := _read(answer, PIECE_BYTES, self.place)):
@@ -117,34 +109,26 @@ class ObjectStore:
 
     def remove(self, name: str) -> None:
         """Remove the object. A missing object is not an error."""
-        self._remove(self._path(name))
+        self._call("DELETE", self._path(name))
 
     def folders(self, under: str) -> Iterator[str]:
         """The names directly below `under`, which ends with a slash."""
         for page in self._pages(under, delimiter="/"):
-            for found in _texts(page, "Prefix", within="CommonPrefixes"):
+            for found in _texts(page, "{*}CommonPrefixes/{*}Prefix"):
                 yield found.removeprefix(self._key(under)).rstrip("/")
 
     def remove_all(self, under: str) -> None:
         """Remove everything below `under`. Missing objects are not an error."""
         for page in self._pages(under):
-            for key in _texts(page, "Key", within="Contents"):
-                self._remove(f"/{self.bucket}/{quote(key, safe='/-_.~')}")
-
-    def _remove(self, path: str) -> None:
-        headers = self._signed("DELETE", path, {}, content_hash=EMPTY_HASH)
-        with self._asked(self._connection(), "DELETE", path, headers) as answer:
-            _read(answer, None, self.place)
+            for key in _texts(page, "{*}Contents/{*}Key"):
+                self._call("DELETE", f"/{self.bucket}/{quote(key, safe='/-_.~')}")
 
     def _pages(self, under: str, **wanted: str) -> Iterator[ElementTree.Element]:
         query = {"list-type": "2", "prefix": self._key(under), **wanted}
         while True:
-            path = f"/{self.bucket}"
-            headers = self._signed("GET", path, {}, content_hash=EMPTY_HASH, query=query)
-            with self._asked(self._connection(), "GET", f"{path}?{encoded_query(query)}", headers) as answer:
-                page = _parsed(_read(answer, None, self.place), self.place)
+            page = _parsed(self._call("GET", f"/{self.bucket}", query=query), self.place)
             yield page
-            onward = next(_texts(page, "NextContinuationToken"), None)
+            onward = next(_texts(page, "{*}NextContinuationToken"), None)
             if onward is None:
                 return
             query = {**query, "continuation-token": onward}
@@ -160,29 +144,31 @@ class ObjectStore:
     def _path(self, name: str) -> str:
         return f"/{self.bucket}/{quote(self._key(name), safe='/-_.~')}"
 
-    def _signed(
-        self, method: str, path: str, headers: dict[str, str], *, content_hash: str, query: dict[str, str] | None = None
-    ) -> dict[str, str]:
-        given, now = {"host": urlsplit(self.endpoint).netloc, **headers}, datetime.now(UTC)
-        return self.signer.headers(method, path, query=query or {}, headers=given, content_hash=content_hash, now=now)
+    def _call(self, method: str, path: str, **request: Any) -> bytes:
+        """The complete response."""
+        with self._open(method, path, **request) as answer:
+            return _read(answer, None, self.place)
 
-    def _connection(self) -> http.client.HTTPConnection:
-        parts = urlsplit(self.endpoint)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return kind(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
-
-    def _asked(
+    def _open(
         self,
-        connection: http.client.HTTPConnection,
         method: str,
         path: str,
-        headers: dict[str, str],
-        body: object = None,
+        *,
+        headers: Mapping[str, str] = NONE,
+        query: Mapping[str, str] = NONE,
+        body: BinaryIO | bytes | None = None,
+        content_hash: str = EMPTY_HASH,
     ) -> http.client.HTTPResponse:
         """A successful response, to be read and closed. Raises StorageUnavailable, or ResultLost if the object is missing."""
+        parts, now = urlsplit(self.endpoint), datetime.now(UTC)
+        given = {"host": parts.netloc, **headers}
+        signed = self.signer.headers(method, path, query=query, headers=given, content_hash=content_hash, now=now)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
+        target = f"{path}?{encoded_query(query)}" if query else path
         try:
             # One request per connection: it closes with its response, even if that is not read completely.
-            connection.request(method, path, body=body, headers={**headers, "connection": "close"})  # type: ignore[arg-type]
+            connection.request(method, target, body=body, headers={**signed, "connection": "close"})
             answer = connection.getresponse()
             if answer.status < 300:
                 return answer
@@ -198,7 +184,7 @@ class ObjectStore:
             method == "HEAD" or (method == "GET" and code is not None and code[1] == "NoSuchKey")
         )
         if is_missing or answer.status == 416:
-            raise ResultLost(f"{self.place}: there is no {path.partition('?')[0]}. Clear the task that produced it.")
+            raise ResultLost(f"{self.place}: there is no {path}. Clear the task that produced it.")
         raise StorageUnavailable(f"{self.place} refused: {answer.status} {code[1] if code else answer.reason}")
 
 
@@ -208,11 +194,8 @@ def open_store(settings: Settings) -> ObjectStore | None:
         return None
     parts = urlsplit(settings.storage)
     endpoint = settings.storage_endpoint or f"https://s3.{settings.storage_region}.amazonaws.com"
-    signer = Signer(
-        key_id=settings.storage_key_id or "",
-        secret_key=settings.storage_secret_key or "",
-        region=settings.storage_region,
-    )
+    key_id, secret_key = settings.storage_key_id or "", settings.storage_secret_key or ""
+    signer = Signer(key_id=key_id, secret_key=secret_key, region=settings.storage_region)
     return ObjectStore(endpoint=endpoint.rstrip("/"), bucket=parts.netloc, prefix=parts.path.strip("/"), signer=signer)
 
 
@@ -230,12 +213,45 @@ def _parsed(raw: bytes, place: str) -> ElementTree.Element:
         raise StorageUnavailable(f"{place} returned a response that is not a list: {error}") from None
 
 
-def _texts(page: ElementTree.Element, name: str, *, within: str | None = None) -> Iterator[str]:
-    """The texts of elements by local name: not every server declares the namespace."""
-    parents = [page] if within is None else [each for each in page if _local(each) == within]
-    for parent in parents:
-        yield from (each.text for each in parent if _local(each) == name and each.text)
+def _texts(page: ElementTree.Element, path: str) -> Iterator[str]:
+    """The texts of elements. The path names them in any namespace: not every server declares it."""
+    return (each.text for each in page.iterfind(path) if each.text)
 
 
-def _local(element: ElementTree.Element) -> str:
-    return element.tag.rpartition("}")[2]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signer:
+    """AWS Signature Version 4. Pure: the time is an argument. Never printed: anyone with the secret can act as its owner."""
+
+    key_id: str
+    secret_key: str = field(repr=False)
+    region: str
+
+    def headers(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        content_hash: str,
+        now: datetime,
+    ) -> dict[str, str]:
+        """`headers` plus the authentication headers. They must include the host; `path` is already encoded."""
+        stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
+        signed = {name.lower(): value.strip() for name, value in headers.items()}
+        signed |= {"x-amz-content-sha256": content_hash, "x-amz-date": stamp}
+        names = ";".join(sorted(signed))
+        lines = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed))
+        asked = "\n".join((method, path, encoded_query(query), lines, names, content_hash))
+        scope = f"{day}/{self.region}/s3/aws4_request"
+        text = "\n".join(("AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(asked.encode()).hexdigest()))
+        key = f"AWS4{self.secret_key}".encode()
+        for part in (day, self.region, "s3", "aws4_request"):
+            key = hmac.digest(key, part.encode(), "sha256")
+        signature = hmac.new(key, text.encode(), "sha256").hexdigest()
+        who = f"AWS4-HMAC-SHA256 Credential={self.key_id}/{scope},SignedHeaders={names},Signature={signature}"
+        return {**signed, "authorization": who}
+
+
+def encoded_query(query: Mapping[str, str]) -> str:
+    return "&".join(f"{quote(name, safe='-_.~')}={quote(query[name], safe='-_.~')}" for name in sorted(query))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from evertick.domain.attempt import RESULT_TAG
 from evertick.domain.errors import ResultLost
+from evertick.processes.private_files import sync_folder, write_private
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +29,10 @@ class ResultFiles:
         """Store it, and return the JSON that refers to it. Raises OSError."""
         raw = text.encode()
         digest = hashlib.sha256(raw).hexdigest()
-        folder = Path(self.folder) / str(run_id)
-        path = folder / digest
+        path = Path(self.folder) / str(run_id) / digest
         if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write(folder, path, raw)
+            write_private(path, raw)
+            sync_folder(path.parent)
         return json.dumps({RESULT_TAG: "file", "sha256": digest, "bytes": len(raw)})
 
     def get(self, run_id: int, digest: str, size: int) -> str:
@@ -49,27 +47,6 @@ class ResultFiles:
         if len(raw) != size or hashlib.sha256(raw).hexdigest() != digest:
             raise ResultLost(f"the file of a large result, {path}, was changed. Clear the task that produced it.")
         return raw.decode()
-
-
-def _write(folder: Path, path: Path, raw: bytes) -> None:
-    """Under a temporary name first: the file is complete whenever it exists, even after a crash."""
-    draft = folder / f".{os.getpid()}-{os.urandom(4).hex()}"
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(path)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(place)
-    finally:
-        os.close(place)
 
 
 def files_in(value: object) -> dict[str, int]:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from evertick.config import Settings
 from evertick.domain.attempt import RESULT_TAG, Outcome, OutcomeKind
@@ -29,13 +28,6 @@ MOST_TRANSFERS = 4
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 10.0
 FOLDER = "results"
 _HASH = re.compile("[0-9a-f]{64}")
-
-
-class ResultFile(NamedTuple):
-    """A result that is a file."""
-
-    sha256: str
-    bytes: int
 
 
 class ResultTransfers:
@@ -57,10 +49,12 @@ class ResultTransfers:
 
     async def upload(self, outcome: Outcome) -> Outcome:
         """Upload the result. Returns the outcome to report: a failure with the reason if that was not possible."""
+        assert self._store is not None
         run_id = outcome.key.run_id
         try:
-            for each in result_files_in(outcome.result_json or ""):
-                await self._retry("store", partial(self._put, run_id, each))
+            for sha256 in result_files_in(outcome.result_json or ""):
+                name, file = stored_name(run_id, sha256), self._file(run_id, sha256)
+                await self._retry("store", partial(self._store.put, name, file, content_hash=sha256))
         except Exception as error:
             # Whatever the error: an attempt whose end is never reported would hold its slot permanently.
             within = f" within {self._retry_seconds:g} s" if isinstance(error, StorageUnavailable) else ""
@@ -70,10 +64,11 @@ class ResultTransfers:
 
     async def download(self, run_id: int, inputs_json: str) -> None:
         """Download the files that these inputs name. Raises ResultLost or StorageUnavailable."""
-        for each in set(result_files_in(inputs_json)):
-            file = self._file(run_id, each)
+        assert self._store is not None
+        for sha256 in set(result_files_in(inputs_json)):
+            name, file = stored_name(run_id, sha256), self._file(run_id, sha256)
             if not file.exists():
-                await self._retry("fetch", partial(self._get, run_id, each, file))
+                await self._retry("fetch", partial(self._store.get, name, file, content_hash=sha256))
 
     async def _retry(self, doing: str, work: Callable[[], None]) -> None:
         """Retry until it succeeds or the time limit is reached."""
@@ -89,25 +84,14 @@ class ResultTransfers:
             await asyncio.sleep(min(pause, deadline - loop.time(), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0))
             pause *= 2
 
-    def _put(self, run_id: int, result: ResultFile) -> None:
-        assert self._store is not None
-        self._store.put(stored_name(run_id, result.sha256), self._file(run_id, result), content_hash=result.sha256)
-
-    def _get(self, run_id: int, result: ResultFile, file: Path) -> None:
-        assert self._store is not None
-        self._store.get(stored_name(run_id, result.sha256), file, content_hash=result.sha256)
-
-    def _file(self, run_id: int, result: ResultFile) -> Path:
-        return self._folder / str(run_id) / result.sha256
+    def _file(self, run_id: int, sha256: str) -> Path:
+        return self._folder / str(run_id) / sha256
 
 
 def result_files(settings: Settings) -> ResultFiles:
     """The directory for results that are too large for the database."""
-    return ResultFiles(
-        folder=str(settings.result_place.absolute()),
-        spill_bytes=settings.result_spill_bytes,
-        max_bytes=settings.result_max_bytes,
-    )
+    folder, spill_bytes = str(settings.result_place.absolute()), settings.result_spill_bytes
+    return ResultFiles(folder=folder, spill_bytes=spill_bytes, max_bytes=settings.result_max_bytes)
 
 
 def has_file(text: str | None) -> bool:
@@ -115,12 +99,10 @@ def has_file(text: str | None) -> bool:
     return bool(text) and next(result_files_in(text or ""), None) is not None
 
 
-def result_files_in(text: str) -> Iterator[ResultFile]:
-    """The files that a result or inputs name. Most name none, and are not even parsed."""
+def result_files_in(text: str) -> Iterator[str]:
+    """The hashes of the files that a result or inputs name. Most name none, and are not even parsed."""
     if RESULT_TAG in text and '"file"' in text:
-        for digest, size in files_in(json.loads(text)).items():
-            if _HASH.fullmatch(digest):
-                yield ResultFile(digest, size)
+        yield from filter(_HASH.fullmatch, files_in(json.loads(text)))
 
 
 def stored_name(run_id: int, sha256: str) -> str:

@@ -16,10 +16,11 @@ import signal
 import socket
 import sys
 import traceback
-from asyncio.subprocess import PIPE
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple, NoReturn, Protocol
+from functools import partial
+from typing import NamedTuple, NoReturn
 
 from evertick.processes.linux import die_with_parent
 
@@ -103,9 +104,7 @@ class _ForkServer:
         """In the fork: behave like a new process of that command, and exit like it."""
         status = 1
         try:
-            nursery_pid = os.getppid()
-            os.setpgid(0, 0)
-            die_with_parent(signal.SIGTERM, nursery_pid)
+            _die_with(os.getppid())
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -149,20 +148,6 @@ _LONGEST_LINE = 1024 * 1024
 _LONGEST_ANSWER_SECONDS = 5.0
 
 
-class ServiceProcess(Protocol):
-    """A service's process, as the supervisor needs it."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def returncode(self) -> int | None: ...
-    @property
-    def stdout(self) -> asyncio.StreamReader | None: ...
-    def send_signal(self, signal: int, /) -> None: ...
-    def kill(self) -> None: ...
-    async def wait(self) -> int: ...
-
-
 class _ForkedProcess:
     """A service that the fork server forked. The fork server is its parent and reports how it ended."""
 
@@ -204,12 +189,16 @@ class _ForkedProcess:
             self.ended(os.waitstatus_to_exitcode(status))
 
 
+# A service's process, as the supervisor needs it.
+ServiceProcess = Process | _ForkedProcess
+
+
 class _ForkRequest(NamedTuple):
     answer: asyncio.Future[_ForkedProcess | None]
     stream: asyncio.StreamReader
 
 
-class ForkServer:
+class ServiceForkServer:
     """Requests services. Without a fork server, or after it died, they are started as ordinary processes."""
 
     def __init__(self, main: Main | None = None) -> None:
@@ -256,9 +245,9 @@ class ForkServer:
             *(sys.executable, "-m", "evertick.cli.main", *arguments),
             env=dict(environment),
             stdout=PIPE,
-            stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
+            stdin=DEVNULL if stdin is None else stdin,
             limit=_LONGEST_LINE,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=partial(_die_with, os.getpid()),
         )
 
     def close(self) -> None:
@@ -336,11 +325,7 @@ class ForkServer:
         self.lost()
 
 
-def _die_with(parent_pid: int) -> Callable[[], None]:
+def _die_with(parent_pid: int) -> None:
     """In the child before exec: an orphaned service would hold the home and the leases of a dead installation."""
-
-    def prepare() -> None:
-        os.setpgid(0, 0)
-        die_with_parent(signal.SIGTERM, parent_pid)
-
-    return prepare
+    os.setpgid(0, 0)
+    die_with_parent(signal.SIGTERM, parent_pid)

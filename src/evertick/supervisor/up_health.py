@@ -7,13 +7,12 @@ such, and delays nothing.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,17 +21,19 @@ from evertick.observability.health import (
     HEALTHY,
     UNHEALTHY,
     Document,
-    LoopStatus,
-    Phase,
-    alive,
+    LoopHealth,
+    ServicePhase,
     all_loops,
+    health_routes,
     iso,
     json_answer,
     metrics_answer,
     metrics_text,
     readiness,
+    service_document,
 )
-from evertick.observability.health_endpoint import Answer, Route, get
+from evertick.observability.health_endpoint import EndpointResponse, Route, get
+from evertick.supervisor.fork_server import ServiceProcess
 
 ASK_SECONDS = 1.0
 CRASH_LOOP_DEATHS = 3
@@ -45,10 +46,14 @@ Said = Document | str
 
 
 @dataclass(slots=True)
-class ChildHealth:
+class ChildService:
     """One child as its supervisor sees it. A death within ten seconds of its start is a quick death."""
 
+    # Also its command.
     name: str
+    process: ServiceProcess | None = None
+    is_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    is_dismissed: bool = False
     pid: int | None = None
     url: str | None = None
     restarts: int = 0
@@ -59,15 +64,14 @@ class ChildHealth:
     # Not started yet: there has been no request for it.
     is_asleep: bool = False
 
-    def is_born(self, pid: int) -> None:
-        self.is_asleep = False
-        self.pid, self.url, self.born = pid, None, time.monotonic()
+    def is_born(self, process: ServiceProcess) -> None:
+        self.process, self.is_asleep = process, False
+        self.pid, self.url, self.born = process.pid, None, time.monotonic()
 
     def has_died(self, reason: str) -> None:
         self.quick_deaths = 0 if self._is_steady else self.quick_deaths + 1
-        self.pid, self.url = None, None
+        self.has_left(reason)
         self.restarts += 1
-        self.last_exit, self.last_exit_at = reason, datetime.now(UTC)
         metrics.RESTARTS.labels(service=self.name).inc()
 
     def has_left(self, reason: str) -> None:
@@ -91,39 +95,29 @@ class ChildHealth:
 
 
 class UpHealth:
-    def __init__(self, children: Sequence[ChildHealth], *, owner: str) -> None:
+    def __init__(self, children: Sequence[ChildService], *, owner: str) -> None:
         self._children, self._owner = children, owner
-        self.phase = Phase.STARTING
+        self.phase = ServicePhase.STARTING
         self._started_at = datetime.now(UTC)
 
     def routes(self) -> dict[str, Route]:
-        return {
-            "/healthz": alive,
-            "/readyz": self._readyz,
-            "/monitor/health": self._monitor,
-            "/metrics": self._metrics,
-        }
+        return health_routes(readyz=self._readyz, monitor=self._monitor, metrics=self._metrics)
 
     async def document(self) -> Document:
-        said = await self._ask()
+        answers = await asyncio.gather(*map(_ask_child, self._children))
+        said = dict(zip((child.name for child in self._children), answers, strict=True))
         components = {child.name: _component(child, said[child.name]) for child in self._children}
         database = _database(said)
         statuses = [component["status"] for component in (*components.values(), database)]
-        is_well = all(status == HEALTHY for status in statuses) and self.phase is Phase.RUNNING and not _stalled()
-        return {
-            "status": HEALTHY if is_well else UNHEALTHY,
-            "service": _OWN,
-            "owner": self._owner,
-            "pid": os.getpid(),
-            "phase": self.phase.value,
-            "started_at": iso(self._started_at),
-            "metadatabase": database,
-            **components,
-        }
+        is_well = (
+            all(status == HEALTHY for status in statuses) and self.phase is ServicePhase.RUNNING and not _stalled()
+        )
+        own = service_document(_OWN, self._owner, self.phase, self._started_at, is_well=is_well)
+        return {**own, "metadatabase": database, **components}
 
-    async def _readyz(self) -> Answer:
+    async def _readyz(self) -> EndpointResponse:
         document = await self.document()
-        reasons = [] if self.phase is Phase.RUNNING else [self.phase.value]
+        reasons = [] if self.phase is ServicePhase.RUNNING else [self.phase.value]
         reasons += [f"loop {each.name} has not ticked for {each.quiet_seconds:.0f} s" for each in _stalled()]
         for child in self._children:
             component = document[child.name]
@@ -131,10 +125,10 @@ class UpHealth:
             reasons += [f"{child.name}: {reason}" for reason in _reasons(component)]
         return readiness(_OWN, reasons)
 
-    async def _monitor(self) -> Answer:
+    async def _monitor(self) -> EndpointResponse:
         return json_answer(await self.document())
 
-    async def _metrics(self) -> Answer:
+    async def _metrics(self) -> EndpointResponse:
         """The metrics of all processes, distinguished by a label: one address to scrape for a whole `up`."""
         asked = [(child.name, child.url) for child in self._children if child.url]
         texts = await asyncio.gather(*(_get_text(f"{url}/metrics") for _, url in asked))
@@ -142,14 +136,7 @@ class UpHealth:
         merged.add(_OWN, metrics_text().decode())
         for (name, _), text in zip(asked, texts, strict=True):
             merged.add(name, text)
-        registry = CollectorRegistry()
-        registry.register(merged)
-        return metrics_answer(generate_latest(registry))
-
-    async def _ask(self) -> dict[str, Said]:
-        """Each child's own report, or why there is none."""
-        answers = await asyncio.gather(*(_ask_child(child) for child in self._children))
-        return {child.name: said for child, said in zip(self._children, answers, strict=True)}
+        return metrics_answer(generate_latest(merged))
 
 
 class _Merged:
@@ -168,7 +155,7 @@ class _Merged:
         yield from self._families.values()
 
 
-async def _ask_child(child: ChildHealth) -> Said:
+async def _ask_child(child: ChildService) -> Said:
     if child.is_asleep:
         return {child.name: {"status": HEALTHY, "latest_heartbeat": None, "is_asleep": True}}
     if child.url is None:
@@ -189,7 +176,7 @@ async def _get_text(url: str) -> str:
         return ""
 
 
-def _component(child: ChildHealth, said: Said) -> Document:
+def _component(child: ChildService, said: Said) -> Document:
     own = said.get(child.name) if isinstance(said, dict) else None
     reasons = [child.trouble] if child.trouble else [] if isinstance(said, dict) else [str(said)]
     document: Document = dict(own) if isinstance(own, dict) else {"status": UNHEALTHY, "latest_heartbeat": None}
@@ -218,5 +205,5 @@ def _database(said: dict[str, Said]) -> Document:
     return (bad or found or [{"status": UNHEALTHY, "latest_contact": None, "reason": "no service answers"}])[0]
 
 
-def _stalled() -> list[LoopStatus]:
+def _stalled() -> list[LoopHealth]:
     return [loop for loop in all_loops() if loop.is_essential and loop.is_stalled]

@@ -1,41 +1,50 @@
-"""The complete ASGI application: the APIs of evertick.api and the pages of the web UI."""
+"""The complete ASGI application: the APIs of evertick.api, the pages of the web UI, and its static files.
+
+The URL of a static file contains a hash, so browsers cache it without expiry.
+"""
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request, Response
+from typing import Annotated
+
+from fastapi import FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ExceptionHandler
 
 from evertick.api.app import make_app as make_api
-from evertick.api.context import ApiContext
-from evertick.ui.layout import HEADERS, Frame, refusal
+from evertick.api.context import ApiContext, Who
+from evertick.domain.access import Permission
+from evertick.domain.errors import NotFound
+from evertick.ui.layout import FOREVER, HEADERS, Frame, page_router, refusal
 from evertick.ui.pages import (
     admin,
     backfills,
+    capacity,
     dag,
     dag_schedules,
     dags,
-    gates,
-    home,
     login,
-    runners,
+    monitoring,
+    overview,
+    run_list,
     runs,
-    static,
     task,
-    trigger,
     waits,
 )
 
 # Each module has a `router`. Routes match in this order.
-DAG_PAGES = (dags, dag, dag_schedules, trigger)
-RUN_PAGES = (runs, task, waits, backfills)
-OTHER_PAGES = (gates, runners, admin)
-PAGES = (static, login, home, *DAG_PAGES, *RUN_PAGES, *OTHER_PAGES)
+DAG_PAGES = (dags, dag, dag_schedules)
+RUN_PAGES = (run_list, runs, task, waits, backfills)
+OTHER_PAGES = (monitoring, capacity, admin)
+PAGES = (login, overview, *DAG_PAGES, *RUN_PAGES, *OTHER_PAGES)
+
+static_files = page_router()
 
 
-def make_app(desk: ApiContext) -> FastAPI:
-    app = make_api(desk)
+def make_app(context: ApiContext) -> FastAPI:
+    app = make_api(context)
     app.state.frame = Frame()
+    app.include_router(static_files)
     for module in PAGES:
         app.include_router(module.router)
     for kind in (HTTPException, Exception):
@@ -56,3 +65,23 @@ def _page_for_people(plain: ExceptionHandler) -> ExceptionHandler:
         return response
 
     return tell
+
+
+@static_files.get("/static/{version}/{name:path}", Permission.OPEN)
+async def static_file(
+    version: str, name: Annotated[str, Path(max_length=200)], request: Request, caller: Who
+) -> Response:
+    """Serve a file. A page of an older release may request its old hash: it gets the current file, uncached."""
+    frame: Frame = request.app.state.frame
+    asset = frame.files.files.get(name)
+    if asset is None:
+        raise NotFound(f"Unknown static file {name[:200]!r}.")
+    keep = FOREVER if version == frame.files.hash else "no-store"
+    return Response(asset.content, media_type=asset.media_type, headers={"Cache-Control": keep})
+
+
+@static_files.get("/favicon.ico", Permission.OPEN)
+async def favicon(request: Request, caller: Who) -> Response:
+    frame: Frame = request.app.state.frame
+    asset = frame.files.files["icon.svg"]
+    return Response(asset.content, media_type=asset.media_type, headers={"Cache-Control": "public, max-age=86400"})

@@ -1,39 +1,48 @@
 """The frame of every page: stylesheets and scripts, navigation, words for states and times, and the answer to a form.
 
-Assets are read once and served from memory. Their URL contains one hash of all of them, so browsers can cache them
+Static files are read once and served from memory. Their URL contains one hash of all of them, so browsers can cache them
 without expiry: a new release has a new URL.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from http import HTTPStatus
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import psycopg
-from fastapi import Request, Response
+from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
+from markdown_it import MarkdownIt
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
 from evertick.api.app import log_fault
-from evertick.api.auth import SAFE_METHODS, GuardedRoute
+from evertick.api.auth import SAFE_METHODS, GuardedRoute, GuardedRouter
 from evertick.api.context import ApiCaller
 from evertick.api.problems import headers_of, status_of
 from evertick.domain.access import Permission, Principal
 from evertick.domain.durations import length
-from evertick.domain.errors import EvertickError, Unauthenticated, UserError
+from evertick.domain.errors import EvertickError, InvalidSchedule, Unauthenticated, UserError
 from evertick.domain.schedules.cron_text import cron_in_words
 from evertick.domain.schedules.spec import ScheduleKind, ScheduleSpec, describe
+from evertick.domain.schedules.time_zones import find_zone
 from evertick.engine.fire_schedules import UNPLANNABLE, read_spec
-from evertick.operations.caller import NOBODY
+from evertick.operations.caller import ANONYMOUS
+from evertick.ui.charts.grid import short_count
+from evertick.ui.charts.history import value_words
 
 _FOLDER = Path(__file__).parent / "static"
 
@@ -42,17 +51,17 @@ _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asset:
+class StaticFile:
     content: bytes
     media_type: str
 
 
 @dataclass(frozen=True, slots=True)
-class Assets:
+class StaticFiles:
     """`files` maps each name below the folder to its content."""
 
     hash: str
-    files: dict[str, Asset]
+    files: dict[str, StaticFile]
 
     def url(self, name: str) -> str:
         if name not in self.files:
@@ -60,17 +69,17 @@ class Assets:
         return f"/static/{self.hash}/{name}"
 
 
-def read_assets(folder: Path = _FOLDER) -> Assets:
+def read_static_files(folder: Path = _FOLDER) -> StaticFiles:
     """Read the files whose type is in the table. Other types are never served."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix in _TYPES)
     files = {
-        path.relative_to(folder).as_posix(): Asset(path.read_bytes(), f"{_TYPES[path.suffix]}; charset=utf-8")
+        path.relative_to(folder).as_posix(): StaticFile(path.read_bytes(), f"{_TYPES[path.suffix]}; charset=utf-8")
         for path in paths
     }
     digest = hashlib.sha256()
     for name, asset in files.items():
         digest.update(name.encode() + b"\0" + asset.content + b"\0")
-    return Assets(hash=digest.hexdigest()[:16], files=files)
+    return StaticFiles(hash=digest.hexdigest()[:16], files=files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +101,13 @@ ENTRIES = (
     Entry("runs", "Runs", "/runs", Permission.READ_RUNS, "runs", "r"),
     Entry("approvals", "Approvals", "/approvals", Permission.READ_RUNS, "ok", "y"),
     Entry("backfills", "Backfills", "/backfills", Permission.READ_BACKFILLS, "backfills", "b"),
+    Entry("schedules", "Schedules", "/schedules", Permission.READ_SCHEDULES, "clock", "f"),
     Entry("assets", "Assets", "/assets", Permission.READ_GATES, "assets", "e"),
+    Entry("alerts", "Alerts", "/alerts", Permission.READ_SCHEDULES, "upstream_failed", "i", "Monitoring"),
+    Entry(
+        "notifications", "Notifications", "/notifications", Permission.READ_NOTIFICATIONS, "external", "o", "Monitoring"
+    ),
+    Entry("events", "Events", "/events", Permission.READ_EVENTS, "pending", "x", "Monitoring"),
     Entry("pools", "Pools", "/pools", Permission.READ_GATES, "pools", "p", "Capacity"),
     Entry("keys", "Keys", "/keys", Permission.READ_GATES, "keys", "k", "Capacity"),
     Entry("queues", "Queues", "/queues", Permission.READ_RUNNERS, "queues", "q", "Capacity"),
@@ -129,11 +144,7 @@ STATE_WORDS = {
 
 
 # What a schedule does about missed fires, and when a run is still open.
-MISFIRE_WORDS = {
-    "skip": "skip missed fires",
-    "latest": "run the latest missed fire",
-    "all": "run all missed fires",
-}
+MISFIRE_WORDS = {"skip": "skip missed fires", "latest": "run the latest missed fire", "all": "run all missed fires"}
 
 
 OVERLAP_WORDS = {
@@ -148,9 +159,24 @@ OVERLAP_WORDS = {
 _LONGEST_VALUE = 32
 
 
-def instant(at: datetime) -> str:
-    """The exact timestamp in UTC."""
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+# The zone that the user selected, and the one that the browser reports (static/theme.js). Without both, times are in UTC.
+ZONE_COOKIES = ("evertick_zone", "evertick_browser_zone")
+
+
+def zone_of(request: Request) -> tzinfo:
+    """The time zone of the page."""
+    for cookie in ZONE_COOKIES:
+        if name := request.cookies.get(cookie):
+            with suppress(InvalidSchedule):
+                return find_zone(unquote(name))
+    return UTC
+
+
+@pass_context
+def instant(context: Context, at: datetime) -> str:
+    """The exact timestamp in the time zone of the page, and in UTC."""
+    exact, zone = f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC", context.get("page_zone", UTC)
+    return exact if str(zone) == "UTC" else f"{at.astimezone(zone):%Y-%m-%d %H:%M:%S %Z} ({exact})"
 
 
 def json_text(value: object) -> str:
@@ -165,10 +191,25 @@ def detail_words(detail: Mapping[str, object]) -> str:
         if value is True:
             told.append(name)
         elif value not in (None, False, "", [], {}):
-            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            text = value_words(value)
             longest = 12 if key == "hash" else _LONGEST_VALUE
             told.append(f"{name} {text[:longest]}{'…' if len(text) > longest else ''}")
     return "; ".join(told)
+
+
+# No raw HTML, no images, and links only to http(s), mailto and pages of this site.
+_MARKDOWN = MarkdownIt("js-default", {"maxNesting": 10}).disable(["image", "table"])
+# Some inputs take time that grows with the square of their length: 10,000 characters take at most half a second.
+_LONGEST_MARKDOWN = 10_000
+
+
+def markdown(text: str) -> Markup:
+    """A docstring as HTML. Its headings are below those of the page's panels."""
+    tokens = _MARKDOWN.parse(inspect.cleandoc(text[:_LONGEST_MARKDOWN]))
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{min(int(token.tag[1]) + 2, 6)}"
+    return Markup(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
 
 
 def schedule_words(raw: dict[str, object]) -> str:
@@ -198,6 +239,9 @@ HEADERS = {
 MOST_FIELDS = 1000
 
 
+RELEASE = version("evertick")
+
+
 FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -205,10 +249,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Frame:
-    """The templates and static assets of one application."""
+    """The templates and static files of one application."""
 
     def __init__(self) -> None:
-        self.assets: Assets = read_assets()
+        self.files: StaticFiles = read_static_files()
         self.environment = Environment(
             loader=FileSystemLoader(Path(__file__).parent / "templates"),
             autoescape=True,
@@ -218,22 +262,25 @@ class Frame:
             auto_reload=False,
         )
         self.environment.filters |= {"lasting": length, "instant": instant, "json_text": json_text, "segment": segment}
-        self.environment.filters["detail_words"] = detail_words
+        self.environment.filters |= {"detail_words": detail_words, "short_count": short_count, "markdown": markdown}
         words = {"STATE_WORDS": STATE_WORDS, "MISFIRE_WORDS": MISFIRE_WORDS, "OVERLAP_WORDS": OVERLAP_WORDS}
-        self.environment.globals |= {"static": self.assets.url, "P": Permission, **words}
+        self.environment.globals |= {"static": self.files.url, "P": Permission, **words}
 
     def render(self, request: Request, template: str, values: dict[str, Any]) -> str:
         """Render a template. Every template also receives `caller`, `may(permission)`, the menu and the current path."""
         caller: ApiCaller | None = getattr(request.state, "caller", None)
-        principal = caller.principal if caller is not None else NOBODY
+        principal = caller.principal if caller is not None else ANONYMOUS
         known = {
             "caller": caller,
-            "is_signed_in": principal is not NOBODY,
+            "is_signed_in": principal is not ANONYMOUS,
             "principal": principal,
             "may": principal.may,
-            "menu": list(entries_for(principal)) if principal is not NOBODY else [],
+            "menu": list(entries_for(principal)) if principal is not ANONYMOUS else [],
             "here": "",
             "path": request.url.path,
+            "page_zone": zone_of(request),
+            "zone_choice": unquote(request.cookies.get(ZONE_COOKIES[0], "")),
+            "version": RELEASE,
         }
         return self.environment.get_template(template).render(known | values)
 
@@ -256,6 +303,11 @@ class PageRoute(GuardedRoute):
         return shown
 
 
+def page_router() -> GuardedRouter:
+    """A router of pages. Its paths are not part of an API."""
+    return GuardedRouter(PageRoute, include_in_schema=False)
+
+
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """A complete page, or a fragment if the template is a fragment."""
     frame: Frame = request.app.state.frame
@@ -274,7 +326,8 @@ def done(text: str, *, go: str | None = None) -> Response:
 def refusal(request: Request, error: Exception) -> Response:
     """Render an error: the sign-in page, an error page, or (for a button) a message on the current page."""
     if isinstance(error, RequestValidationError):
-        error = UserError("This URL or form is not valid: " + _first_problem(error))
+        first = error.errors()[0]
+        error = UserError(f"This URL or form is not valid: {first['loc'][-1]}: {first['msg']}.")
     status, _, detail = status_of(error)
     if detail == HTTPStatus.NOT_FOUND.phrase:
         detail = "There is no page at this URL."
@@ -310,11 +363,9 @@ async def form_of(request: Request) -> dict[str, str]:
         raise UserError("The request body is not a form of this web UI.") from None
 
 
+Form = Annotated[dict[str, str], Depends(form_of)]
+
+
 def segment(name: object) -> str:
     """Encode a name as one path segment."""
     return quote(str(name), safe="")
-
-
-def _first_problem(error: RequestValidationError) -> str:
-    first = error.errors()[0]
-    return f"{first['loc'][-1]}: {first['msg']}."

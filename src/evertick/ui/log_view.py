@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from evertick.db.queries.logs import Sought
+from evertick.db.queries.logs import ANY, Sought
 from evertick.db.queries.tasks import AttemptRow
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import UserError
 from evertick.logs.format import RENDERED, Line, lines_of
-from evertick.logs.reader import Chunk, LogReader
+from evertick.logs.reader import LogLines, LogReader
 from evertick.operations.paging import like
 from evertick.ui.layout import json_text
 
@@ -26,13 +27,20 @@ MOST_LINES = 300
 MOST_CHARACTERS = 400_000
 
 
-_CHUNKS = 8
+# The number of chunks of the first read of a window, the number of reads per window, and the chunks of one search (2 MB).
+_CHUNKS, _ROUNDS, _SEARCHED = 8, 4, 32
 
 
 _PLACE = re.compile(r"(\d{1,9})\.(\d{1,18})\.(\d{1,9})")
 
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+
+
+# A variable that holds a value of a command: between single quotes, with its own quotes, or within double quotes.
+_VALUE = re.compile(r"""(?P<single>'")?(?P<own>(?<!\w)")?\$\{(?P<name>EVERTICK_VALUE_\d+)\}(?(single)"')(?(own)")""")
+
+_BUNDLE_PATH = re.compile(r'(?<=File ")/[^"\n]{0,500}/[0-9a-f]{64}/')
 
 
 # Levels that each filter shows. ERR is output to standard error, MARK a line written by Evertick.
@@ -97,63 +105,98 @@ def read_place(text: str | None, *, otherwise: LogPosition) -> LogPosition:
     return LogPosition(*map(int, found.groups()))
 
 
-async def read_onward(reader: LogReader, key: TaskKey, place: LogPosition, sift: LogFilter) -> Window:
-    chunks = await reader.onward(key, at=place[:2], sought=sift.sought, limit=_CHUNKS)
+async def read_onward(reader: LogReader, key: TaskKey, place: LogPosition, log_filter: LogFilter) -> Window:
     lines: list[tuple[LogPosition, Line]] = []
-    end, size = place, 0
-    for at, line in _numbered(chunks):
-        if at < place and _is_same_chunk(at, place):
-            continue
-        if len(lines) >= MOST_LINES or size >= MOST_CHARACTERS:
-            return Window(lines, place, at, is_start=False, is_end=False)
-        end = at._replace(line=at.line + 1)
-        if sift.fits(line):
-            lines.append((at, line))
-            size += len(line.text)
-    return Window(lines, place, end, is_start=place == START, is_end=len(chunks) < _CHUNKS)
-
-
-async def read_backward(reader: LogReader, key: TaskKey, place: LogPosition, sift: LogFilter) -> Window:
-    chunks = await reader.backward(key, at=place[:2], sought=sift.sought, limit=_CHUNKS)
-    lines: list[tuple[LogPosition, Line]] = []
-    begin, end, size = place, place, 0
-    for at, line in _numbered_back(chunks):
-        if at >= place:
-            continue
-        if end == END:
+    end, size, batch, is_end = place, 0, _first_batch(log_filter), False
+    for _ in range(_ROUNDS):
+        chunks = await reader.onward(key, at=end[:2], sought=log_filter.sought, limit=batch)
+        for at, line in _numbered(chunks):
+            if at < end and at[:2] == end[:2]:  # in the same chunk
+                continue
+            if len(lines) >= MOST_LINES or size >= MOST_CHARACTERS:
+                return Window(lines, place, at, is_start=False, is_end=False)
             end = at._replace(line=at.line + 1)
-        if len(lines) >= MOST_LINES or size >= MOST_CHARACTERS:
-            return Window(lines[::-1], begin, end, is_start=False, is_end=place == END)
-        begin = at
-        if sift.fits(line):
-            lines.append((at, line))
-            size += len(line.text)
+            if log_filter.fits(line):
+                lines.append((at, line))
+                size += len(line.text)
+        is_end = len(chunks) < batch
+        if is_end or log_filter.sought != ANY:
+            break
+        batch = _next_batch(chunks)
+    return Window(lines, place, end, is_start=place == START, is_end=is_end)
+
+
+async def read_backward(reader: LogReader, key: TaskKey, place: LogPosition, log_filter: LogFilter) -> Window:
+    lines: list[tuple[LogPosition, Line]] = []
+    begin, end, size, batch, is_start = place, place, 0, _first_batch(log_filter), False
+    for _ in range(_ROUNDS):
+        chunks = await reader.backward(key, at=begin[:2], sought=log_filter.sought, limit=batch)
+        for at, line in _numbered_back(chunks):
+            if at >= begin:
+                continue
+            if end == END:
+                end = at._replace(line=at.line + 1)
+            if len(lines) >= MOST_LINES or size >= MOST_CHARACTERS:
+                return Window(lines[::-1], begin, end, is_start=False, is_end=place == END)
+            begin = at
+            if log_filter.fits(line):
+                lines.append((at, line))
+                size += len(line.text)
+        is_start = len(chunks) < batch
+        if is_start or log_filter.sought != ANY:
+            break
+        batch = _next_batch(chunks)
     if end == END:
         end = START
-    return Window(lines[::-1], begin, end, is_start=len(chunks) < _CHUNKS, is_end=place == END)
+    return Window(lines[::-1], begin, end, is_start=is_start, is_end=place == END)
 
 
-def _is_same_chunk(at: LogPosition, place: LogPosition) -> bool:
-    return at.epoch == place.epoch and at.offset == place.offset
+@dataclass(frozen=True, slots=True)
+class HitCount:
+    """The number of matching lines from a position up to `next`."""
+
+    hits: int
+    next: LogPosition
+    is_end: bool
 
 
-def _numbered(chunks: Sequence[Chunk]) -> Iterator[tuple[LogPosition, Line]]:
+async def count_onward(reader: LogReader, key: TaskKey, place: LogPosition, log_filter: LogFilter) -> HitCount:
+    """Count matching lines in the next _SEARCHED chunks that can match."""
+    chunks = await reader.onward(key, at=place[:2], sought=log_filter.sought, limit=_SEARCHED)
+    hits, end = 0, place
+    for at, line in _numbered(chunks):
+        if at < place and at[:2] == place[:2]:
+            continue
+        hits += log_filter.fits(line)
+        end = at._replace(line=at.line + 1)
+    return HitCount(hits, end, is_end=len(chunks) < _SEARCHED)
+
+
+def _first_batch(log_filter: LogFilter) -> int:
+    return _CHUNKS if log_filter.sought == ANY else _SEARCHED
+
+
+def _next_batch(chunks: Sequence[LogLines]) -> int:
+    """As many chunks as probably fill a window. A task that prints slowly has one line per chunk."""
+    average = sum(len(each.content) for each in chunks) // len(chunks)
+    return min(max(MOST_CHARACTERS // max(average, 1), _CHUNKS), MOST_LINES)
+
+
+def _numbered(chunks: Sequence[LogLines]) -> Iterator[tuple[LogPosition, Line]]:
     for chunk in chunks:
         lines = lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)
         for number, line in enumerate(lines):
             yield LogPosition(chunk.epoch, chunk.seq, number), line
 
 
-def _numbered_back(chunks: Sequence[Chunk]) -> Iterator[tuple[LogPosition, Line]]:
+def _numbered_back(chunks: Sequence[LogLines]) -> Iterator[tuple[LogPosition, Line]]:
     for chunk in chunks:
-        lines = list(lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late))
-        for number in range(len(lines) - 1, -1, -1):
-            yield LogPosition(chunk.epoch, chunk.seq, number), lines[number]
+        yield from reversed(list(_numbered([chunk])))
 
 
 def plain(text: str) -> str:
-    """Remove terminal colours, for browsers without scripts."""
-    return _ANSI.sub("", text)
+    """Remove terminal colours and the folders of bundles, for browsers without scripts."""
+    return _BUNDLE_PATH.sub("", _ANSI.sub("", text))
 
 
 _MOST_ATTEMPTS = 5
@@ -178,6 +221,27 @@ async def rendered_of(reader: LogReader, key: TaskKey, attempts: Sequence[Attemp
 
 
 def fields_in(content: str) -> list[tuple[str, str]]:
+    """The rendered fields. A command is shown with its values in place of the variables that hold them."""
+    fields = _told_fields(content)
+    values = {name: text for name, text in fields if _VALUE.fullmatch(f"${{{name}}}")}
+    return [(name, _filled(text, values)) for name, text in fields if name not in values]
+
+
+def _filled(command: str, values: Mapping[str, str]) -> str:
+    """The command as it reads. See sdk/shell_templates.py for the quotes around a variable."""
+
+    def quoted(found: re.Match[str]) -> str:
+        value = values.get(found["name"])
+        if value is None:
+            return found[0]
+        if found["single"]:
+            return value.replace("'", "'\\''")
+        return shlex.quote(value) if found["own"] else re.sub(r'([\\"$`])', r"\\\1", value)
+
+    return _VALUE.sub(quoted, command) if values else command
+
+
+def _told_fields(content: str) -> list[tuple[str, str]]:
     told = [line.text.partition(" = ") for line in lines_of(content, epoch=0, is_late=False) if line.level == RENDERED]
     return [(name, _shown(text)) for name, _, text in told]
 

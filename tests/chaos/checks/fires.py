@@ -17,6 +17,8 @@ from tests.chaos.evidence import RunFact, Skip
 from tests.chaos.verdict import Finding
 
 _ALL = "all"
+# No change of leader takes this long, so that what is no later counts as punctual.
+_ON_TIME = timedelta(seconds=10)
 # Recorded for a one-time schedule that was over before it was published: no fire was ever due.
 _NEVER_DUE = "past_when_published"
 
@@ -121,6 +123,9 @@ def _compare(finding: Finding, table: Timetable, runs: set[datetime], skips: Ski
 def _judge_policy(finding: Finding, table: Timetable, skip: Skip, who: str) -> None:
     """Who fires all that was missed may skip only what a pause kept, what is older than the window, or what would overlap (J16
     judges that)."""
+    if skip.reason.startswith("misfire_") and timedelta(0) <= skip.recorded_at - skip.last_at <= _ON_TIME:
+        finding.violated("skipped_on_time", f"{who}: {skip.last_at} was skipped at {skip.recorded_at}, on time")
+        return
     era = table.fires.get(skip.first_at) or table.fires.get(skip.last_at)
     if era is None or era.version.misfire != _ALL or skip.reason == "paused" or skip.reason.startswith("overlap_"):
         return

@@ -14,6 +14,7 @@ from tests.chaos.windows import Windows
 _ORPHANED = "orphaned"
 _DISPATCH_LOST = "dispatch_lost"
 _EXECUTOR = "kubernetes"
+_FORK_SERVER = "warm_parent"
 # How a runner says that it stopped an attempt itself, because nobody answered it for too long.
 _STOPPED_ITSELF = "lost_contact"
 
@@ -84,8 +85,18 @@ def _judge_loss(case: Case, finding: Finding, end: AttemptReport, beats: dict[in
     if case.has_exited(end.session, end.at_ns):
         finding.looked_at("attempts of processes that had ended")
         return
-    finding.looked_at("attempts of processes that were silent")
     threshold = case.ns(case.limits.lost_after_seconds)
+    if life is not None and any(
+        each.kind is Fault.KILL
+        and each.parameters.get("part") == _FORK_SERVER
+        and each.target == life.service
+        # The runner reports it itself, at once.
+        and each.start_ns <= end.at_ns <= each.start_ns + threshold
+        for each in case.evidence.nemesis.faults
+    ):
+        finding.looked_at("attempts of killed fork servers")
+        return
+    finding.looked_at("attempts of processes that were silent")
     slack = case.ns(case.limits.silence_slack_seconds)
     since = end.at_ns - threshold
     is_silent = case.silence(end.session).covered(since, end.at_ns) == threshold

@@ -9,9 +9,10 @@ from dataclasses import replace
 import psycopg
 
 from evertick.db.connect import Purpose, connect
+from evertick.domain.access import Actor
 from evertick.domain.errors import EvertickError
 from evertick.engine.fire_schedules import fire_schedules
-from evertick.engine.maintenance import promote, reconcile
+from evertick.engine.maintenance import promote_due_tasks, reconcile_runs
 from evertick.engine.runs import trigger
 from tests.chaos.dags import publish_specs
 from tests.chaos.nemesis import Condition, Nemesis
@@ -51,8 +52,8 @@ async def overlap(nemesis: Nemesis, seconds: float = 0.5) -> float | None:
                 deadline = time.monotonic() + seconds
                 while time.monotonic() < deadline:
                     await fire_schedules(conn, shard=shard, epoch=epoch, batch=50)
-                    await promote(conn, shard=shard, epoch=epoch, batch=50)
-                    await reconcile(conn, shard=shard, epoch=epoch, after=(0, 0), batch=50)
+                    await promote_due_tasks(conn, shard=shard, epoch=epoch, limit=50)
+                    await reconcile_runs(conn, shard=shard, epoch=epoch, limit=50)
                     await elapse(0.05)
     return await nemesis.recovery(struck, nemesis.works_again())
 
@@ -118,7 +119,8 @@ async def poison_version(nemesis: Nemesis) -> float | None:
                 )
                 nemesis.cluster.clients.asked("trigger", request=key, dag="victim")
                 made = await conn.execute(
-                    "select run_id from trigger_run((select dag_id from dag where name = 'victim'), '{}', %s, 'chaos')",
+                    "select run_id from trigger_run((select dag_id from dag where name = 'victim'), '{}', %s,"
+                    " ('chaos', null, null))",
                     [key],
                 )
                 row = await made.fetchone()
@@ -144,7 +146,7 @@ async def retry_storm(nemesis: Nemesis, runs: int = 1) -> float | None:
                 for _ in range(runs):
                     key = f"storm-{nemesis.unique()}-{len(made)}"
                     nemesis.cluster.clients.asked("trigger", request=key, dag="storm")
-                    made.append((await trigger(conn, dag="storm", params={}, actor="chaos", key=key)).run_id)
+                    made.append((await trigger(conn, dag="storm", params={}, actor=Actor("chaos"), key=key)).run_id)
                     nemesis.cluster.clients.answered(key, Answer.OK)
         # A run of it is 75 attempts, which a busy machine of two cores does not do in less than a second or two.
         return await nemesis.recovery(struck, _are_over(nemesis, made), within_seconds=120 + 3 * runs)

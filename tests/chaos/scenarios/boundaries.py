@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from evertick.db.statements import statements
+from evertick.db.statements import known_names
 from tests.chaos.cluster import Shape
 from tests.chaos.members import FAILPOINT, Life, Member
 from tests.chaos.record import Fault
@@ -17,8 +17,8 @@ from tests.waiting import eventually
 # What a service writes, by who writes it. Creating a run and moving its schedule's cursor are one statement, and so are
 # recording an end, closing the run and claiming what comes next.
 SITES: dict[str, tuple[str, ...]] = {
-    "scheduler": ("shards.stand_by", "shards.look", "schedules.fire", "tasks.promote", "runs.reconcile"),
-    "runner": ("runners.register", "tasks.step", "tasks.extend", "logs.append"),
+    "scheduler": ("try_acquire_shard", "poll_work", "fire_schedules", "promote_due_tasks", "reconcile_runs"),
+    "runner": ("runners.register", "finish_and_claim", "extend_leases", "logs.append"),
 }
 
 
@@ -50,7 +50,7 @@ class Carousel:
     def _arm(self, life: int) -> Mapping[str, str]:
         site = min(self.sites, key=lambda each: (self.hits[each], self._armed[each]))
         self._armed[site] += 1
-        number = 1 if site.startswith(("shards.stand_by", "runners.register")) else self._stage.dice.randint(1, 3)
+        number = 1 if site.startswith(("try_acquire_shard", "runners.register")) else self._stage.dice.randint(1, 3)
         return {FAILPOINT: f"{site}:{number}"}
 
     def _count(self, member: Member, life: Life) -> None:
@@ -72,7 +72,7 @@ async def _restart(stage: Stage, member: Member) -> None:
 
 async def die_at_boundaries(stage: Stage) -> None:
     wanted = int(stage.scaled(20, 2, 1))
-    unknown = [s for names in SITES.values() for s in names if s.split(".")[1] not in statements(s.split(".")[0])]
+    unknown = {site for names in SITES.values() for site in names} - set(known_names())
     stage.expect(not unknown, f"these statements do not exist any more: {unknown}")
     await stage.begin_load(
         # At most: it is ended when every site was reached.

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import schedules
+from evertick.domain.access import Actor
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import Conflict
 from evertick.domain.schedules.spec import parse_schedule
@@ -57,7 +58,7 @@ class Editor:
                 conn,  # type: ignore[arg-type]
                 dag=DAG,
                 schedule=schedule,
-                actor=f"editor-{self.number}",
+                actor=Actor(f"editor-{self.number}"),
                 expected_version=version,
                 request=request,
             )
@@ -87,10 +88,10 @@ async def _pause_now_and_then(stage: Stage, seconds: float) -> None:
     async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
         for number in range(int(seconds / 2)):
             for verb, name in ((pause, "pause"), (unpause, "unpause")):
-                actor = f"{name}-{number}"
-                stage.cluster.clients.asked(name, request=actor, dag=DAG)
-                await verb(conn, dag=DAG, actor=actor)
-                stage.cluster.clients.answered(actor, Answer.OK)
+                request = f"{name}-{number}"
+                stage.cluster.clients.asked(name, request=request, dag=DAG)
+                await verb(conn, dag=DAG, actor=Actor(request))
+                stage.cluster.clients.answered(request, Answer.OK)
                 await elapse(0.8)
 
 

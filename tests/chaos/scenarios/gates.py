@@ -8,6 +8,7 @@ from contextlib import suppress
 import psycopg
 
 from evertick.db.connect import Purpose, connect
+from evertick.domain.access import Actor
 from evertick.domain.errors import EvertickError
 from evertick.engine.gates import set_pool
 from tests.chaos.cluster import Shape
@@ -58,7 +59,7 @@ async def _resize(stage: Stage, over: asyncio.Event) -> None:
 
 async def _set(stage: Stage, slots: int) -> None:
     async with await connect(stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
-        await set_pool(conn, name=POOL, slots=slots, actor="chaos")
+        await set_pool(conn, name=POOL, slots=slots, actor=Actor("chaos"))
 
 
 SCENARIOS = (

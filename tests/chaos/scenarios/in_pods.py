@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.chaos.cluster import Shape
 from tests.chaos.effects import Effect
 from tests.chaos.pods import Pods
@@ -83,4 +85,6 @@ def shape(is_full: bool) -> Shape:
 def far_shape(schedulers: int = 1, **settings: object) -> Shape:
     """A local runner stands beside those that make pods: what is wrong there must not be felt here. Where no agent shall be given
     up, a machine that is busy with other things must not bring that about, either."""
-    return Shape(schedulers=schedulers, runners=1, slots=2, settings={"agent_lost_after_seconds": 60.0, **settings})
+    chosen: dict[str, Any] = {"agent_lost_after_seconds": 60.0, **settings}
+    chosen["agent_report_seconds"] = chosen["agent_lost_after_seconds"] / 2
+    return Shape(schedulers=schedulers, runners=1, slots=2, settings=chosen)

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import shards
+from evertick.domain.access import Actor
 from evertick.domain.schedules.preview import Reprocess
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine import backfills as engine_backfills
@@ -31,7 +32,7 @@ async def backfills(stage: Stage) -> None:
                 dag=f"spike_{number}", first=last - timedelta(minutes=count), last=last - timedelta(seconds=1),
                 spec=parse_schedule("@every 1m"), reprocess=Reprocess.ALL, newest_first=bool(number), parallel=PARALLEL,
             )  # fmt: skip
-            await engine_backfills.create(conn, wish, request=f"backfill-{number}", actor="chaos")
+            await engine_backfills.create(conn, wish, request=f"backfill-{number}", actor=Actor("chaos"))
     deeds = (processes.kill_leader, planning.overlap, database.terminate_leader, network.drop_reply)
     for deed in deeds * int(stage.scaled(4, 1)):
         await deed(stage.nemesis)

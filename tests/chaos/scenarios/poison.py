@@ -70,11 +70,11 @@ async def poison_candidate(stage: Stage) -> None:
         await _corrupt(conn, row[0])
     async with stage.nemesis.fault(Fault.POISON, "all", part="candidate") as struck:
 
-        async def others_are_buried() -> bool:
+        async def others_are_declared_dead() -> bool:
             gone = "select count(*) from runner where session = any(%s) and ended_at is not null"
             return bool(await stage.cluster.watch.value(gone, sessions) >= count - 1)
 
-        await eventually(others_are_buried, 40, pause_seconds=0.1)
+        await eventually(others_are_declared_dead, 40, pause_seconds=0.1)
     ((spread, joined),) = await stage.cluster.watch.must(
         "select max(ended_at) - min(ended_at), max(started_at) - min(started_at) from runner where session = any(%s)",
         sessions,
@@ -86,7 +86,7 @@ async def poison_candidate(stage: Stage) -> None:
     await stage.cluster.watch.must("drop trigger corrupt on task")
     await stage.nemesis.recovery(struck, stage.nemesis.works_again())
     await stage.cluster.watch.must(
-        "select cancel_run(run_id, 'chaos', 'nobody serves it') from run_status join run using (run_id)"
+        "select cancel_run(run_id, ('chaos', null, null), 'nobody serves it') from run_status join run using (run_id)"
         " join dag on dag.dag_id = run.dag_id where dag.name = 'unserved' and finished_at is null"
     )
 

@@ -94,6 +94,8 @@ async def bad_weather(stage: Stage) -> None:
     there_already = pods.server.refused["create pods 409 AlreadyExists"]
     stage.expect(there_already, "no pod was ever found to be there already")
     stage.note(f"{len(pods.node.started)} pods, {there_already} times there already")
+    strays = [each for each in stage.cluster.members[FIRST].events("orphan_removed") if each.get("phase") == "ended"]
+    stage.expect(not strays, f"pods that had ended and were being deleted were taken for strays: {strays}")
     await expect_nothing_left(stage)
 
 

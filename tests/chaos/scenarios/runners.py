@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from functools import partial
 
 from tests.chaos.cluster import Shape
 from tests.chaos.effects import Effect, read
@@ -88,6 +89,27 @@ async def kill_hidden_runner(stage: Stage) -> None:
     heartbeat = float(stage.cluster.settings["heartbeat_seconds"])
     stage.expect(took is None or took >= lost_after - 2 * heartbeat, f"given up after {took} s, too early")
     stage.expect_within([took], lost_after + 6, "rerun by silence")
+
+
+async def kill_fork_servers(stage: Stage) -> None:
+    """N07c: what was forked from a killed process runs again, in whatever kind of process, and costs no task an attempt."""
+    runs = await begin_tasks(stage, "holding", 4)
+    for _ in range(int(stage.scaled(3, 1))):
+        before = len(effects_of(stage, "begin", dags=HOLDING))
+        stage.expect(await processes.kill_warm_parent(stage.nemesis) is not None, "no fork server was killed")
+        await eventually(partial(_has_more, stage, before), 30, pause_seconds=0.05)
+    stage.cluster.tell("go")
+    await stage.runs_over(runs)
+    rows = await stage.cluster.watch.must(
+        "select r.state::text, k.attempt::int, k.epoch > 1 from run_status r join task k using (run_id) where run_id = any(%s)",
+        runs,
+    )
+    stage.expect({row[:2] for row in rows} == {("success", 1)}, f"a killed fork server cost a task its attempt: {rows}")
+    stage.expect(any(again for _, _, again in rows), "nothing ran again")
+
+
+def _has_more(stage: Stage, before: int) -> bool:
+    return len(effects_of(stage, "begin", dags=HOLDING)) > before
 
 
 async def wake_frozen(stage: Stage) -> None:
@@ -259,6 +281,13 @@ SCENARIOS = (
         shape=lambda is_full: Shape(schedulers=1, runners=1),
         required=("J4", "J7", "J8"),
         needs=lacks_pid_spaces,
+    ),
+    Scenario(
+        name="N07c",
+        title="kill -9 the fork servers of a runner in mid-task",
+        play=kill_fork_servers,
+        shape=lambda is_full: Shape(schedulers=1, runners=1, slots=8),
+        required=("J4", "J7", "J8"),
     ),
     Scenario(
         name="N08",

@@ -12,6 +12,7 @@ from importlib.metadata import version
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.notify import Channel, notify
+from evertick.domain.access import Actor
 from evertick.engine import runners as verb
 from tests.chaos.audit import wrap_functions
 from tests.chaos.cluster import Shape
@@ -123,7 +124,7 @@ class Upgrade:
     async def _drain(self, runner: Member) -> None:
         async with await connect(self.stage.cluster.server.url, purpose=Purpose.SCHEDULER) as conn:
             sessions = [each.session for each in await verb.find_runners(conn, [runner.name])]
-            await verb.drain(conn, sessions=sessions, actor="chaos")
+            await verb.drain(conn, sessions=sessions, actor=Actor("chaos"))
             await notify(conn, Channel.STOP)
 
         async def has_nothing() -> bool:

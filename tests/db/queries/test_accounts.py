@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import NamedTuple
 
 import pytest
 from psycopg import AsyncConnection
@@ -11,7 +12,9 @@ from psycopg.errors import CheckViolation, LockNotAvailable, UniqueViolation
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import accounts
-from evertick.db.queries.accounts import AccountChange, LoginAttempt, NewCredential
+from evertick.db.queries.accounts import NewCredential
+from evertick.domain.access import Actor
+from evertick.engine.accounts import AccountChange, change_account, record_login_attempt
 from tests.engine.world import T0, later, set_clock, value
 from tests.waiting import eventually
 
@@ -26,7 +29,7 @@ async def db(rollback_conn: AsyncConnection) -> AsyncConnection:
 
 
 async def account(conn: AsyncConnection, name: str, role: str = "viewer", tags: list[str] | None = None) -> int:
-    made = await accounts.add_account(conn, name=name, role=role, tags=tags, password_hash=None, actor="test")
+    made = await accounts.add_account(conn, name=name, role=role, tags=tags, password_hash=None, actor=Actor("test"))
     assert made is not None
     return made
 
@@ -35,13 +38,30 @@ async def credential(
     conn: AsyncConnection, account_id: int, secret: str, kind: str = "token", seconds: float | None = 60.0
 ) -> int:
     new = NewCredential(
-        account_id=account_id, kind=kind, name=secret, secret_hash=secret.encode(), actor="test", seconds=seconds
+        account_id=account_id, kind=kind, name=secret, secret_hash=secret.encode(), actor=Actor("test"), seconds=seconds
     )
-    return (await accounts.add_credential(conn, new)).credential_id
+    return (await accounts.add_credential(conn, new))[0]
 
 
 async def change(conn: AsyncConnection, name: str, wanted: AccountChange) -> str:
-    return await accounts.change_account(conn, name=name, wanted=wanted, actor="test")
+    return await change_account(conn, wanted, name=name, actor=Actor("test"))
+
+
+class LoginAttempt(NamedTuple):
+    subject: str
+    free: int
+    is_fading: bool = False
+
+
+async def tries(conn: AsyncConnection, tried: list[LoginAttempt]) -> float:
+    fading = [each.subject for each in tried if each.is_fading]
+    subjects, free = [each.subject for each in tried], [each.free for each in tried]
+    return await record_login_attempt(conn, subjects=subjects, free=free, fading=fading)
+
+
+async def forgive(conn: AsyncConnection, tried: list[LoginAttempt]) -> None:
+    fading = [each.subject for each in tried if each.is_fading]
+    await accounts.forgive(conn, subjects=[each.subject for each in tried if not each.is_fading], fading=fading)
 
 
 async def refused(conn: AsyncConnection, error: type[Exception], statement: str) -> None:
@@ -72,7 +92,7 @@ async def test_the_tables_refuse_what_makes_no_sense(db: AsyncConnection) -> Non
 
 async def test_a_name_is_taken_whatever_its_case_and_nothing_is_journalled_then(db: AsyncConnection) -> None:
     await account(db, "Ann")
-    again = await accounts.add_account(db, name="ann", role="admin", tags=None, password_hash=None, actor="test")
+    again = await accounts.add_account(db, name="ann", role="admin", tags=None, password_hash=None, actor=Actor("test"))
     assert again is None
     assert await value(db, "select count(*) from audit_log where action = 'add_user'") == 1
     await refused(
@@ -98,7 +118,7 @@ async def test_the_last_admin_who_can_do_everything_stays(db: AsyncConnection, o
 async def test_a_change_is_of_one_account_and_ends_what_that_one_gave_out(db: AsyncConnection) -> None:
     ann, bob = await account(db, "ann"), await account(db, "bob")
     old = await credential(db, ann, "old")
-    assert await accounts.revoke(db, credential_id=old, actor="test") == "ann"
+    assert await accounts.revoke(db, credential_id=old, actor=Actor("test")) == "ann"
     await credential(db, ann, "a")
     await credential(db, bob, "b")
     await set_clock(db, later(10))
@@ -143,25 +163,23 @@ async def test_whoever_changes_a_viewer_waits_for_admins_and_not_for_other_viewe
 
 async def test_failures_are_counted_by_subject_and_forgotten_by_subject(db: AsyncConnection) -> None:
     for _ in range(3):
-        assert await accounts.record_login_attempt(db, [LoginAttempt("ann", 3)]) == 0
-    assert await accounts.record_login_attempt(db, [LoginAttempt("bob", 3)]) == 0
-    assert await accounts.record_login_attempt(db, [LoginAttempt("ann", 3)]) == 1
-    await accounts.forgive(db, [LoginAttempt("ann", 3)])
+        assert await tries(db, [LoginAttempt("ann", 3)]) == 0
+    assert await tries(db, [LoginAttempt("bob", 3)]) == 0
+    assert await tries(db, [LoginAttempt("ann", 3)]) == 1
+    await forgive(db, [LoginAttempt("ann", 3)])
     assert await value(db, "select array_agg(subject) from login_attempt") == ["bob"]
 
 
 async def test_tries_of_long_ago_go_but_not_those_of_who_tries_again(db: AsyncConnection) -> None:
     for _ in range(3):
-        await accounts.record_login_attempt(db, [LoginAttempt("ann", 3)])
-    await accounts.record_login_attempt(db, [LoginAttempt("bob", 3)])
+        await tries(db, [LoginAttempt("ann", 3)])
+    await tries(db, [LoginAttempt("bob", 3)])
     await set_clock(db, later(DAY - 10))
-    await accounts.record_login_attempt(db, [LoginAttempt("cid", 3)])
+    await tries(db, [LoginAttempt("cid", 3)])
     assert await value(db, "select count(*) from login_attempt") == 3
     await set_clock(db, later(DAY + 10))
-    assert await accounts.record_login_attempt(db, [LoginAttempt("ann", 3)]) == 0
-    assert await accounts.record_login_attempt(db, [LoginAttempt("ann", 3)]) == 2, (
-        "four in a row, however long ago the first was"
-    )
+    assert await tries(db, [LoginAttempt("ann", 3)]) == 0
+    assert await tries(db, [LoginAttempt("ann", 3)]) == 2, "four in a row, however long ago the first was"
     assert await value(db, "select array_agg(subject order by subject) from login_attempt") == ["ann", "cid"]
 
 
@@ -171,26 +189,26 @@ async def test_an_address_forgets_a_failure_a_minute_and_one_for_a_password_that
     counted = "select array_agg(failures order by subject) from login_attempt"
     await set_clock(db, T0)
     for _ in range(8):
-        assert await accounts.record_login_attempt(db, [there]) == 0
-    await accounts.record_login_attempt(db, [LoginAttempt("ann", 3), there])
-    await accounts.record_login_attempt(db, [LoginAttempt("bob", 3), elsewhere])
+        assert await tries(db, [there]) == 0
+    await tries(db, [LoginAttempt("ann", 3), there])
+    await tries(db, [LoginAttempt("bob", 3), elsewhere])
     assert await value(db, counted) == [1, 1, 9, 1]
-    await accounts.forgive(db, [LoginAttempt("ann", 3), there])
+    await forgive(db, [LoginAttempt("ann", 3), there])
     assert await value(db, counted) == [1, 8, 1], "of ann nothing is left, and of the address the others' failures"
     for _ in range(2):
-        await accounts.forgive(db, [LoginAttempt("bob", 3), elsewhere])
+        await forgive(db, [LoginAttempt("bob", 3), elsewhere])
     assert await value(db, counted) == [8, 0]
     await set_clock(db, later(59))
-    await accounts.record_login_attempt(db, [there])
+    await tries(db, [there])
     assert await value(db, counted) == [9, 0]
     await set_clock(db, later(59 + 60 * 3 + 30))
-    await accounts.record_login_attempt(db, [there, LoginAttempt("cid", 3)])
+    await tries(db, [there, LoginAttempt("cid", 3)])
     assert await value(db, counted) == [1, 7, 0], "three minutes, and this try"
     await set_clock(db, later(60 * 60))
-    await accounts.record_login_attempt(db, [there, LoginAttempt("cid", 3)])
+    await tries(db, [there, LoginAttempt("cid", 3)])
     assert await value(db, counted) == [2, 1, 0], "of a user nothing fades"
     await set_clock(db, later(0))
-    await accounts.record_login_attempt(db, [there, LoginAttempt("cid", 3)])
+    await tries(db, [there, LoginAttempt("cid", 3)])
     assert await value(db, counted) == [3, 2, 0], "a clock that goes back neither forgets nor adds"
 
 
@@ -246,8 +264,8 @@ async def test_use_is_noted_once_a_minute_for_the_one_that_was_used(db: AsyncCon
 async def test_a_credential_is_revoked_once_and_by_who_has_it(db: AsyncConnection) -> None:
     ann, bob = await account(db, "ann"), await account(db, "bob")
     first, _ = await credential(db, ann, "first"), await credential(db, bob, "second")
-    assert await accounts.revoke(db, credential_id=first, actor="test", account="bob") is None
-    assert await accounts.revoke(db, credential_id=first, actor="test", account="ANN") == "ann"
-    assert await accounts.revoke(db, credential_id=first, actor="test") is None
+    assert await accounts.revoke(db, credential_id=first, actor=Actor("test"), account="bob") is None
+    assert await accounts.revoke(db, credential_id=first, actor=Actor("test"), account="ANN") == "ann"
+    assert await accounts.revoke(db, credential_id=first, actor=Actor("test")) is None
     assert [await accounts.authenticate(db, secret) is None for secret in (b"first", b"second")] == [True, False]
     assert await value(db, "select count(*) from audit_log where action = 'revoke_token'") == 1

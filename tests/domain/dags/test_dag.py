@@ -16,8 +16,8 @@ from evertick.domain.attempt import Isolation
 from evertick.domain.dags.params import Param, declare_params
 from evertick.domain.dags.spec import (
     DagSpec,
+    DatabaseOutagePolicy,
     NamedSchedule,
-    OnLostContact,
     TaskKind,
     TaskSpec,
     from_json,
@@ -61,7 +61,7 @@ FULL = DagSpec(
             trigger_rule=TriggerRule.ONE_SUCCESS,
             retry=RetryPolicy(retries=3, delay_seconds=1.5, backoff=Backoff.LINEAR, max_delay_seconds=None, jitter=0.5),
             rerun_on_loss=False,
-            on_lost_contact=OnLostContact.STOP,
+            on_lost_contact=DatabaseOutagePolicy.STOP,
             is_async=True,
             inputs=("first",),
         ),

@@ -90,6 +90,21 @@ def test_every_wrong_value_is_named_at_once() -> None:
     assert all(name in str(caught.value) for name in ("'rows'", "'mode'", "'odd'"))
 
 
+def test_unknown_values_are_passed_on_only_if_they_are_accepted() -> None:
+    values = check_params(DECLARED, {"rows": 5, "odd one": [1, {"a": None}]}, accepts_unknown=True)
+    assert values["odd one"] == [1, {"a": None}] and values["rows"] == 5
+    for wrong, expected in (
+        ({"rows": 0, "odd": 1}, "'rows'"),
+        ({"odd": float("nan")}, "is not JSON"),
+        ({"odd\0": 1}, "NUL"),
+        ({"x" * 201: 1}, "more than 200 characters"),
+        ({f"p{i}": 1 for i in range(201)}, "at most 200"),
+        ({"odd": "x" * MAX_PARAMS_BYTES}, "bytes"),
+    ):
+        with pytest.raises(InvalidParams, match=expected):
+            check_params(DECLARED, wrong, accepts_unknown=True)
+
+
 def test_an_integer_is_a_number() -> None:
     assert check_params(DECLARED, {"rate": 2})["rate"] == 2
 
@@ -116,7 +131,7 @@ def test_a_text_that_looks_like_an_escaped_nul_is_allowed() -> None:
     ("raw", "expected"),
     [
         ({"when": datetime(2030, 1, 1, tzinfo=UTC)}, "param 'when': datetime.datetime(2030"),
-        ({"n": Param(5, maximum=3)}, "param 'n': param 'n' is 5"),
+        ({"n": Param(5, maximum=3)}, "the default of param 'n' is 5"),
         ({"n": Param("x", type=int)}, "must be an integer"),
         ({"n": Param(1, type="whole")}, "type 'whole' is not one of"),
         ({"n": Param(1, type=bytes)}, "type <class 'bytes'> is not one of"),

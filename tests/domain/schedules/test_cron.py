@@ -180,9 +180,7 @@ INSTANTS = st.datetimes(datetime(1972, 1, 1), datetime(2037, 1, 1), timezones=st
 # Half of the instants lie near a change of some clock, where mistakes live.
 CHANGES = ("2011-12-30T10:00", "2025-03-30T01:00", "2025-10-26T01:00", "2025-03-09T07:00", "2025-11-02T06:00")
 NEAR = st.builds(
-    lambda change, minutes: utc(change) + timedelta(minutes=minutes),
-    st.sampled_from(CHANGES),
-    st.integers(-2000, 2000),
+    lambda change, minutes: utc(change) + timedelta(minutes=minutes), st.sampled_from(CHANGES), st.integers(-2000, 2000)
 )
 ASKED = INSTANTS | NEAR
 

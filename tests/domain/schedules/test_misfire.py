@@ -65,11 +65,26 @@ def test_skip_waits_for_the_next_time_once_it_fell_behind() -> None:
 
 def test_skip_still_fires_what_is_on_time_so_that_a_fast_schedule_never_starves() -> None:
     spec = parse_schedule("@every 250ms")
-    found = plan(spec, NOON, NOON + timedelta(seconds=1.1), "skip")
-    assert found.fires == (NOON + timedelta(seconds=1),)
+    found = plan(spec, NOON, NOON + timedelta(seconds=11.1), "skip")
+    first = NOON + timedelta(seconds=1.25)
+    assert found.fires == tuple(first + n * timedelta(seconds=0.25) for n in range(40))
     assert found.skipped == SkipRange(
-        first=NOON, last=NOON + timedelta(seconds=0.75), count=4, reason=SkipReason.MISFIRE_SKIP
+        first=NOON, last=NOON + timedelta(seconds=1), count=5, reason=SkipReason.MISFIRE_SKIP
     )
+
+
+@pytest.mark.parametrize("policy", MisfirePolicy)
+@pytest.mark.parametrize("most", [None, 1])
+def test_a_takeover_within_the_tolerance_drops_no_fire_whatever_the_policy(policy: str, most: int | None) -> None:
+    """A frozen leader's successor takes over up to 6 s late; what is older than 10 s is missed, and the policy decides."""
+    spec = parse_schedule("@every 1s")
+    late = {"spec": spec, "policy": MisfirePolicy(policy), "window_seconds": 0, "limit": 100, "most_missed": most}
+    takeover = plan_fires(next_due=NOON, now=NOON + timedelta(seconds=6.5), **late)  # type: ignore[arg-type]
+    assert takeover.fires == tuple(NOON + timedelta(seconds=n) for n in range(7))
+    assert takeover.skipped is None and takeover.next_due == NOON + timedelta(seconds=7)
+    outage = plan_fires(next_due=NOON, now=NOON + timedelta(seconds=60), **late)  # type: ignore[arg-type]
+    assert outage.fires == tuple(NOON + timedelta(seconds=n) for n in range(50, 61))
+    assert outage.skipped is not None and outage.skipped.count == 50
 
 
 def test_all_fires_in_order_and_goes_on_in_the_next_call() -> None:
@@ -140,10 +155,12 @@ def test_a_long_downtime_is_counted_and_not_walked(raw: str, days: int, count: i
     spec = parse_schedule(raw, timezone="Europe/Berlin")
     due = next_after(spec, NOON)
     assert due is not None
-    found = plan(spec, due, due + timedelta(days=days), "latest")
-    assert found.fires == (due + timedelta(days=days),)
-    assert found.skipped is not None and found.skipped.count == count
-    assert found.next_due == next_after(spec, due + timedelta(days=days))
+    now = due + timedelta(days=days)
+    found = plan(spec, due, now, "latest", limit=1000)
+    assert found.fires == tuple(due_instants(spec, found.fires[0], now)) and found.fires[-1] == now
+    assert found.fires[0] >= now - timedelta(seconds=ON_TIME_SECONDS)
+    assert found.skipped is not None and found.skipped.count == count - len(found.fires) + 1
+    assert found.next_due == next_after(spec, now)
 
 
 def test_a_call_that_may_not_fire_is_a_mistake_of_the_caller() -> None:

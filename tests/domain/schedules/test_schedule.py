@@ -248,8 +248,7 @@ def test_stored_text_that_is_not_a_schedule_is_refused(text: str) -> None:
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.datetimes()
 NAMES = ("expression", "every_seconds", "at", "timezone", "start_at", "end_at", "anchor_at", "other")
 RAW_FIELDS = st.fixed_dictionaries(
-    {"kind": st.sampled_from(("cron", "interval", "once")) | VALUES},
-    optional=dict.fromkeys(NAMES, VALUES),
+    {"kind": st.sampled_from(("cron", "interval", "once")) | VALUES}, optional=dict.fromkeys(NAMES, VALUES)
 )
 
 

@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,14 @@ class Kubelet:
         self.images = {"evertick:test"}
         self.labels = {"kubernetes.io/os": "linux"}
         self.is_cut_off = False
+        self._removal_seconds = 0.0
         self.started: list[str] = []
         self._containers: dict[str, _Container] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def remove_after(self, seconds: float) -> None:
+        """As a real one, which takes a second or more to remove a pod that has ended and was deleted."""
+        self._removal_seconds, self.objects.removes_ended_at_once = seconds, False
 
     async def run(self) -> None:
         version = 0
@@ -100,6 +105,8 @@ class Kubelet:
         if uid in self._containers:
             if pod["metadata"].get("deletionTimestamp"):
                 self._containers[uid].ask_to_end(pod["metadata"]["deletionGracePeriodSeconds"])
+                if self._containers[uid].is_over:
+                    self._spawn(self._remove(pod))
             return
         if pod["status"]["phase"] != "Pending" or pod["metadata"].get("deletionTimestamp") or self.is_cut_off:
             return
@@ -110,9 +117,18 @@ class Kubelet:
             return
         container = _Container(self, pod)
         self._containers[uid] = container
-        task = asyncio.create_task(container.live())
+        self._spawn(container.live())
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _remove(self, pod: Json) -> None:
+        await elapse(self._removal_seconds)
+        with suppress(Failure):
+            wanted = {"preconditions": {"uid": pod["metadata"]["uid"]}, "gracePeriodSeconds": 0}
+            self.objects.delete("pods", self.namespace, pod["metadata"]["name"], wanted)
 
     def say(self, pod: Json, status: Json) -> bool:
         """False if the pod is gone, or the node is cut off."""
@@ -174,7 +190,7 @@ class _Container:
         with suppress(Failure):
             there = kubelet.objects.get("pods", kubelet.namespace, self.name)
             if there["metadata"].get("deletionTimestamp") and not kubelet.is_cut_off:
-                kubelet.objects.delete("pods", kubelet.namespace, self.name, {"gracePeriodSeconds": 0})
+                await kubelet._remove(there)
 
     def ask_to_end(self, grace_seconds: float) -> None:
         self._asked.set()

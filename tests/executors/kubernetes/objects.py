@@ -60,6 +60,7 @@ class Objects:
         self.namespaces = {"default"}
         self.service_accounts = {"default"}
         self.most_pods: int | None = None
+        self.removes_ended_at_once = True
         self.version = 1000
         self.oldest = 1000  # versions below it are compacted away
         self.history: list[Change] = []
@@ -193,8 +194,10 @@ class Objects:
         return gone
 
     def _grace(self, kind: str, now: Json, asked: int | None) -> int:
-        if kind != "pods" or now["status"].get("phase") in _TERMINAL or not now["spec"].get("nodeName"):
+        if kind != "pods" or not now["spec"].get("nodeName"):
             return 0
+        if now["status"].get("phase") in _TERMINAL:
+            return 0 if self.removes_ended_at_once or asked == 0 else 1
         usual = now["spec"].get("terminationGracePeriodSeconds", 30)
         return usual if asked is None else max(0, asked)
 

@@ -17,6 +17,7 @@ from psycopg import AsyncConnection
 
 from evertick.api.service import Api
 from evertick.config import Settings, environment_for
+from evertick.domain.access import Actor
 from evertick.engine.runs import cancel, trigger
 from evertick.executors.kubernetes.manifest import KEPT_LABEL
 from evertick.processes.tree import find_by_token
@@ -95,7 +96,7 @@ class World:
         return str(only["metadata"]["name"])
 
     async def run(self, dag: str) -> int:
-        return (await trigger(self.conn, dag=dag, params={}, actor="test")).run_id
+        return (await trigger(self.conn, dag=dag, params={}, actor=Actor("test"))).run_id
 
     async def ended(self, run_id: int) -> str:
         async def state() -> str | None:
@@ -173,6 +174,7 @@ async def world(
         heartbeat_seconds=0.3,
         lost_after_seconds=60.0,
         agent_lost_after_seconds=60.0,
+        agent_report_seconds=30.0,
         stop_grace_seconds=1.0,
     )
     await invariants.install(conn)
@@ -191,10 +193,13 @@ async def world(
 
 
 async def test_a_dag_runs_in_pods_and_nothing_of_them_is_left(world: World, server: ApiServer) -> None:
+    # A real kubelet takes its time, here for longer than two looks.
+    world.node.remove_after(2.0)
     async with world.runner():
         run_id = await world.run("chain")
         assert await world.ended(run_id) == "success"
         await world.nothing_is_left()
+    assert world.said.events("orphan_removed") == []
     results = await value(
         world.conn, "select array_agg(r.value order by r.idx) from result r where run_id = %s", run_id
     )
@@ -208,7 +213,7 @@ async def test_a_canceled_run_ends_its_pod_and_its_processes(world: World) -> No
         run_id = await world.run("holding")
         await world.begun()
         mark = world.node.container_of(world.pod).mark
-        await cancel(world.conn, run_id=run_id, actor="test")
+        await cancel(world.conn, run_id=run_id, actor=Actor("test"))
         assert await world.ended(run_id) == "canceled"
         await world.nothing_is_left()
     assert find_by_token(mark) == []

@@ -13,7 +13,7 @@ from typing import Any
 from evertick.domain.attempt import AttemptOrder, Isolation, Outcome, TaskKey
 from evertick.executors.local.child_process import ExecutorLimits
 from evertick.executors.local.executor import LocalExecutor
-from evertick.executors.local.process_pool import BundlePlace
+from evertick.executors.local.fork_server_client import BundlePlace
 from evertick.logs.spool import LogChunk
 from tests.waiting import eventually
 
@@ -45,7 +45,7 @@ class Rig:
             "version_id": 1,
             "bundle": "bundle-1",
             "file": "d.py",
-            "fire_at": None,
+            "fire_at": "2030-01-02T06:00:00+00:00",
             "params_json": "{}",
             "inputs_json": "{}",
             "timeout_seconds": None,

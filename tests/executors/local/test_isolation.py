@@ -107,10 +107,10 @@ async def test_no_more_bodies_run_at_once_than_there_are_slots(tmp_path: Path) -
 async def test_outcomes_that_arrive_together_are_delivered_together(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     note = "def note():\n    open(f'{NOTES}{os.getpid()}', 'w').close()"
-    async with rig(tmp_path, f"NOTES = {str(notes)!r}\n{dag_of(note)}", limits=ExecutorLimits(min_stock=4)) as it:
+    async with rig(tmp_path, f"NOTES = {str(notes)!r}\n{dag_of(note)}", limits=ExecutorLimits(min_idle=4)) as it:
         await it.run("note")
-        (home,) = it.executor._homes.values()
-        await eventually(lambda: len(home.stock._idle) >= 4)
+        (bundle,) = it.executor._executors.values()
+        await eventually(lambda: len(bundle.pool._idle) >= 4)
         it.batches.clear()
         orders = [it.order("note") for _ in range(4)]
         it.start(*orders)
@@ -181,7 +181,7 @@ def open_descriptors() -> int:
 async def test_hundreds_of_attempts_leave_no_process_descriptor_or_file_behind(tmp_path: Path) -> None:
     others = children_of(os.getpid())
     # The shelf is as full at the second count as at the first, because its level cannot change: each child on it has descriptors.
-    level = ExecutorLimits(min_stock=8, max_stock=8)
+    level = ExecutorLimits(min_idle=8, max_idle=8)
 
     def waiting() -> int:
         (keeper,) = set(children_of(os.getpid())) - set(others)

@@ -103,7 +103,7 @@ async def test_async_functions_run_side_by_side_in_one_process_with_their_own_lo
         await eventually(lambda: not it.executor._shipping._unstored)
 
 
-async def test_one_coroutine_is_stopped_without_its_neighbours(tmp_path: Path) -> None:
+async def test_one_coroutine_is_stopped_without_the_others(tmp_path: Path) -> None:
     async with rig(tmp_path, MEETING, slots=3) as it:
         stopped, timed, neighbour = (it.order("waits", isolation=WARM, timeout_seconds=t) for t in (None, 0.3, None))
         it.start(stopped, timed, neighbour)

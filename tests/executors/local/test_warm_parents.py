@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from evertick.bundles.loader import load_file
 from evertick.domain.attempt import Isolation, OutcomeKind
 from evertick.executors.local.child_process import Attempt, ExecutorLimits
-from evertick.executors.local.process_pool import BundlePlace, ProcessPool
+from evertick.executors.local.fork_server_client import BundlePlace
+from evertick.executors.local.process_pool import ProcessPool
 from evertick.processes.linux import become_subreaper
 from evertick.processes.tree import children_of
 from tests.executors.local.executor_rig import Rig, dag_of, dead, is_alive, log_text, rig
@@ -33,7 +36,9 @@ async def test_an_import_error_fails_every_order_with_its_reason_and_traceback(t
         again = await it.run("a")
         assert again.reason == "d.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
         (it.folder / "d.py").write_text(dag_of(WHO))
-        await eventually(lambda: it.executor._homes["bundle-1", "d.py"].stock._paused_until < it.executor._loop.time())
+        await eventually(
+            lambda: it.executor._executors["bundle-1", "d.py"].pool._paused_until < it.executor._loop.time()
+        )
         assert (await it.run("who")).kind is OutcomeKind.SUCCESS
 
 
@@ -92,7 +97,7 @@ async def test_a_crashed_warm_parent_is_reported_and_replaced(tmp_path: Path) ->
         await it.chunk_with(waits, "ready")
         os.kill(parent, signal.SIGKILL)
         lost = await it.outcome(waits)
-        assert (lost.kind, lost.reason) == (OutcomeKind.KILLED, "its fork server ended: killed by SIGKILL")
+        assert (lost.kind, lost.reason) == (OutcomeKind.LOST, "its fork server ended: killed by SIGKILL")
         assert (await it.result("who"))[1] != parent
         assert not is_alive(pid)
 
@@ -134,11 +139,44 @@ async def test_a_bundle_whose_import_starts_threads_is_imported_in_each_process(
         assert await it.result("also", isolation=isolation) == 1
 
 
+# As OpenBLAS does: a thread per further core, unless its variable says 1.
+POOLED = """import os, threading
+size = int(os.environ.get("OPENBLAS_NUM_THREADS", "2"))
+for _ in range(size - 1): threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+async def test_a_library_with_a_thread_pool_keeps_the_fork_server(tmp_path: Path) -> None:
+    pools = "def pools():\n    return [size, os.environ.get('OPENBLAS_NUM_THREADS'), os.getppid()]"
+    async with rig(tmp_path, POOLED + dag_of(pools)) as it:
+        results = [await it.result("pools") for _ in range(2)]
+        assert results[0] == results[1] and results[0][:2] == [1, None]
+        assert not it.executor._executors["bundle-1", "d.py"].pool._imports_in_child
+    loaded = await load_file(it.folder, "d.py")
+    assert loaded.uses_threads == ()
+
+
+async def test_the_users_size_of_a_thread_pool_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    async with rig(tmp_path, POOLED + dag_of("def pools():\n    return [size, threading.active_count()]")) as it:
+        assert await it.result("pools") == [3, 3]
+        assert it.executor._executors["bundle-1", "d.py"].pool._imports_in_child
+
+
+@pytest.mark.skipif(find_spec("numpy") is None, reason="numpy is not installed")
+async def test_a_dag_that_imports_numpy_is_forked_and_computes(tmp_path: Path) -> None:
+    source = "import os\nimport numpy\nbefore = numpy.ones((300, 300)) @ numpy.ones((300, 300))\n"
+    product = "def product():\n    return [float((numpy.ones((300, 300)) @ before).sum()), os.getppid()]"
+    async with rig(tmp_path, source + dag_of(product)) as it:
+        results = [await it.result("product") for _ in range(3)]
+        assert results == [[300.0**4, results[0][1]]] * 3
+
+
 async def test_a_bundle_whose_import_opens_a_socket_is_not_forked_with_it(tmp_path: Path) -> None:
     source = "import socket\nkept = socket.socketpair()\n" + dag_of("def who():\n    return kept[0].fileno() > 0")
     async with rig(tmp_path, source) as it:
         assert await it.result("who")
-        assert it.executor._homes["bundle-1", "d.py"].stock._imports_in_child
+        assert it.executor._executors["bundle-1", "d.py"].pool._imports_in_child
 
 
 async def test_an_import_error_in_each_process_fails_the_order(tmp_path: Path) -> None:
@@ -163,7 +201,7 @@ async def test_a_process_that_the_import_starts_is_no_orphan(tmp_path: Path, imp
 
 async def test_a_failing_import_of_one_process_leaves_the_others_alone(tmp_path: Path) -> None:
     breaks = f"import os\nif os.path.exists({str(tmp_path / 'broken')!r}): raise ValueError('now broken')\n"
-    async with rig(tmp_path, breaks + dag_of(WAITS, WHO), limits=ExecutorLimits(min_stock=1)) as it:
+    async with rig(tmp_path, breaks + dag_of(WAITS, WHO), limits=ExecutorLimits(min_idle=1)) as it:
         it.uses_threads = True
         waits = it.order("waits")
         it.start(waits)
@@ -178,10 +216,10 @@ async def test_a_failing_import_of_one_process_leaves_the_others_alone(tmp_path:
 
 def make_old(it: Rig) -> ProcessPool:
     """Its warm parent has lived long enough."""
-    stock = it.executor._homes["bundle-1", "d.py"].stock
-    assert stock._parent is not None
-    stock._parent.started_at -= ExecutorLimits().parent_age_seconds
-    return stock
+    pool = it.executor._executors["bundle-1", "d.py"].pool
+    assert pool._parent is not None
+    pool._parent.started_at -= ExecutorLimits().parent_age_seconds
+    return pool
 
 
 async def test_an_old_warm_parent_is_replaced_without_disturbing_what_runs(tmp_path: Path) -> None:
@@ -190,8 +228,8 @@ async def test_an_old_warm_parent_is_replaced_without_disturbing_what_runs(tmp_p
         it.start(waits)
         await it.chunk_with(waits, "ready")
         _, old = await it.result("who")
-        stock = make_old(it)
-        await eventually(lambda: len(stock._parents) >= 2 and stock._successor is None)
+        pool = make_old(it)
+        await eventually(lambda: len(pool._parents) >= 2 and pool._successor is None)
         assert (await it.result("who"))[1] != old
         assert it.executor.held() == [(waits.key, 1)]
         it.executor.kill(waits.key, 1, "enough")
@@ -203,9 +241,9 @@ async def test_a_replacement_that_cannot_be_loaded_leaves_the_old_one_in_place(t
     async with rig(tmp_path, dag_of(WHO)) as it:
         _, old = await it.result("who")
         (it.folder / "d.py").write_text("broken(")
-        stock = make_old(it)
-        await eventually(lambda: stock._successor)
-        await eventually(lambda: stock._successor is None)
+        pool = make_old(it)
+        await eventually(lambda: pool._successor)
+        await eventually(lambda: pool._successor is None)
         assert (await it.result("who"))[1] == old
 
 
@@ -217,22 +255,22 @@ async def test_the_warm_parent_used_longest_ago_makes_room(tmp_path: Path) -> No
         _, first = await it.result("who", bundle="one")
         await it.result("who", bundle="two")
         await dead(first)
-        assert set(it.executor._homes) == {("busy", "d.py"), ("two", "d.py")}
+        assert set(it.executor._executors) == {("busy", "d.py"), ("two", "d.py")}
         await it.result("who", bundle="one")
         assert it.executor.held() == [(waits.key, 1)]
 
 
-async def test_the_stock_grows_with_demand_and_shrinks_without(tmp_path: Path) -> None:
-    limits = ExecutorLimits(min_stock=1, max_stock=3, stock_decay_seconds=0.01)
+async def test_the_process_pool_grows_with_demand_and_shrinks_without(tmp_path: Path) -> None:
+    limits = ExecutorLimits(min_idle=1, max_idle=3, idle_decay_seconds=0.01)
     async with rig(tmp_path, dag_of(WHO), slots=8, limits=limits) as it:
         await it.result("who")
-        stock = it.executor._homes["bundle-1", "d.py"].stock
+        pool = it.executor._executors["bundle-1", "d.py"].pool
         orders = [it.order("who") for _ in range(8)]
         it.start(*orders)
-        assert stock._level == 3
+        assert pool._level == 3
         for order in orders:
             await it.outcome(order)
-        await eventually(lambda: stock._level == 1 and len(stock._idle) == 1)
+        await eventually(lambda: pool._level == 1 and len(pool._idle) == 1)
 
 
 async def test_the_runner_does_not_grow_over_hundreds_of_attempts(tmp_path: Path) -> None:

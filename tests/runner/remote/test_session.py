@@ -14,17 +14,17 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries.runners import DispatchRow
-from evertick.domain.agent_protocol import refusal_to_bytes
-from evertick.domain.attempt import RunnerRequest
+from evertick.domain.access import Actor
+from evertick.domain.agent_protocol import refusal_to_bytes, to_bytes
+from evertick.domain.attempt import OutcomeKind, RunnerRequest
 from evertick.domain.explain import describe
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.maintenance import promote
+from evertick.engine.maintenance import promote_due_tasks
 from evertick.engine.runners import drain
 from evertick.engine.runs import cancel
 from evertick.executors.base import Observed, Phase
 from evertick.observability import metrics
-from evertick.observability.health import Health
-from evertick.observability.health import Phase as Running
+from evertick.observability.health import ServiceHealth, ServicePhase
 from evertick.runner.remote import endings
 from evertick.runner.remote.session import RemoteSession
 from evertick.runner.runner import Runner
@@ -33,7 +33,7 @@ from tests.engine import invariants
 from tests.engine.reasons import explain
 from tests.engine.remote_agents import begin
 from tests.engine.world import lead, make_dag, put, run_state, start, states, value
-from tests.executors.unruly import Place, UnrulyExecutor, finish, outcome_of
+from tests.executors.unruly import Place, UnrulyExecutor, finish, outcome_for, outcome_of
 from tests.system.hosting import Said, hosted, quick
 from tests.waiting import elapse, eventually
 
@@ -122,8 +122,8 @@ async def test_it_says_that_it_is_ready_and_also_while_its_executor_is_away(
     there: AsyncConnection, database: str, tmp_path: Path, place: Place
 ) -> None:
     """To whoever asks it is a runner as any other: a probe must not wait for ever, and an outage elsewhere is not its own."""
-    health = Health("runner", owner="test")
-    health.phase = Running.RUNNING
+    health = ServiceHealth("runner", owner="test")
+    health.phase = ServicePhase.RUNNING
     assert [each.reason for each in health.complaints()] == ["starting"]
     async with hosted(dispatcher(database, tmp_path, place, Said())):
         await eventually(lambda: health.complaints() == [])
@@ -249,7 +249,7 @@ async def test_an_outage_of_the_executor_loses_nothing_and_leaves_what_runs_alon
     place.lives = "hold"
     first = await trigger(there, 2)
     said = Said()
-    failed = counted(metrics.DISPATCH_FAILED)
+    failed, unlisted = counted(metrics.DISPATCH_FAILED), counted(metrics.DISPATCH_LOST_LIST_ERROR)
     async with hosted(dispatcher(database, tmp_path, place, said)):
         await eventually(lambda: sum(place.begun.values()) == 2)
         place.is_down = True
@@ -267,6 +267,7 @@ async def test_an_outage_of_the_executor_loses_nothing_and_leaves_what_runs_alon
         await ended(there, second)
     assert set(place.begun.values()) == {1}
     assert counted(metrics.DISPATCH_FAILED) > failed
+    assert counted(metrics.DISPATCH_LOST_LIST_ERROR) > unlisted
     assert await value(there, "select max(epoch) from task") == 1
 
 
@@ -296,7 +297,33 @@ async def test_what_an_agent_left_behind_counts_before_any_guess(
 
 
 @pytest.mark.requirement("V5")
-async def test_what_an_old_look_took_for_ended_is_not_buried_while_it_runs(
+async def test_what_a_live_agent_left_is_recorded_before_its_silence_takes_the_attempt_away(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    """Half of the silence that is needed for that must have passed: until then it may report by itself, with its log."""
+    place.lives = "deaf"
+    run_id = await trigger(there)
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        await eventually(lambda: any(thing.seen.outcome for thing in place.things.values()))
+        await looked_again(place)
+        assert await states(there, run_id) == {"t0": "running"}
+        (thing,) = place.things.values()
+        whole, late = thing.seen.outcome or b"", replace(outcome_for(thing.order), kind=OutcomeKind.LOST)
+        silent = "update runner set silent_seconds = lost_after_seconds * 0.6 where queues = '{}'"
+        await there.execute(silent)
+        for not_yet in (whole[:-9], to_bytes(replace(late, result_json=None), session=thing.order.session)):
+            thing.seen = replace(thing.seen, outcome=not_yet)
+            await looked_again(place)
+            assert await states(there, run_id) == {"t0": "running"}
+        thing.seen = replace(thing.seen, outcome=whole)
+        await ended(there, run_id)
+        await all_cleaned_up(there, place)
+    assert await value(there, "select value from result") == "far"
+    assert await value(there, "select count(*) from attempt") == 0, "nothing was lost"
+
+
+@pytest.mark.requirement("V5")
+async def test_an_attempt_that_a_stale_observation_reports_ended_keeps_running(
     there: AsyncConnection, database: str, tmp_path: Path, place: Place
 ) -> None:
     place.lives = "hold"
@@ -442,7 +469,7 @@ async def test_an_agent_that_runs_and_does_not_reach_the_api_is_told_where_it_wa
 def test_what_keeps_an_attempt_from_beginning_is_told_when_it_is_sure(
     changes: dict[str, Any], phase: Phase, running_seconds: float, is_told: bool
 ) -> None:
-    row = DispatchRow(1, 0, -1, 1, 5, "far", 1, True, 40.0, 40.0, None, None, "queued", None, 1, 1, False)
+    row = DispatchRow(1, 0, -1, 1, 5, "far", 1, True, 40.0, 40.0, None, None, "queued", None, 1, 1, False, False)
     seen = Observed(phase=phase, reason="Unschedulable")
     told = endings.problem_of(replace(row, **changes), seen, running_seconds=running_seconds, api_url="http://there")
     assert (told is not None) is is_told
@@ -475,7 +502,7 @@ async def test_a_canceled_attempt_is_ended_over_there_and_only_then_confirmed(
     run_id = await trigger(there)
     async with hosted(dispatcher(database, tmp_path, place, Said())):
         await eventually(lambda: place.things and (lives == "idle" or place.begun))
-        await cancel(there, run_id=run_id, actor="me")
+        await cancel(there, run_id=run_id, actor=Actor("me"))
         await ended(there, run_id, "canceled")
         await all_cleaned_up(there, place)
     assert await states(there, run_id) == {"t0": "canceled"}
@@ -525,7 +552,7 @@ async def test_a_runner_that_is_asked_to_leave_stays_until_nothing_is_left(
     async with hosted(runner):
         await eventually(lambda: place.begun)
         session = await value(there, "select session from runner where queues <> '{}'")
-        await drain(there, sessions=[int(str(session))], actor="me", then_leave=True)
+        await drain(there, sessions=[int(str(session))], actor=Actor("me"), then_leave=True)
         await start(there, "d")
         await elapse(0.3)
         assert not runner.stop.is_set()
@@ -535,7 +562,7 @@ async def test_a_runner_that_is_asked_to_leave_stays_until_nothing_is_left(
     assert sum(place.begun.values()) == 1, said.all
 
 
-async def test_a_session_that_was_buried_begins_anew_and_adopts_its_own(
+async def test_a_session_declared_dead_starts_again_and_adopts_its_attempts(
     there: AsyncConnection, database: str, tmp_path: Path, place: Place
 ) -> None:
     place.lives = "hold"
@@ -562,6 +589,26 @@ async def test_a_stray_that_nobody_has_on_a_list_is_taken_away(
         await said.saw("orphan_removed", attempt=name)
         await eventually(lambda: name not in place.things)
         await there.execute("select reconcile_runs(0::smallint, %s, 0, 0, 10)", [await lead(there)])
+
+
+async def test_what_has_ended_and_is_slow_to_vanish_is_no_stray(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    """A kubelet takes a second or more to remove a pod that was deleted; the row is gone by then."""
+    place.lives = "hold"
+    run_id, said = await trigger(there), Said()
+    async with hosted(dispatcher(database, tmp_path, place, said)):
+        ((name, thing),) = await eventually(lambda: list(place.things.items()))
+        place.let_go.set()
+        await ended(there, run_id)
+        await all_cleaned_up(there, place)
+        thing.seen = replace(thing.seen, is_being_deleted=True)
+        place.things[name] = thing
+        await looked_again(place)
+        assert said.events("orphan_removed") == [] and name in place.things
+        # Nobody deletes this one.
+        thing.seen = replace(thing.seen, is_being_deleted=False)
+        await said.saw("orphan_removed", attempt=name)
 
 
 @pytest.mark.requirement("V11")
@@ -645,7 +692,7 @@ async def test_all_kinds_of_trouble_at_once_end_well(
         leader = await lead(there)
 
         async def is_over() -> bool:
-            await promote(there, shard=0, epoch=leader, batch=100)
+            await promote_due_tasks(there, shard=0, epoch=leader, limit=100)
             return await run_state(there, run_id) == "success"
 
         await eventually(is_over, 120)

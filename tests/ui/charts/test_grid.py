@@ -12,9 +12,9 @@ from evertick.domain.dags.params import Param, declare_params
 from evertick.domain.dags.spec import TaskSpec
 from evertick.ui.charts.grid import lines_of, shown_state
 from evertick.ui.layout import schedule_words
+from evertick.ui.pages.dag import read_fields
 from evertick.ui.pages.dag_schedules import when_text
 from evertick.ui.pages.dags import bars_of
-from evertick.ui.pages.trigger import read_fields
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -15,14 +15,15 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from psycopg import AsyncConnection
 
-from evertick.api.auth import Handler, is_first
+from evertick.api.auth import Handler, is_first, record_refusal
 from evertick.api.context import ApiContext
 from evertick.db.notify import Channel, notify
-from evertick.db.queries import accounts, runners
+from evertick.db.queries import runners
 from evertick.db.queries.runners import HeldRow
+from evertick.domain.access import Actor
 from evertick.domain.agent_protocol import AgentIdentity, TokenUse
 from evertick.domain.attempt import session_text
-from evertick.domain.errors import Conflict, EvertickError, LeaseLost, PostgresUnavailable, Unauthenticated
+from evertick.domain.errors import Conflict, EvertickError, LeaseLost, Unauthenticated
 
 PREFIX = "/api/agent/v1"
 
@@ -40,10 +41,10 @@ def shows(use: TokenUse) -> Callable[[F], F]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
+class AgentRequest:
     """One authenticated request on behalf of one attempt."""
 
-    desk: ApiContext
+    context: ApiContext
     bearer: AgentIdentity
     origin: str
     request_id: str
@@ -51,7 +52,7 @@ class Agent:
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[LeasedConnection]:
         """Lend a connection from the agents' pool, so that agents and users do not wait for each other's connections."""
-        async with self.desk.agents.lent() as conn:
+        async with self.context.agents.lent() as conn:
             yield LeasedConnection(conn)
 
     async def held(self, conn: AsyncConnection) -> HeldRow:
@@ -65,7 +66,7 @@ class Agent:
     async def wake(self, conn: AsyncConnection, channels: set[Channel]) -> None:
         """Send wake-ups. They only shorten waits, so an error here does not fail the request."""
         with suppress(psycopg.Error):
-            for channel in channels if self.desk.settings.listen_notify else ():
+            for channel in channels if self.context.settings.listen_notify else ():
                 await notify(conn, channel)
 
 
@@ -97,19 +98,21 @@ class AgentRoute(APIRoute):
             try:
                 return await answer(request)
             except (Conflict, LeaseLost) as refusal:
-                await _note(request, agent.desk, f"agent:{session_text(agent.bearer.session)}", agent.origin, refusal)
+                await _note(
+                    request, agent.context, f"agent:{session_text(agent.bearer.session)}", agent.origin, refusal
+                )
                 raise
 
         return guarded
 
 
-async def agent_of(request: Request) -> Agent:
+async def agent_of(request: Request) -> AgentRequest:
     """Authenticate the agent. Async, because FastAPI runs plain functions in a thread."""
-    found: Agent = request.state.agent
+    found: AgentRequest = request.state.agent
     return found
 
 
-Who = Annotated[Agent, Depends(agent_of)]
+Who = Annotated[AgentRequest, Depends(agent_of)]
 
 
 def token_of(header: str | None) -> str:
@@ -119,23 +122,21 @@ def token_of(header: str | None) -> str:
     return token.strip()
 
 
-async def _admit(request: Request, use: TokenUse) -> Agent:
-    desk: ApiContext = request.app.state.desk
+async def _admit(request: Request, use: TokenUse) -> AgentRequest:
+    context: ApiContext = request.app.state.context
     origin = request.client.host if request.client else "unknown"
     try:
-        bearer = desk.agent_tokens.read(token_of(request.headers.get("authorization")), use)
+        bearer = context.agent_tokens.read(token_of(request.headers.get("authorization")), use)
     except Unauthenticated as refusal:
-        await _note(request, desk, "anonymous", origin, refusal)
+        await _note(request, context, "anonymous", origin, refusal)
         raise
-    return Agent(desk=desk, bearer=bearer, origin=origin, request_id=request.state.request_id)
+    context.agent_presence.called.set()
+    return AgentRequest(context=context, bearer=bearer, origin=origin, request_id=request.state.request_id)
 
 
-async def _note(request: Request, desk: ApiContext, actor: str, origin: str, refusal: EvertickError) -> None:
+async def _note(request: Request, context: ApiContext, actor: str, origin: str, refusal: EvertickError) -> None:
     """Record a refusal in the audit log, at most once a minute per client, so that clients cannot flood the log."""
     if not is_first(request.app.state.strangers, f"{actor} {origin}" if actor != "anonymous" else origin):
         return
-    detail: dict[str, object] = {"method": request.method, "path": request.url.path[:500], "needs": "agent"}
-    with suppress(psycopg.Error, PostgresUnavailable, OSError):
-        async with desk.agents.lent() as conn:
-            await accounts.set_origin(conn, origin=origin, request_id=request.state.request_id)
-            await accounts.note(conn, verb="refuse", actor=actor, detail={**detail, "why": refusal.code})
+    author = Actor(actor, origin, request.state.request_id)
+    await record_refusal(request, context.agents.lent(), author, refusal, needs="agent")

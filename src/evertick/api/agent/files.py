@@ -21,7 +21,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, StreamingResponse
 
-from evertick.api.agent.auth import Agent, AgentRoute, Who, shows
+from evertick.api.agent.auth import AgentRequest, AgentRoute, Who, shows
 from evertick.db.queries import runners
 from evertick.domain.agent_protocol import TokenUse
 from evertick.domain.errors import NotFound, ResultLost, TooLarge, UserError
@@ -57,10 +57,10 @@ async def read_result(agent: Who, sha256: Hash) -> Response:
     key = agent.bearer.key
     async with agent.lent() as lent:
         row = await agent.held(lent.conn)
-        inputs = await runners.inputs(lent.conn, key, version_id=row.version_id)
+        inputs = await runners.task_inputs(lent.conn, key, version_id=row.version_id)
     if sha256 not in await asyncio.to_thread(lambda: files_in(json.loads(inputs or "{}"))):
         raise NotFound("This hash is not an input of this attempt.")
-    path, store = _folder(agent) / sha256, open_store(agent.desk.settings)
+    path, store = _folder(agent) / sha256, open_store(agent.context.settings)
     if await asyncio.to_thread(path.is_file):
         return FileResponse(path, media_type=OCTETS)
     if store is None:
@@ -68,8 +68,8 @@ async def read_result(agent: Who, sha256: Hash) -> Response:
             "The file of a large result is missing. Runners and the API need a shared EVERTICK_RESULTS_FOLDER,"
             " or EVERTICK_STORAGE."
         )
-    place, result = agent.desk.settings.result_place, (key.run_id, sha256)
-    file = await agent.desk.storage.do(lambda: _fetched(store, place, result))
+    place, result = agent.context.settings.result_place, (key.run_id, sha256)
+    file = await agent.context.storage.do(lambda: _fetched(store, place, result))
     size = os.fstat(file.fileno()).st_size
     return StreamingResponse(_pieces(file), media_type=OCTETS, headers={"Content-Length": str(size)})
 
@@ -86,19 +86,19 @@ async def put_result(agent: Who, sha256: Hash, request: Request) -> Response:
     """Store a large result before the outcome that names it. The content must match the hash."""
     async with agent.lent() as lent:
         await agent.held(lent.conn)
-    settings, folder = agent.desk.settings, _folder(agent)
+    settings, folder = agent.context.settings, _folder(agent)
     if (store := open_store(settings)) is not None:
         # While the object storage is unreachable, the agent retries.
         with await asyncio.to_thread(_nameless, settings.result_place) as file:
             await _receive(request.stream(), file, sha256, most=settings.result_max_bytes)
             name = stored_name(agent.bearer.key.run_id, sha256)
-            await agent.desk.storage.do(lambda: store.put_file(name, file, content_hash=sha256))
+            await agent.context.storage.do(lambda: store.put_file(name, file, content_hash=sha256))
     elif not await asyncio.to_thread((folder / sha256).is_file):
         await _keep(request.stream(), folder, sha256, most=settings.result_max_bytes)
     return Response(status_code=204)
 
 
-async def refuse_missing_file(agent: Agent, result_json: str | None) -> None:
+async def refuse_missing_file(agent: AgentRequest, result_json: str | None) -> None:
     """Refuse an outcome that names a large result that was not uploaded."""
     if result_json is None or len(result_json) > 1000:
         return
@@ -108,16 +108,16 @@ async def refuse_missing_file(agent: Agent, result_json: str | None) -> None:
             raise UserError("The outcome names a large result that was not uploaded. PUT it to /results first.")
 
 
-async def _is_here(agent: Agent, sha256: str) -> bool:
+async def _is_here(agent: AgentRequest, sha256: str) -> bool:
     """Whether the shared folder or storage has the result. Another API process may have received it."""
-    store = open_store(agent.desk.settings)
+    store = open_store(agent.context.settings)
     if store is None:
         return await asyncio.to_thread((_folder(agent) / sha256).is_file)
-    return await agent.desk.storage.do(lambda: store.has(stored_name(agent.bearer.key.run_id, sha256)))
+    return await agent.context.storage.do(lambda: store.has(stored_name(agent.bearer.key.run_id, sha256)))
 
 
-def _folder(agent: Agent) -> Path:
-    return agent.desk.settings.result_place.absolute() / str(agent.bearer.key.run_id)
+def _folder(agent: AgentRequest) -> Path:
+    return agent.context.settings.result_place.absolute() / str(agent.bearer.key.run_id)
 
 
 async def _keep(stream: AsyncIterator[bytes], folder: Path, sha256: str, *, most: int) -> None:

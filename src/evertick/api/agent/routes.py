@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_type_hints
 
 import psycopg
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from evertick.api.agent.auth import Agent, AgentRoute, LeasedConnection, Who, shows
+from evertick.api.agent.auth import AgentRequest, AgentRoute, LeasedConnection, Who, shows
 from evertick.api.agent.files import refuse_missing_file
 from evertick.config import Settings
 from evertick.db.queries import logs
 from evertick.db.queries.logs import NewChunk
-from evertick.db.queries.runners import NewAgent, StartedRow
+from evertick.db.queries.runners import StartedRow
 from evertick.db.queries.tasks import ExchangeRow
-from evertick.domain.agent_protocol import TokenUse, attempt_name
-from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, storable_text
+from evertick.domain.agent_protocol import AgentLimits, TokenUse, attempt_name
+from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey, storable_text
 from evertick.domain.errors import Conflict, EvertickError, LeaseLost, PostgresUnavailable, UserError
 from evertick.engine.remote_attempts import start_attempt
 from evertick.engine.runners import extend
-from evertick.runner.launch import Version, attempt_order
+from evertick.runner.launch import LoadedVersion, attempt_order
 from evertick.runner.remote.outcomes import channels_to_notify, record_outcome
 
 Text = Annotated[str, Field(max_length=300)]
@@ -61,42 +61,16 @@ class StartRequest(_Sent):
     place: Place
 
 
-class Order(BaseModel):
-    run_id: int
-    idx: int
-    map_index: int
-    epoch: int
-    session: int
-    attempt: int
-    dag: str
-    task: str
-    version_id: int
-    bundle: str
-    file: str
-    fire_at: str | None
-    params_json: str
-    inputs_json: str
-    timeout_seconds: float | None
-    isolation: str
-    command: str | None
-    stops_on_lost_contact: bool
-    granted_json: str
-
-
-class Limits(BaseModel):
-    heartbeat_seconds: float
-    lost_after_seconds: float
-    stop_grace_seconds: float
-    log_head_bytes: int
-    log_tail_bytes: int
-    result_spill_bytes: int
-    result_max_bytes: int
+# The fields of the attempt's order, with those of its key, so that the agent receives all that it needs to build it.
+_ORDER = {**get_type_hints(TaskKey), **get_type_hints(AttemptOrder), "isolation": str}
+del _ORDER["key"]
+Order = create_model("Order", **{name: (kind, ...) for name, kind in _ORDER.items()})  # type: ignore[call-overload]
 
 
 class StartAnswer(BaseModel):
-    order: Order
+    order: Order  # type: ignore[valid-type]
     uses_threads: bool
-    limits: Limits
+    limits: AgentLimits
     token: str
     renewal: str
 
@@ -107,16 +81,20 @@ class HeartbeatRequest(_Sent):
     wait_seconds: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0.0
 
 
-class HeartbeatAnswer(BaseModel):
-    """`rest_seconds`: delay until the next heartbeat."""
+Word = Literal["continue", "stop", "lost"]
 
-    word: Literal["continue", "stop", "lost"]
+
+class HeartbeatAnswer(BaseModel):
+    """`rest_seconds`: delay until the next heartbeat. The tokens are empty for an attempt that has ended: the agent may send
+    the rest of its log with the last one, until that expires."""
+
+    word: Word
     rest_seconds: float
     token: str
     renewal: str
 
 
-class Chunk(_Sent):
+class LogUpload(_Sent):
     """Complete lines that cover the bytes `offset` to `end` of the attempt's log."""
 
     offset: Offset
@@ -125,7 +103,7 @@ class Chunk(_Sent):
 
 
 class LogsRequest(_Sent):
-    chunks: Annotated[list[Chunk], Field(max_length=100)]
+    chunks: Annotated[list[LogUpload], Field(max_length=100)]
 
 
 class LogsAnswer(BaseModel):
@@ -142,14 +120,11 @@ class FinishRequest(_Sent):
     no_retry: bool = False
     retry_after_seconds: Annotated[float | None, Field(ge=0, le=1e12, allow_inf_nan=False)] = None
     start_seconds: Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False)] = None
-    log: Chunk | None = None
+    log: LogUpload | None = None
 
 
 class FinishAnswer(BaseModel):
     is_recorded: bool
-
-
-Word = Literal["continue", "stop", "lost"]
 
 
 router = APIRouter(route_class=AgentRoute, tags=["attempts"])
@@ -160,10 +135,9 @@ router = APIRouter(route_class=AgentRoute, tags=["attempts"])
 async def start(agent: Who, request: StartRequest) -> StartAnswer:
     """Start the attempt. Only the agent that receives the response may run the code. A repeated nonce gets the same response."""
     bearer = agent.bearer
-    place = request.place.model_dump()
     name = attempt_name(bearer.key, bearer.epoch, bearer.session)
-    new = NewAgent(runner_id=name, version=request.version, **place)
-    lost_after = agent.desk.settings.agent_lost_after_seconds
+    new = {"runner_id": name, "version": request.version, **request.place.model_dump()}
+    lost_after = agent.context.settings.agent_lost_after_seconds
     async with agent.lent() as lent:
         started = await start_attempt(lent.conn, bearer, nonce=request.nonce, agent=new, lost_after=lost_after)
         try:
@@ -182,16 +156,17 @@ async def start(agent: Who, request: StartRequest) -> StartAnswer:
 @shows(TokenUse.ATTEMPT)
 async def heartbeat(agent: Who, request: HeartbeatRequest) -> HeartbeatAnswer:
     """Renew the attempt's lease and its tokens. The response may be delayed to report a stop request immediately (long polling)."""
-    desk, bearer = agent.desk, agent.bearer
-    usual = desk.settings.heartbeat_seconds
+    context, bearer = agent.context, agent.bearer
+    usual = context.settings.heartbeat_seconds
     wait_seconds = min(request.wait_seconds, usual)
     word = await _extend(agent)
     # Each waiting request holds a connection. Above the limit, agents get an immediate response and poll again.
-    may_wait = wait_seconds > 0 and desk.stop_watch.waiting < desk.settings.api_connections // 2
-    if word == "continue" and may_wait and await desk.stop_watch.wait(bearer.session, wait_seconds):
+    may_wait = wait_seconds > 0 and context.stop_requests.waiting < context.settings.api_connections // 2
+    if word == "continue" and may_wait and await context.stop_requests.wait(bearer.session, wait_seconds):
         word = await _extend(agent)
     rest_seconds = 0.0 if may_wait or word != "continue" else usual
-    return HeartbeatAnswer(word=word, rest_seconds=rest_seconds, **_tokens(agent))
+    renewed = {"token": "", "renewal": ""} if word == "lost" else _tokens(agent)
+    return HeartbeatAnswer(word=word, rest_seconds=rest_seconds, **renewed)
 
 
 @router.post("/finish")
@@ -204,13 +179,8 @@ async def finish(agent: Who, request: FinishRequest) -> FinishAnswer:
     outcome = Outcome(
         key=bearer.key,
         epoch=bearer.epoch,
-        kind=request.kind,
-        reason=request.reason,
         result_json=result_json,
-        exit_code=request.exit_code,
-        no_retry=request.no_retry,
-        retry_after_seconds=request.retry_after_seconds,
-        start_seconds=request.start_seconds,
+        **request.model_dump(exclude={"log", "result_json"}),
         log=storable_text(log.content).encode() if log else b"",
         log_offset=log.offset if log else 0,
         log_end=log.end if log else 0,
@@ -220,22 +190,22 @@ async def finish(agent: Who, request: FinishRequest) -> FinishAnswer:
     return FinishAnswer(is_recorded=True)
 
 
-async def _record(agent: Agent, lent: LeasedConnection, outcome: Outcome) -> None:
-    desk = agent.desk
+async def _record(agent: AgentRequest, lent: LeasedConnection, outcome: Outcome) -> None:
+    context = agent.context
     done = await record_outcome(
         lent,
-        desk.versions,
+        context.versions,
         outcome,
         session=agent.bearer.session,
-        infra_retries=desk.settings.infra_retries,
-        log=desk.log,
+        infra_retries=context.settings.infra_retries,
+        log=context.log,
     )
     await agent.wake(lent.conn, channels_to_notify(done, outcome))
     if done.refused:
         raise LeaseLost("This attempt lost its lease or has already ended: the outcome was discarded.")
 
 
-async def _extend(agent: Agent) -> Word:
+async def _extend(agent: AgentRequest) -> Word:
     bearer = agent.bearer
     async with agent.lent() as lent:
         reply = await extend(lent.conn, session=bearer.session, held=[(bearer.key, bearer.epoch)])
@@ -244,31 +214,25 @@ async def _extend(agent: Agent) -> Word:
     return "stop" if reply.stop else "continue"
 
 
-async def _answer(agent: Agent, lent: LeasedConnection, started: StartedRow) -> StartAnswer:
-    bearer, desk = agent.bearer, agent.desk
+async def _answer(agent: AgentRequest, lent: LeasedConnection, started: StartedRow) -> StartAnswer:
+    bearer, context = agent.bearer, agent.context
     assert started.version_id is not None and started.attempt is not None and started.params is not None
-    version: Version = await desk.versions.get(lent, started.version_id)
+    version: LoadedVersion = await context.versions.get(lent, started.version_id)
     task = version.spec.tasks[bearer.key.idx]
-    granted = await desk.grants.of_task(lent, task)
+    granted = await context.secret_provider.of_task(lent, task)
     facts = (*bearer.key, bearer.epoch, started.attempt, started.version_id, started.fire_at)
     claim = ExchangeRow("claim", *facts, started.params, started.inputs, 0, 0)
     made = attempt_order(claim, version, bearer.session, granted)
     return StartAnswer(
-        order=_order(made),
+        order=Order(**made.key._asdict(), **asdict(made)),
         uses_threads=version.uses_threads is not None,
-        limits=_limits(desk.settings),
+        limits=_limits(context.settings),
         **_tokens(agent),
     )
 
 
-def _order(made: AttemptOrder) -> Order:
-    told = asdict(made)
-    told.pop("key")
-    return Order(**made.key._asdict(), **told)
-
-
-def _limits(settings: Settings) -> Limits:
-    return Limits(
+def _limits(settings: Settings) -> AgentLimits:
+    return AgentLimits(
         heartbeat_seconds=settings.heartbeat_seconds,
         lost_after_seconds=settings.agent_lost_after_seconds,
         stop_grace_seconds=settings.stop_grace_seconds,
@@ -279,8 +243,8 @@ def _limits(settings: Settings) -> Limits:
     )
 
 
-def _tokens(agent: Agent) -> dict[str, str]:
-    bearer, tokens = agent.bearer, agent.desk.agent_tokens
+def _tokens(agent: AgentRequest) -> dict[str, str]:
+    bearer, tokens = agent.bearer, agent.context.agent_tokens
     return {
         "token": tokens.make_attempt_token(key=bearer.key, epoch=bearer.epoch, session=bearer.session),
         "renewal": tokens.make_start_token(key=bearer.key, epoch=bearer.epoch, session=bearer.session),

@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from psycopg import AsyncConnection
 from pydantic import Field
 
+from evertick.api.airflow import models, query
 from evertick.api.airflow.labels import OPERATORS, TASK_STATES
-from evertick.api.airflow.models import (
-    HITLDetail,
-    HITLDetailCollection,
-    HITLDetailHistory,
-    HITLDetailResponse,
-    TaskInstanceState,
-)
-from evertick.api.airflow.query import (
-    EVERY,
-    Body,
-    Paged,
-    Pattern,
-    Small,
-    begins,
-    columns,
-    contains,
-    paged,
-    plainly_contains,
-    span,
-)
 from evertick.api.airflow.runs import R, find_run, whose
 from evertick.api.airflow.task_instances import MapIndex, T, find_instance, instance_documents
-from evertick.api.auth import GuardedRoute, requires
+from evertick.api.auth import GuardedRouter
 from evertick.api.context import ApiCaller, Who
-from evertick.db.notify import Channel
 from evertick.db.queries import waits
 from evertick.db.queries.run_lists import PageRequest
 from evertick.db.queries.waits import ApprovalRow, Question, QuestionFilter
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound, UserError
-from evertick.engine.waits import Decision, decide_approval
+from evertick.operations.waits import ApprovalDecision, decide_approval
 
-router = APIRouter(route_class=GuardedRoute, tags=["Task Instance"])
+router = GuardedRouter(tags=["Task Instance"])
 
 APPROVE, REJECT = "Approve", "Reject"
 PLACE = ["run_id", "idx", "map_index"]
@@ -64,50 +43,45 @@ ORDER = {
 _MOST_TRIES = 1000
 
 
-class ApprovalQuery(Paged):
-    dag_id_pattern: Pattern = None
-    dag_id_prefix_pattern: Pattern = None
+@query.with_ranges("created_at")
+class ApprovalQuery(query.Paged):
+    dag_id_pattern: query.Pattern = None
+    dag_id_prefix_pattern: query.Pattern = None
     task_id: str | None = None
-    task_id_pattern: Pattern = None
-    task_id_prefix_pattern: Pattern = None
-    map_index: Small | None = None
-    state: list[TaskInstanceState | Literal["none", "no_status"]] | None = None
+    task_id_pattern: query.Pattern = None
+    task_id_prefix_pattern: query.Pattern = None
+    map_index: query.Small | None = None
+    state: list[models.TaskInstanceState | Literal["none", "no_status"]] | None = None
     response_received: bool | None = None
     responded_by_user_id: list[str] | None = None
     responded_by_user_name: list[str] | None = None
-    subject_search: Pattern = None
-    body_search: Pattern = None
-    created_at_gte: datetime | None = None
-    created_at_gt: datetime | None = None
-    created_at_lte: datetime | None = None
-    created_at_lt: datetime | None = None
+    subject_search: query.Pattern = None
+    body_search: query.Pattern = None
 
 
-class Answer(Body):
+class UpdateHITLDetailPayload(query.Body):
     chosen_options: list[str]
     params_input: dict[str, Any] = Field(default_factory=dict)
 
 
-@router.get(f"{R}/hitlDetails", response_model=HITLDetailCollection)
-@requires(Permission.READ_RUNS)
+@router.get(f"{R}/hitlDetails", Permission.READ_RUNS, models.HITLDetailCollection)
 async def get_hitl_details(
     dag_id: str, dag_run_id: str, caller: Who, asked: Annotated[ApprovalQuery, Query()]
 ) -> dict[str, Any]:
     """List the newest approval of each task, open or decided, of one run or of all with `~`."""
-    order = columns(asked.order_by, ORDER)
+    order = query.columns(asked.order_by, ORDER)
     async with caller.read() as conn:
         where = await whose(caller, conn, dag_id)
-        if dag_run_id != EVERY:
+        if dag_run_id != query.EVERY:
             where["run_id"] = (await find_run(caller, conn, dag_id, dag_run_id)).run_id
-        found, total = await waits.list_questions(conn, _filter(asked, where), paged(asked, order))
+        found, total = await waits.list_questions(conn, _filter(asked, where), query.paged(asked, order))
         # Evertick's approvals have a title but no body.
-        if contains(asked.body_search) is not None:
+        if query.contains(asked.body_search) is not None:
             found, total = [], 0
         return {"hitl_details": await _documents(conn, found), "total_entries": total}
 
 
-@router.get(f"{T}/{{map_index}}/hitlDetails", response_model=HITLDetail)
-@requires(Permission.READ_RUNS)
+@router.get(f"{T}/{{map_index}}/hitlDetails", Permission.READ_RUNS, models.HITLDetail)
 async def get_hitl_detail(
     dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, caller: Who
 ) -> dict[str, Any]:
@@ -116,27 +90,17 @@ async def get_hitl_detail(
         return (await _documents(conn, [found]))[0]
 
 
-@router.patch(f"{T}/{{map_index}}/hitlDetails", response_model=HITLDetailResponse)
-@requires(Permission.DECIDE_APPROVALS)
+@router.patch(f"{T}/{{map_index}}/hitlDetails", Permission.DECIDE_APPROVALS, models.HITLDetailResponse)
 async def update_hitl_detail(
-    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, body: Answer, caller: Who
+    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, body: UpdateHITLDetailPayload, caller: Who
 ) -> dict[str, Any]:
     """Approve or reject, with form values in `params_input`. The first decision is final; later ones get 409."""
     if body.chosen_options not in ([APPROVE], [REJECT]):
         raise UserError(f"chosen_options must be [{APPROVE!r}] or [{REJECT!r}].")
-    decision = Decision(
-        is_approved=body.chosen_options == [APPROVE], actor=caller.actor, fields=lambda form: body.params_input
-    )
-    async with caller.write(Channel.TASKS, Channel.SCHEDULE) as conn:
-        found = await _find(caller, conn, (dag_id, dag_run_id, task_id), map_index)
-        row = await decide_approval(
-            conn,
-            run_id=found.task.run_id,
-            task=task_id,
-            map_index=map_index,
-            decision=decision,
-            role=caller.principal.role,
-        )
+    async with caller.read() as conn:
+        run_id = (await _find(caller, conn, (dag_id, dag_run_id, task_id), map_index)).task.run_id
+    decision = ApprovalDecision(is_approved=body.chosen_options == [APPROVE], fields=body.params_input)
+    row = await decide_approval(caller, run_id=run_id, task=task_id, map_index=map_index, body=decision)
     return {
         "chosen_options": body.chosen_options,
         "params_input": row.fields,
@@ -145,8 +109,7 @@ async def update_hitl_detail(
     }
 
 
-@router.get(f"{T}/{{map_index}}/hitlDetails/tries/{{try_number}}", response_model=HITLDetailHistory)
-@requires(Permission.READ_RUNS)
+@router.get(f"{T}/{{map_index}}/hitlDetails/tries/{{try_number}}", Permission.READ_RUNS, models.HITLDetailHistory)
 async def get_hitl_detail_try_detail(
     dag_id: str,
     dag_run_id: str,
@@ -167,23 +130,17 @@ async def get_hitl_detail_try_detail(
 
 
 def _filter(asked: ApprovalQuery, where: dict[str, Any]) -> QuestionFilter:
-    names = {*(asked.responded_by_user_id or ()), *(asked.responded_by_user_name or ())}
-    if asked.responded_by_user_id and asked.responded_by_user_name:
-        names = set(asked.responded_by_user_id) & set(asked.responded_by_user_name)
-    is_by_name = bool(asked.responded_by_user_id or asked.responded_by_user_name)
+    names = [set(each) for each in (asked.responded_by_user_id, asked.responded_by_user_name) if each]
     return QuestionFilter(
         **where,
-        dag_like=contains(asked.dag_id_pattern),
-        dag_heads=begins(asked.dag_id_prefix_pattern),
+        **query.patterns(asked, dag="dag_id", _="task_id"),
         task=asked.task_id,
-        like=contains(asked.task_id_pattern),
-        heads=begins(asked.task_id_prefix_pattern),
         map_index=asked.map_index,
         states=["none" if state == "no_status" else state for state in asked.state] if asked.state else None,
         is_answered=asked.response_received,
-        answerers=sorted(names) if is_by_name else None,
-        title_like=plainly_contains(asked.subject_search),
-        asked=span(asked, "created_at"),
+        answerers=sorted(set.intersection(*names)) if names else None,
+        title_like=query.plainly_contains(asked.subject_search),
+        asked=query.span(asked, "created_at"),
         names=TASK_STATES,
         kinds=OPERATORS,
     )

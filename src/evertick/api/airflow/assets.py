@@ -10,120 +10,73 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from psycopg import AsyncConnection
 from pydantic import Field
 
-from evertick.api.airflow.labels import RUN_STATES, run_document
-from evertick.api.airflow.models import (
-    AssetAliasCollectionResponse,
-    AssetCollectionResponse,
-    AssetEventCollectionResponse,
-    AssetEventResponse,
-    AssetResponse,
-    DAGRunResponse,
-    QueuedEventCollectionResponse,
-    QueuedEventResponse,
-)
-from evertick.api.airflow.query import (
-    Body,
-    Paged,
-    Pattern,
-    Small,
-    begins,
-    columns,
-    contains,
-    fits,
-    ordered,
-    page_size,
-    paged,
-    span,
-)
-from evertick.api.airflow.run_actions import Note
+from evertick.api.airflow import models, query
+from evertick.api.airflow.labels import RUN_STATES
+from evertick.api.airflow.run_actions import MaterializeBody, trigger_run
 from evertick.api.airflow.runs import R, find_run
-from evertick.api.auth import GuardedRoute, requires
-from evertick.api.context import Who
+from evertick.api.auth import GuardedRouter
+from evertick.api.context import ApiCaller, Who
 from evertick.db.notify import Channel
-from evertick.db.queries import assets, listings
-from evertick.db.queries.assets import Asset, Follower, ListedUpdate, RunTrigger, UpdateFilter
+from evertick.db.queries import assets
+from evertick.db.queries.assets import Asset, AssetTrigger, Follower, ListedUpdate, UpdateFilter
 from evertick.db.queries.run_lists import ListedRun
-from evertick.db.queries.runs import Particulars
 from evertick.domain.access import Permission
-from evertick.domain.errors import Conflict, NotFound, UserError
-from evertick.engine.runs import trigger
+from evertick.domain.errors import Conflict, UserError
 from evertick.engine.waits import discard_asset_events, update_asset
 from evertick.operations.caller import known_dags
 
-router = APIRouter(route_class=GuardedRoute, tags=["Asset"])
+router = GuardedRouter(tags=["Asset"])
 # Included before `router`: its paths would match an asset's id.
-asset_events_router = APIRouter(route_class=GuardedRoute, tags=["Asset"])
+asset_events_router = GuardedRouter(tags=["Asset"])
 
 
 AssetId = Annotated[int, Path(ge=0, le=2**63 - 1)]
 
 
-_KEYS = {
-    "id": lambda item: item["id"],
-    "name": lambda item: item["name"],
-    "uri": lambda item: item["uri"],
-    "created_at": lambda item: item["created_at"],
-    "updated_at": lambda item: item["updated_at"],
-}
+_KEYS = {name: name for name in ("id", "name", "uri", "created_at", "updated_at")}
 
 
-class AssetQuery(Paged):
-    name_pattern: Pattern = None
-    name_prefix_pattern: Pattern = None
-    uri_pattern: Pattern = None
-    uri_prefix_pattern: Pattern = None
+class AssetQuery(query.Paged):
+    name_pattern: query.Pattern = None
+    name_prefix_pattern: query.Pattern = None
+    uri_pattern: query.Pattern = None
+    uri_prefix_pattern: query.Pattern = None
     dag_ids: list[str] | None = None
     only_active: bool = True
 
 
-class MaterializeBody(Body):
-    dag_run_id: Annotated[str, Field(min_length=1, max_length=250)] | None = None
-    logical_date: datetime | None = None
-    data_interval_start: datetime | None = None
-    data_interval_end: datetime | None = None
-    run_after: datetime | None = None
-    conf: dict[str, Any] | None = None
-    note: Note = None
-    partition_key: str | None = None
-
-
-@router.get("/assets", response_model=AssetCollectionResponse)
-@requires(Permission.READ_GATES)
+@router.get("/assets", Permission.READ_GATES, models.AssetCollectionResponse)
 async def get_assets(caller: Who, asked: Annotated[AssetQuery, Query()]) -> dict[str, Any]:
     async with caller.read() as conn:
-        documents = await _documents(conn)
+        rows = await assets.list_whole(conn)
     found = [
         each
-        for each in documents
-        if fits(each["name"], asked.name_pattern, asked.name_prefix_pattern)
-        and fits(each["uri"], asked.uri_pattern, asked.uri_prefix_pattern)
+        for each in map(_document, rows)
+        if query.fits(each["name"], asked.name_pattern, asked.name_prefix_pattern)
+        and query.fits(each["uri"], asked.uri_pattern, asked.uri_prefix_pattern)
         and (not asked.dag_ids or not _dags(each).isdisjoint(asked.dag_ids))
     ]
-    found = ordered(found, asked.order_by, _KEYS)
-    part = found[asked.offset : asked.offset + page_size(asked.limit)]
+    part = query.ordered(found, asked.order_by, _KEYS)[asked.offset : asked.offset + query.page_size(asked.limit)]
     return {"assets": part, "total_entries": len(found)}
 
 
-@router.get("/assets/aliases", response_model=AssetAliasCollectionResponse)
-@requires(Permission.READ_GATES)
-async def get_asset_aliases(caller: Who, asked: Annotated[Paged, Query()]) -> dict[str, Any]:
+@router.get("/assets/aliases", Permission.READ_GATES, models.AssetAliasCollectionResponse)
+async def get_asset_aliases(caller: Who, asked: Annotated[query.Paged, Query()]) -> dict[str, Any]:
     """Evertick has no asset aliases: the list is empty."""
     return {"asset_aliases": [], "total_entries": 0}
 
 
-@router.get("/assets/{asset_id}", response_model=AssetResponse)
-@requires(Permission.READ_GATES)
+@router.get("/assets/{asset_id}", Permission.READ_GATES, models.AssetResponse)
 async def get_asset(asset_id: AssetId, caller: Who) -> dict[str, Any]:
     async with caller.read() as conn:
         return await find_asset(conn, asset_id)
 
 
-@router.post("/assets/{asset_id}/materialize", response_model=DAGRunResponse)
-@requires(Permission.TRIGGER_RUNS)
+@router.post("/assets/{asset_id}/materialize", Permission.TRIGGER_RUNS, models.DAGRunResponse)
 async def materialize_asset(asset_id: AssetId, caller: Who, body: MaterializeBody | None = None) -> dict[str, Any]:
     """Trigger the DAG that updates the asset, if it is the only one."""
     wish = body or MaterializeBody()
@@ -136,16 +89,8 @@ async def materialize_asset(asset_id: AssetId, caller: Who, body: MaterializeBod
         if len(makers) != 1:
             raise Conflict(f"{len(makers)} DAGs update asset {asset['name']!r}. Trigger one of them directly.")
         row = await caller.dag(conn, makers.pop())
-        about = Particulars(key=wish.dag_run_id, note=wish.note or None)
-        made = await trigger(conn, dag=row.name, params=wish.conf or {}, actor=caller.actor, about=about)
-        if made.defers:
-            caller.also.add(Channel.SCHEDULE)
-        if not made.is_new:
-            raise Conflict(f"A DAGRun of '{row.name}' with ID '{wish.dag_run_id}' already exists")
-        run = await listings.run_by_number(conn, dag_id=row.dag_id, run_id=made.run_id)
-    if run is None:
-        raise NotFound("The run was deleted immediately after it was created.")
-    return run_document(run)
+        exists = f"A DAGRun of '{row.name}' with ID '{wish.dag_run_id}' already exists"
+        return await trigger_run(caller, conn, row, wish, exists=exists)
 
 
 def number_of(name: str) -> int:
@@ -153,14 +98,12 @@ def number_of(name: str) -> int:
 
 
 async def find_asset(conn: AsyncConnection, asset_id: int) -> dict[str, Any]:
-    for each in await _documents(conn):
-        if each["id"] == asset_id:
-            return each
-    raise NotFound(f"The Asset with ID: `{asset_id}` was not found")
+    documents = (_document(each) for each in await assets.list_whole(conn))
+    return query.first_of((each for each in documents if each["id"] == asset_id), _missing(asset_id))
 
 
-async def _documents(conn: AsyncConnection) -> list[dict[str, Any]]:
-    return [_document(each) for each in await assets.list_whole(conn)]
+def _missing(asset_id: int) -> str:
+    return f"The Asset with ID: `{asset_id}` was not found"
 
 
 def _document(row: Asset) -> dict[str, Any]:
@@ -198,39 +141,35 @@ EVENT_ORDER = {
 }
 
 
-class EventQuery(Paged):
+@query.with_ranges("timestamp")
+class AssetEventQuery(query.Paged):
     asset_id: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     source_dag_id: str | None = None
     source_task_id: str | None = None
     source_run_id: str | None = None
-    source_map_index: Small | None = None
-    name_pattern: Pattern = None
-    name_prefix_pattern: Pattern = None
-    timestamp_gte: datetime | None = None
-    timestamp_gt: datetime | None = None
-    timestamp_lte: datetime | None = None
-    timestamp_lt: datetime | None = None
+    source_map_index: query.Small | None = None
+    name_pattern: query.Pattern = None
+    name_prefix_pattern: query.Pattern = None
 
 
-class AccessControl(Body):
+class AccessControl(query.Body):
     """Evertick has no teams: an update reaches all DAGs that depend on the asset."""
 
     allow_global: bool = True
     consumer_teams: list[str] | None = None
 
 
-class NewEvent(Body):
+class NewEvent(query.Body):
     asset_id: Annotated[int, Field(ge=0, le=2**63 - 1)]
     extra: dict[str, Any] = Field(default_factory=dict)
     partition_key: str | None = None
     access_control: AccessControl | None = None
 
 
-@asset_events_router.get("/assets/events", response_model=AssetEventCollectionResponse)
-@requires(Permission.READ_RUNS)
-async def get_asset_events(caller: Who, asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
+@asset_events_router.get("/assets/events", Permission.READ_RUNS, models.AssetEventCollectionResponse)
+async def get_asset_events(caller: Who, asked: Annotated[AssetEventQuery, Query()]) -> dict[str, Any]:
     """List recorded updates by tasks, with the runs that they triggered."""
-    order = columns(asked.order_by, EVENT_ORDER)
+    order = query.columns(asked.order_by, EVENT_ORDER)
     async with caller.read() as conn:
         visible = await caller.visible_dag_ids(conn)
         wanted = UpdateFilter(
@@ -240,18 +179,16 @@ async def get_asset_events(caller: Who, asked: Annotated[EventQuery, Query()]) -
             task=asked.source_task_id,
             text_id=asked.source_run_id,
             map_index=asked.source_map_index,
-            like=contains(asked.name_pattern),
-            heads=begins(asked.name_prefix_pattern),
-            occurred=span(asked, "timestamp"),
+            **query.patterns(asked, _="name"),
+            occurred=query.span(asked, "timestamp"),
         )
-        found, total = await assets.list_updates(conn, wanted, paged(asked, order))
-        after = await assets.followers(conn, found, visible) if found else {}
+        found, total = await assets.list_updates(conn, wanted, query.paged(asked, order))
+        after = await assets.followers_of(conn, found, visible) if found else {}
     documents = [_update(each, after.get(each.source, [])) for each in found]
     return {"asset_events": documents, "total_entries": total}
 
 
-@asset_events_router.post("/assets/events", response_model=AssetEventResponse)
-@requires(Permission.SEND_EVENTS)
+@asset_events_router.post("/assets/events", Permission.SEND_EVENTS, models.AssetEventResponse)
 async def create_asset_event(body: NewEvent, caller: Who) -> dict[str, Any]:
     """Report an external update. DAGs that depend on the asset start as after an update by a task."""
     if body.partition_key is not None:
@@ -266,65 +203,46 @@ async def create_asset_event(body: NewEvent, caller: Who) -> dict[str, Any]:
     return _update(made, [])
 
 
-@asset_events_router.get("/assets/{asset_id}/queuedEvents", response_model=QueuedEventCollectionResponse)
-@requires(Permission.READ_GATES)
+@asset_events_router.get("/assets/{asset_id}/queuedEvents", Permission.READ_GATES, models.QueuedEventCollectionResponse)
 async def get_asset_queued_events(asset_id: AssetId, caller: Who, before: Before = None) -> dict[str, Any]:
     """List updates queued for DAGs that still wait for other assets."""
-    async with caller.read() as conn:
-        asset = await find_asset(conn, asset_id)
-        return await _queued(conn, asset=asset["name"], before=before)
+    return await _queued(caller, before, asset_id=asset_id)
 
 
-@asset_events_router.get("/dags/{dag_id}/assets/queuedEvents", response_model=QueuedEventCollectionResponse)
-@requires(Permission.READ_SCHEDULES)
+@asset_events_router.get(
+    "/dags/{dag_id}/assets/queuedEvents", Permission.READ_SCHEDULES, models.QueuedEventCollectionResponse
+)
 async def get_dag_asset_queued_events(dag_id: str, caller: Who, before: Before = None) -> dict[str, Any]:
-    async with caller.read() as conn:
-        await caller.dag(conn, dag_id)
-        return await _queued(conn, dag=dag_id, before=before)
+    return await _queued(caller, before, dag=dag_id)
 
 
-@asset_events_router.get("/dags/{dag_id}/assets/{asset_id}/queuedEvents", response_model=QueuedEventResponse)
-@requires(Permission.READ_SCHEDULES)
+@asset_events_router.get(
+    "/dags/{dag_id}/assets/{asset_id}/queuedEvents", Permission.READ_SCHEDULES, models.QueuedEventResponse
+)
 async def get_dag_asset_queued_event(
     dag_id: str, asset_id: AssetId, caller: Who, before: Before = None
 ) -> dict[str, Any]:
-    async with caller.read() as conn:
-        await caller.dag(conn, dag_id)
-        asset = await find_asset(conn, asset_id)
-        found = await _queued(conn, dag=dag_id, asset=asset["name"], before=before)
-    if not found["queued_events"]:
-        raise NotFound(f"Queued event with dag_id: `{dag_id}` and asset_id: `{asset_id}` was not found")
-    event: dict[str, Any] = found["queued_events"][0]
-    return event
+    events: list[dict[str, Any]] = (await _queued(caller, before, dag=dag_id, asset_id=asset_id))["queued_events"]
+    return query.first_of(events, f"Queued event with dag_id: `{dag_id}` and asset_id: `{asset_id}` was not found")
 
 
-@asset_events_router.delete("/assets/{asset_id}/queuedEvents", status_code=204)
-@requires(Permission.EDIT_SCHEDULES)
+@asset_events_router.delete("/assets/{asset_id}/queuedEvents", Permission.EDIT_SCHEDULES, status_code=204)
 async def delete_asset_queued_events(asset_id: AssetId, caller: Who, before: Before = None) -> None:
     """Discard the queued updates of the asset."""
-    async with caller.write() as conn:
-        dag_ids, name = await caller.visible_dag_ids(conn), await _name_of(conn, asset_id)
-        await discard_asset_events(conn, dag_ids=dag_ids, asset=name, before=_aware(before), actor=caller.actor)
+    await _discard(caller, before, asset_id=asset_id)
 
 
-@asset_events_router.delete("/dags/{dag_id}/assets/queuedEvents", status_code=204)
-@requires(Permission.EDIT_SCHEDULES)
+@asset_events_router.delete("/dags/{dag_id}/assets/queuedEvents", Permission.EDIT_SCHEDULES, status_code=204)
 async def delete_dag_asset_queued_events(dag_id: str, caller: Who, before: Before = None) -> None:
-    async with caller.write() as conn:
-        row = await caller.dag(conn, dag_id)
-        await discard_asset_events(conn, dag_ids=[row.dag_id], asset=None, before=_aware(before), actor=caller.actor)
+    await _discard(caller, before, dag=dag_id)
 
 
-@asset_events_router.delete("/dags/{dag_id}/assets/{asset_id}/queuedEvents", status_code=204)
-@requires(Permission.EDIT_SCHEDULES)
+@asset_events_router.delete("/dags/{dag_id}/assets/{asset_id}/queuedEvents", Permission.EDIT_SCHEDULES, status_code=204)
 async def delete_dag_asset_queued_event(dag_id: str, asset_id: AssetId, caller: Who, before: Before = None) -> None:
-    async with caller.write() as conn:
-        row, name = await caller.dag(conn, dag_id), await _name_of(conn, asset_id)
-        await discard_asset_events(conn, dag_ids=[row.dag_id], asset=name, before=_aware(before), actor=caller.actor)
+    await _discard(caller, before, dag=dag_id, asset_id=asset_id)
 
 
-@asset_events_router.get(f"{R}/upstreamAssetEvents", response_model=AssetEventCollectionResponse)
-@requires(Permission.READ_RUNS)
+@asset_events_router.get(f"{R}/upstreamAssetEvents", Permission.READ_RUNS, models.AssetEventCollectionResponse)
 async def get_upstream_asset_events(dag_id: str, dag_run_id: str, caller: Who) -> dict[str, Any]:
     """List the updates that triggered a run."""
     async with caller.read() as conn:
@@ -336,83 +254,83 @@ async def get_upstream_asset_events(dag_id: str, dag_run_id: str, caller: Who) -
 
 
 async def _name_of(conn: AsyncConnection, asset_id: int) -> str:
-    for row in await assets.list_assets(conn):
-        if number_of(row.name) == asset_id:
-            return row.name
-    raise NotFound(f"The Asset with ID: `{asset_id}` was not found")
+    names = [row.name for row in await assets.list_assets(conn)]
+    return query.first_of((name for name in names if number_of(name) == asset_id), _missing(asset_id))
+
+
+async def _discard(
+    caller: ApiCaller, before: datetime | None, *, dag: str | None = None, asset_id: int | None = None
+) -> None:
+    async with caller.write() as conn:
+        dag_ids = await caller.visible_dag_ids(conn) if dag is None else [(await caller.dag(conn, dag)).dag_id]
+        asset = None if asset_id is None else await _name_of(conn, asset_id)
+        await discard_asset_events(conn, dag_ids=dag_ids, asset=asset, before=_aware(before), actor=caller.actor)
 
 
 async def _queued(
-    conn: AsyncConnection, *, dag: str | None = None, asset: str | None = None, before: datetime | None
+    caller: ApiCaller, before: datetime | None, *, dag: str | None = None, asset_id: int | None = None
 ) -> dict[str, Any]:
     latest = _aware(before)
+    async with caller.read() as conn:
+        if dag is not None:
+            await caller.dag(conn, dag)
+        asset = None if asset_id is None else (await find_asset(conn, asset_id))["name"]
+        consumers = await assets.consumers(conn)
     found = [
         {
             "asset_id": number_of(each.asset),
             "dag_id": each.dag,
             "dag_display_name": each.dag,
-            "created_at": each.heard_at,
+            "created_at": each.updated_at,
         }
-        for each in await assets.consumers(conn)
-        if each.heard_at is not None
+        for each in consumers
+        if each.updated_at is not None
         and dag in (None, each.dag)
         and asset in (None, each.asset)
-        and (latest is None or each.heard_at < latest)
+        and (latest is None or each.updated_at < latest)
     ]
     return {"queued_events": found, "total_entries": len(found)}
 
 
-def _event(each: RunTrigger, run: ListedRun) -> dict[str, Any]:
-    made = {
-        "dag_id": run.dag,
-        "run_id": run.text_id,
-        "logical_date": run.fire_at,
-        "start_date": run.started_at or run.created_at,
-        "end_date": run.finished_at,
-        "state": run_document(run)["state"],
-        "triggering": True,
-    }
-    return {
-        "id": _event_id(each.asset, each.source_run_id, each.update_id),
-        "asset_id": number_of(each.asset),
-        "name": each.asset,
-        "uri": each.asset,
-        "group": "asset",
-        "source_dag_id": each.source_dag,
-        "source_run_id": each.source_text_id,
-        "source_map_index": -1,
-        "created_dagruns": [made],
-        "timestamp": each.occurred_at,
-        "extra": each.extra,
-    }
+def _event(each: AssetTrigger, run: ListedRun) -> dict[str, Any]:
+    number = _event_id(each.asset, each.source_run_id, each.update_id)
+    source = {"source_dag_id": each.source_dag, "source_run_id": each.source_text_id, "source_map_index": -1}
+    return {**_recorded(each, number), **source, "created_dagruns": [_made(run, run.started_at or run.created_at)]}
 
 
 def _update(each: ListedUpdate, after: list[Follower]) -> dict[str, Any]:
-    made = [
-        {
-            "dag_id": run.dag,
-            "run_id": run.text_id,
-            "logical_date": run.fire_at,
-            "start_date": run.started_at,
-            "end_date": run.finished_at,
-            "state": RUN_STATES[run.state],
-            "triggering": True,
-        }
-        for run in after
-    ]
     return {
-        "id": _event_id(*each.source),
-        "asset_id": number_of(each.asset),
-        "name": each.asset,
-        "uri": each.asset,
-        "group": "asset",
+        **_recorded(each, _event_id(*each.source)),
         "source_dag_id": each.dag,
         "source_task_id": each.task,
         "source_run_id": each.text_id,
         "source_map_index": each.map_index,
-        "created_dagruns": made,
+        "created_dagruns": [_made(run, run.started_at) for run in after],
+    }
+
+
+def _recorded(each: AssetTrigger | ListedUpdate, number: int) -> dict[str, Any]:
+    return {
+        "id": number,
+        "asset_id": number_of(each.asset),
+        "name": each.asset,
+        "uri": each.asset,
+        "group": "asset",
         "timestamp": each.occurred_at,
         "extra": each.extra,
+    }
+
+
+def _made(run: ListedRun | Follower, started_at: datetime | None) -> dict[str, Any]:
+    """A run that the update triggered."""
+    return {
+        "dag_id": run.dag,
+        "run_id": run.text_id,
+        "logical_date": run.fire_at,
+        "start_date": started_at,
+        "end_date": run.finished_at,
+        "state": RUN_STATES[run.state],
+        "triggering": True,
     }
 
 

@@ -6,17 +6,12 @@ import secrets
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
-from evertick.api.airflow.models import (
-    BackfillCollectionResponse,
-    BackfillResponse,
-    DryRunBackfillCollectionResponse,
-)
-from evertick.api.airflow.query import USUAL_ITEMS, Body, Limit, Offset, OrderBy, ordered, page_size
-from evertick.api.auth import GuardedRoute, requires
+from evertick.api.airflow import models, query
+from evertick.api.auth import GuardedRouter
 from evertick.api.context import Who
 from evertick.db.notify import Channel
 from evertick.db.queries import backfills
@@ -27,9 +22,10 @@ from evertick.domain.schedules.preview import MOST_PARALLEL, Reprocess
 from evertick.domain.schedules.time_zones import with_zone
 from evertick.engine import backfills as verbs
 from evertick.engine.backfills import BackfillRequest
-from evertick.operations.backfills import find_backfill
+from evertick.operations import backfills as operations
+from evertick.operations.backfills import Backfill, find_backfill
 
-router = APIRouter(route_class=GuardedRoute, tags=["Backfill"])
+router = GuardedRouter(tags=["Backfill"])
 
 # Only this many backfills are sorted. Users create backfills by hand, so there are few.
 MOST_BACKFILLS = 5000
@@ -39,16 +35,16 @@ _LOOKED_AT = 100
 BackfillId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 _REPROCESS = {"none": Reprocess.NONE, "failed": Reprocess.FAILED, "completed": Reprocess.ALL}
 _KEYS = {
-    "id": lambda row: row.backfill_id,
-    "dag_id": lambda row: row.dag,
-    "from_date": lambda row: row.first_at,
-    "to_date": lambda row: row.last_at,
-    "created_at": lambda row: row.created_at,
-    "completed_at": lambda row: row.finished_at,
+    "id": "backfill_id",
+    "dag_id": "dag",
+    "from_date": "first_at",
+    "to_date": "last_at",
+    "created_at": "created_at",
+    "completed_at": "finished_at",
 }
 
 
-class BackfillBody(Body):
+class BackfillBody(query.Body):
     dag_id: Annotated[str, Field(max_length=250)]
     from_date: datetime
     to_date: datetime
@@ -59,25 +55,22 @@ class BackfillBody(Body):
     run_on_latest_version: bool | None = None
 
 
-@router.get("/backfills", response_model=BackfillCollectionResponse)
-@requires(Permission.READ_BACKFILLS)
+@router.get("/backfills", Permission.READ_BACKFILLS, models.BackfillCollectionResponse)
 async def list_backfills(
     caller: Who,
     dag_id: Annotated[str | None, Query(max_length=250)] = None,
-    limit: Limit = USUAL_ITEMS,
-    offset: Offset = 0,
-    order_by: OrderBy = None,
+    limit: query.Limit = query.USUAL_ITEMS,
+    offset: query.Offset = 0,
+    order_by: query.OrderBy = None,
 ) -> dict[str, Any]:
     async with caller.read() as conn:
         visible = await caller.visible_dag_ids(conn)
         rows = await backfills.list_newest(conn, dag=dag_id, limit=MOST_BACKFILLS, dag_ids=visible)
-    found = ordered(rows, order_by or ["id"], _KEYS)
-    part = found[offset : offset + page_size(limit)]
-    return {"backfills": [_document(row) for row in part], "total_entries": len(found)}
+    part = query.ordered(rows, order_by or ["id"], _KEYS)[offset : offset + query.page_size(limit)]
+    return {"backfills": [_document(row) for row in part], "total_entries": len(rows)}
 
 
-@router.post("/backfills", response_model=BackfillResponse)
-@requires(Permission.RUN_BACKFILLS)
+@router.post("/backfills", Permission.RUN_BACKFILLS, models.BackfillResponse)
 async def create_backfill(body: BackfillBody, caller: Who) -> dict[str, Any]:
     async with caller.write(Channel.SCHEDULE) as conn:
         await caller.dag(conn, body.dag_id)
@@ -89,8 +82,7 @@ async def create_backfill(body: BackfillBody, caller: Who) -> dict[str, Any]:
         return _document(await verbs.find_backfill(conn, made.id))
 
 
-@router.post("/backfills/dry_run", response_model=DryRunBackfillCollectionResponse)
-@requires(Permission.RUN_BACKFILLS)
+@router.post("/backfills/dry_run", Permission.RUN_BACKFILLS, models.DryRunBackfillCollectionResponse)
 async def create_backfill_dry_run(body: BackfillBody, caller: Who) -> dict[str, Any]:
     async with caller.read() as conn:
         await caller.dag(conn, body.dag_id)
@@ -99,36 +91,25 @@ async def create_backfill_dry_run(body: BackfillBody, caller: Who) -> dict[str, 
     return {"backfills": found, "total_entries": total}
 
 
-@router.get("/backfills/{backfill_id}", response_model=BackfillResponse)
-@requires(Permission.READ_BACKFILLS)
+@router.get("/backfills/{backfill_id}", Permission.READ_BACKFILLS, models.BackfillResponse)
 async def get_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
     async with caller.read() as conn:
         return _document(await find_backfill(caller, conn, backfill_id))
 
 
-@router.put("/backfills/{backfill_id}/pause", response_model=BackfillResponse)
-@requires(Permission.RUN_BACKFILLS)
+@router.put("/backfills/{backfill_id}/pause", Permission.RUN_BACKFILLS, models.BackfillResponse)
 async def pause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
-    async with caller.write() as conn:
-        await find_backfill(caller, conn, backfill_id)
-        return _document(await verbs.pause(conn, backfill_id=backfill_id, actor=caller.actor))
+    return _document(await operations.pause_backfill(caller, backfill_id=backfill_id))
 
 
-@router.put("/backfills/{backfill_id}/unpause", response_model=BackfillResponse)
-@requires(Permission.RUN_BACKFILLS)
+@router.put("/backfills/{backfill_id}/unpause", Permission.RUN_BACKFILLS, models.BackfillResponse)
 async def unpause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
-    async with caller.write(Channel.SCHEDULE) as conn:
-        await find_backfill(caller, conn, backfill_id)
-        return _document(await verbs.resume(conn, backfill_id=backfill_id, actor=caller.actor))
+    return _document(await operations.unpause_backfill(caller, backfill_id=backfill_id))
 
 
-@router.put("/backfills/{backfill_id}/cancel", response_model=BackfillResponse)
-@requires(Permission.RUN_BACKFILLS)
+@router.put("/backfills/{backfill_id}/cancel", Permission.RUN_BACKFILLS, models.BackfillResponse)
 async def cancel_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
-    async with caller.write(Channel.STOP, Channel.TASKS) as conn:
-        await find_backfill(caller, conn, backfill_id)
-        await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=False, actor=caller.actor)
-        return _document(await verbs.find_backfill(conn, backfill_id))
+    return _document(await operations.cancel_backfill(caller, backfill_id=backfill_id))
 
 
 def _wish(body: BackfillBody) -> BackfillRequest:
@@ -143,10 +124,11 @@ def _wish(body: BackfillBody) -> BackfillRequest:
         newest_first=body.run_backwards,
         parallel=body.max_active_runs,
         params=body.dag_run_conf,
+        accepts_unknown=True,
     )
 
 
-def _document(row: BackfillRow) -> dict[str, Any]:
+def _document(row: BackfillRow | Backfill) -> dict[str, Any]:
     behaviour = next(name for name, ours in _REPROCESS.items() if ours == row.reprocess)
     return {
         "id": row.backfill_id,

@@ -4,96 +4,73 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import Header, Path, Query
 from fastapi.responses import PlainTextResponse, Response
 from psycopg import AsyncConnection
 
+from evertick.api.airflow import models, query
 from evertick.api.airflow.dags import seen_tags
 from evertick.api.airflow.labels import BUNDLE, RUN_STATES, version_of
-from evertick.api.airflow.models import (
-    DAGSourceResponse,
-    DagStatsCollectionResponse,
-    DAGTagCollectionResponse,
-    DAGVersionCollectionResponse,
-    DagVersionResponse,
-    DAGWarningCollectionResponse,
-)
-from evertick.api.airflow.query import (
-    EVERY,
-    USUAL_ITEMS,
-    Limit,
-    Offset,
-    OrderBy,
-    Paged,
-    Pattern,
-    Smalls,
-    Texts,
-    fits,
-    ordered,
-    page_size,
-)
-from evertick.api.auth import GuardedRoute, requires
+from evertick.api.auth import GuardedRouter
 from evertick.api.context import Who
 from evertick.bundles.bundle import contents
 from evertick.db.queries import dags, listings
 from evertick.db.queries.dags import DagRow, ListedVersion
 from evertick.db.queries.run_lists import MOST_COUNTED, PageRequest
 from evertick.domain.access import Permission
-from evertick.domain.errors import NotFound
 from evertick.operations.dags import refuse_unless_code_is_visible
 
-router = APIRouter(route_class=GuardedRoute, tags=["DAG"])
+router = GuardedRouter(tags=["DAG"])
 
 Number = Annotated[int, Path(ge=0, le=2**31 - 1)]
 
 
-class VersionQuery(Paged):
-    version_number: Smalls = None
+class VersionQuery(query.Paged):
+    version_number: query.Smalls = None
     bundle_name: str | None = None
     bundle_version: str | None = None
 
 
-@router.get("/dagTags", response_model=DAGTagCollectionResponse)
-@requires(Permission.READ_DAGS)
+@router.get("/dagTags", Permission.READ_DAGS, models.DAGTagCollectionResponse)
 async def get_dag_tags(
     caller: Who,
-    limit: Limit = USUAL_ITEMS,
-    offset: Offset = 0,
-    order_by: OrderBy = None,
-    tag_name_pattern: Pattern = None,
-    tag_name_prefix_pattern: Pattern = None,
+    limit: query.Limit = query.USUAL_ITEMS,
+    offset: query.Offset = 0,
+    order_by: query.OrderBy = None,
+    tag_name_pattern: query.Pattern = None,
+    tag_name_prefix_pattern: query.Pattern = None,
 ) -> dict[str, Any]:
     async with caller.read() as conn:
         tags = await listings.tags(conn, seen_tags=seen_tags(caller))
-    found = [tag for tag in tags if fits(tag, tag_name_pattern, tag_name_prefix_pattern)]
-    found = ordered(found, order_by, {"name": lambda tag: tag})
-    return {"tags": found[offset : offset + page_size(limit)], "total_entries": len(found)}
+    found = [tag for tag in tags if query.fits(tag, tag_name_pattern, tag_name_prefix_pattern)]
+    part = query.ordered([{"name": tag} for tag in found], order_by, {"name": "name"})[
+        offset : offset + query.page_size(limit)
+    ]
+    return {"tags": [each["name"] for each in part], "total_entries": len(found)}
 
 
-@router.get("/dags/{dag_id}/dagVersions", response_model=DAGVersionCollectionResponse, tags=["DagVersion"])
-@requires(Permission.READ_DAGS)
+@router.get(
+    "/dags/{dag_id}/dagVersions", Permission.READ_DAGS, models.DAGVersionCollectionResponse, tags=["DagVersion"]
+)
 async def get_dag_versions(dag_id: str, caller: Who, asked: Annotated[VersionQuery, Query()]) -> dict[str, Any]:
     """List the versions of one DAG, or of all with `~`."""
     async with caller.read() as conn:
-        dag_ids = await caller.visible_dag_ids(conn) if dag_id == EVERY else [(await caller.dag(conn, dag_id)).dag_id]
+        dag_ids = (
+            await caller.visible_dag_ids(conn) if dag_id == query.EVERY else [(await caller.dag(conn, dag_id)).dag_id]
+        )
         rows = await dags.versions_of(conn, dag_ids)
     found = [row for row in rows if not asked.version_number or row.number in asked.version_number]
     if asked.bundle_name not in (None, BUNDLE) or asked.bundle_version is not None:
         found = []
-    keys = {
-        "id": lambda row: row.version_id,
-        "version_number": lambda row: row.number,
-        "bundle_name": lambda row: BUNDLE,
-        "bundle_version": lambda row: None,
-    }
-    found = ordered(found, asked.order_by, keys)
-    part = found[asked.offset : asked.offset + page_size(asked.limit)]
+    keys = {"id": "version_id", "version_number": "number", "bundle_name": None, "bundle_version": None}
+    part = query.ordered(found, asked.order_by, keys)[asked.offset : asked.offset + query.page_size(asked.limit)]
     documents = [version_of(row.dag, row.version_id, row.number, row.created_at) for row in part]
     return {"dag_versions": documents, "total_entries": len(found)}
 
 
-@router.get("/dags/{dag_id}/dagVersions/{version_number}", response_model=DagVersionResponse, tags=["DagVersion"])
-@requires(Permission.READ_DAGS)
+@router.get(
+    "/dags/{dag_id}/dagVersions/{version_number}", Permission.READ_DAGS, models.DagVersionResponse, tags=["DagVersion"]
+)
 async def get_dag_version(dag_id: str, version_number: Number, caller: Who) -> dict[str, Any]:
     async with caller.read() as conn:
         row = await caller.dag(conn, dag_id)
@@ -103,11 +80,11 @@ async def get_dag_version(dag_id: str, version_number: Number, caller: Who) -> d
 
 @router.get(
     "/dagSources/{dag_id}",
-    response_model=DAGSourceResponse,
+    Permission.READ_DAGS,
+    models.DAGSourceResponse,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     tags=["DagSource"],
 )
-@requires(Permission.READ_DAGS)
 async def get_dag_source(
     dag_id: str,
     caller: Who,
@@ -129,9 +106,8 @@ async def get_dag_source(
     return {"content": text, "dag_id": row.name, "dag_display_name": row.name, "version_number": number}
 
 
-@router.get("/dagStats", response_model=DagStatsCollectionResponse, tags=["DagStats"])
-@requires(Permission.READ_RUNS)
-async def get_dag_stats(caller: Who, dag_ids: Texts = None) -> dict[str, Any]:
+@router.get("/dagStats", Permission.READ_RUNS, models.DagStatsCollectionResponse, tags=["DagStats"])
+async def get_dag_stats(caller: Who, dag_ids: query.Texts = None) -> dict[str, Any]:
     """The number of runs of each DAG per state."""
     async with caller.read() as conn:
         names, _ = await listings.list_dags(
@@ -149,30 +125,23 @@ async def get_dag_stats(caller: Who, dag_ids: Texts = None) -> dict[str, Any]:
     return {"dags": documents, "total_entries": len(documents)}
 
 
-@router.get("/dagWarnings", response_model=DAGWarningCollectionResponse, tags=["DagWarning"])
-@requires(Permission.READ_DAGS)
-async def list_dag_warnings(caller: Who, limit: Limit = USUAL_ITEMS, offset: Offset = 0) -> dict[str, Any]:
+@router.get("/dagWarnings", Permission.READ_DAGS, models.DAGWarningCollectionResponse, tags=["DagWarning"])
+async def list_dag_warnings(
+    caller: Who, limit: query.Limit = query.USUAL_ITEMS, offset: query.Offset = 0
+) -> dict[str, Any]:
     """Always empty: problems that are warnings in Airflow prevent a DAG from being published."""
     return {"dag_warnings": [], "total_entries": 0}
 
 
-@router.post("/dags/{dag_id}/favorite", status_code=204)
-@requires(Permission.READ_DAGS)
+@router.post("/dags/{dag_id}/unfavorite", Permission.READ_DAGS, status_code=204, name="unfavorite_dag")
+@router.post("/dags/{dag_id}/favorite", Permission.READ_DAGS, status_code=204)
 async def favorite_dag(dag_id: str, caller: Who) -> None:
     """Does nothing: Evertick has no favorites."""
     async with caller.read() as conn:
         await caller.dag(conn, dag_id)
 
 
-@router.post("/dags/{dag_id}/unfavorite", status_code=204)
-@requires(Permission.READ_DAGS)
-async def unfavorite_dag(dag_id: str, caller: Who) -> None:
-    async with caller.read() as conn:
-        await caller.dag(conn, dag_id)
-
-
 async def _find_version(conn: AsyncConnection, row: DagRow, number: int) -> ListedVersion:
-    for each in await dags.versions(conn, dag_id=row.dag_id, limit=1, before=min(number + 1, 2**31 - 1)):
-        if each.number == number:
-            return each
-    raise NotFound(f"The DagVersion with dag_id: `{row.name}` and version_number: `{number}` was not found")
+    found = await dags.versions(conn, dag_id=row.dag_id, limit=1, before=min(number + 1, 2**31 - 1))
+    missing = f"The DagVersion with dag_id: `{row.name}` and version_number: `{number}` was not found"
+    return query.first_of((each for each in found if each.number == number), missing)

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Literal, assert_never
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from psycopg import AsyncConnection
 
+from evertick.api.airflow import models, query
 from evertick.api.airflow.labels import BUNDLE, NO_POOL, OWNER, operator_of, ours, version_of
-from evertick.api.airflow.models import (
-    DAGCollectionResponse,
-    DAGDetailsResponse,
-    DAGResponse,
-    TaskCollectionResponse,
-    TaskResponse,
-)
-from evertick.api.airflow.query import (
-    Body,
-    DagQuery,
-    Limit,
-    Offset,
-    Pattern,
-    Texts,
-    begins,
-    columns,
-    contains,
-    ordered,
-    page_size,
-    paged,
-    plainly_contains,
-    span,
-)
-from evertick.api.auth import GuardedRoute, requires
+from evertick.api.auth import GuardedRouter
 from evertick.api.context import ApiCaller, Who
-from evertick.db.notify import Channel
 from evertick.db.queries import dags, listings, schedules
 from evertick.db.queries.dags import DagRow
 from evertick.db.queries.listings import ListedDagFilter
@@ -43,14 +20,17 @@ from evertick.db.queries.run_lists import PageRequest
 from evertick.db.queries.schedules import ListedSchedule
 from evertick.domain.access import Permission
 from evertick.domain.dags.gates import GateKind, awaits_past
-from evertick.domain.dags.spec import DagSpec, TaskSpec
-from evertick.domain.errors import NotFound, UserError
+from evertick.domain.dags.spec import TaskSpec
+from evertick.domain.errors import UserError
 from evertick.domain.retry import Backoff
-from evertick.engine import dags as verbs
-from evertick.engine.fire_schedules import in_words
+from evertick.domain.schedules.cron import without_macro
+from evertick.domain.schedules.dependencies import read_text, sources_of
+from evertick.domain.schedules.spec import ScheduleKind, ScheduleSpec, describe
+from evertick.engine.fire_schedules import UNPLANNABLE, in_words, read_spec
+from evertick.operations import dags as operations
 from evertick.operations.dags import spec_of
 
-router = APIRouter(route_class=GuardedRoute, tags=["DAG"])
+router = GuardedRouter(tags=["DAG"])
 
 _MOST_ACTIVE_TASKS = 16
 ORDER = {
@@ -62,7 +42,7 @@ ORDER = {
     "last_run_state": ["last_state"],
     "last_run_start_date": ["last_started_at"],
 }
-TASK_ORDER = (
+TASK_FIELDS = (
     "task_id",
     "task_display_name",
     "owner",
@@ -79,17 +59,17 @@ TASK_ORDER = (
     "operator_name",
     "is_mapped",
 )
+TASK_ORDER = {name: name for name in TASK_FIELDS}
 
 
-class DagPatch(Body):
+class DagPatch(query.Body):
     is_paused: bool
 
 
-@router.get("/dags", response_model=DAGCollectionResponse)
-@requires(Permission.READ_DAGS)
-async def get_dags(caller: Who, asked: Annotated[DagQuery, Query()]) -> dict[str, Any]:
+@router.get("/dags", Permission.READ_DAGS, models.DAGCollectionResponse)
+async def get_dags(caller: Who, asked: Annotated[query.DagQuery, Query()]) -> dict[str, Any]:
     """List DAGs, by default ordered by id. Filters on runs apply to the latest run of each DAG."""
-    order = columns(asked.order_by, ORDER)
+    order = query.columns(asked.order_by, ORDER)
     state = asked.last_dag_run_state
     wanted = ListedDagFilter(
         seen_tags=seen_tags(caller),
@@ -97,36 +77,32 @@ async def get_dags(caller: Who, asked: Annotated[DagQuery, Query()]) -> dict[str
         all_tags=asked.tags if asked.tags and asked.tags_match_mode == "all" else None,
         paused=asked.paused,
         is_broken=asked.has_import_errors,
-        like=contains(asked.dag_id_pattern),
-        heads=begins(asked.dag_id_prefix_pattern),
-        name_like=contains(asked.dag_display_name_pattern),
-        name_heads=begins(asked.dag_display_name_prefix_pattern),
+        **query.patterns(asked, _="dag_id", name="dag_display_name"),
         last_states=_both(ours(list(asked.dag_run_state or ())), ours([state] if state else None)),
-        last_started=span(asked, "dag_run_start_date"),
-        last_finished=span(asked, "dag_run_end_date"),
+        last_started=query.span(asked, "dag_run_start_date"),
+        last_finished=query.span(asked, "dag_run_end_date"),
         has_assets=asked.has_asset_schedule,
-        asset_like=plainly_contains(asked.asset_dependency),
+        asset_like=query.plainly_contains(asked.asset_dependency),
     )
     if _asks_for_what_is_not_here(asked):
         return {"dags": [], "total_entries": 0}
     async with caller.read() as conn:
-        names, total = await listings.list_dags(conn, wanted, paged(asked, order))
+        names, total = await listings.list_dags(conn, wanted, query.paged(asked, order))
         return {"dags": await _documents(conn, await dags.named(conn, names)), "total_entries": total}
 
 
-@router.patch("/dags", response_model=DAGCollectionResponse)
-@requires(Permission.PAUSE_DAGS)
+@router.patch("/dags", Permission.PAUSE_DAGS, models.DAGCollectionResponse)
 async def patch_dags(
     body: DagPatch,
     caller: Who,
-    update_mask: Texts = None,
-    limit: Limit = 50,
-    offset: Offset = 0,
-    tags: Texts = None,
+    update_mask: query.Texts = None,
+    limit: query.Limit = 50,
+    offset: query.Offset = 0,
+    tags: query.Texts = None,
     tags_match_mode: Literal["any", "all"] | None = None,
-    owners: Texts = None,
-    dag_id_pattern: Pattern = None,
-    dag_id_prefix_pattern: Pattern = None,
+    owners: query.Texts = None,
+    dag_id_pattern: query.Pattern = None,
+    dag_id_prefix_pattern: query.Pattern = None,
     exclude_stale: bool = True,
     paused: bool | None = None,
 ) -> dict[str, Any]:
@@ -135,53 +111,47 @@ async def patch_dags(
         seen_tags=seen_tags(caller),
         any_tags=tags if tags and tags_match_mode != "all" else None,
         all_tags=tags if tags and tags_match_mode == "all" else None,
-        like=contains(dag_id_pattern),
-        heads=begins(dag_id_prefix_pattern),
+        like=query.contains(dag_id_pattern),
+        heads=query.begins(dag_id_prefix_pattern),
         paused=paused,
     )
     if owners and OWNER not in owners:
         return {"dags": [], "total_entries": 0}
     async with caller.read() as conn:
-        names, total = await listings.list_dags(conn, wanted, PageRequest(limit=page_size(limit), offset=offset))
-    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
-        for name in names:
-            await _pause(caller, conn, name, body, update_mask)
+        names, total = await listings.list_dags(conn, wanted, PageRequest(limit=query.page_size(limit), offset=offset))
+    for name in names:
+        await _pause(caller, name, body, update_mask)
+    async with caller.read() as conn:
         return {"dags": await _documents(conn, await dags.named(conn, names)), "total_entries": total}
 
 
-@router.get("/dags/{dag_id}", response_model=DAGResponse)
-@requires(Permission.READ_DAGS)
+@router.get("/dags/{dag_id}", Permission.READ_DAGS, models.DAGResponse)
 async def get_dag(dag_id: str, caller: Who) -> dict[str, Any]:
     async with caller.read() as conn:
         return (await _documents(conn, [await caller.dag(conn, dag_id)]))[0]
 
 
-@router.patch("/dags/{dag_id}", response_model=DAGResponse)
-@requires(Permission.PAUSE_DAGS)
-async def patch_dag(dag_id: str, body: DagPatch, caller: Who, update_mask: Texts = None) -> dict[str, Any]:
-    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
-        await caller.dag(conn, dag_id)
-        await _pause(caller, conn, dag_id, body, update_mask)
-        return (await _documents(conn, [await caller.dag(conn, dag_id)]))[0]
+@router.patch("/dags/{dag_id}", Permission.PAUSE_DAGS, models.DAGResponse)
+async def patch_dag(dag_id: str, body: DagPatch, caller: Who, update_mask: query.Texts = None) -> dict[str, Any]:
+    await _pause(caller, dag_id, body, update_mask)
+    return await get_dag(dag_id, caller)
 
 
-@router.delete("/dags/{dag_id}", status_code=204)
-@requires(Permission.DELETE_DAGS)
+@router.delete("/dags/{dag_id}", Permission.DELETE_DAGS, status_code=204)
 async def delete_dag(dag_id: str, caller: Who) -> None:
     """Delete the DAG and keep its history. If its file still exists, a change of the file publishes the DAG again."""
-    async with caller.write(Channel.SCHEDULE) as conn:
-        await caller.dag(conn, dag_id)
-        await verbs.delete(conn, dag=dag_id, actor=caller.actor)
+    await operations.delete_dag(caller, dag=dag_id)
 
 
-@router.get("/dags/{dag_id}/details", response_model=DAGDetailsResponse)
-@requires(Permission.READ_DAGS)
+@router.get("/dags/{dag_id}/details", Permission.READ_DAGS, models.DAGDetailsResponse)
 async def get_dag_details(dag_id: str, caller: Who) -> dict[str, Any]:
     async with caller.read() as conn:
         row = await caller.dag(conn, dag_id)
+        plans = await schedules.of_dags(conn, [row.dag_id])
         (document,) = await _documents(conn, [row])
         active = await listings.active_runs(conn, row.dag_id)
     spec = spec_of(row)
+    readable = list(_readable(plans))
     assert row.version_id is not None and row.number is not None and row.created_at is not None
     return {
         **document,
@@ -189,6 +159,7 @@ async def get_dag_details(dag_id: str, caller: Who) -> dict[str, Any]:
         "concurrency": spec.max_active_tasks or _MOST_ACTIVE_TASKS,
         "render_template_as_native_obj": False,
         "dag_run_timeout": f"PT{spec.run_timeout_seconds:g}S" if spec.run_timeout_seconds else None,
+        "start_date": min((each.start_at for each in readable if each.start_at), default=None),
         "timezone": spec.timezone,
         "is_paused_upon_creation": spec.starts_paused,
         "params": {each.name: {"value": each.default, "description": each.description} for each in spec.params},
@@ -199,27 +170,18 @@ async def get_dag_details(dag_id: str, caller: Who) -> dict[str, Any]:
     }
 
 
-@router.get("/dags/{dag_id}/tasks", response_model=TaskCollectionResponse)
-@requires(Permission.READ_DAGS)
+@router.get("/dags/{dag_id}/tasks", Permission.READ_DAGS, models.TaskCollectionResponse)
 async def get_tasks(dag_id: str, caller: Who, order_by: str = "task_id") -> dict[str, Any]:
-    async with caller.read() as conn:
-        row = await caller.dag(conn, dag_id)
-        queues = await dags.queues(conn, row.version_id)
-    found = _tasks(spec_of(row), queues)
-    keys = {name: _by(name) for name in TASK_ORDER}
-    return {"tasks": ordered(found, [order_by], keys), "total_entries": len(found)}
+    found = await _tasks(caller, dag_id)
+    return {"tasks": query.ordered(found, [order_by], TASK_ORDER), "total_entries": len(found)}
 
 
-@router.get("/dags/{dag_id}/tasks/{task_id}", response_model=TaskResponse)
-@requires(Permission.READ_DAGS)
+@router.get("/dags/{dag_id}/tasks/{task_id}", Permission.READ_DAGS, models.TaskResponse)
 async def get_task(dag_id: str, task_id: str, caller: Who) -> dict[str, Any]:
-    async with caller.read() as conn:
-        row = await caller.dag(conn, dag_id)
-        queues = await dags.queues(conn, row.version_id)
-    for task in _tasks(spec_of(row), queues):
-        if task["task_id"] == task_id:
-            return task
-    raise NotFound(f"Task with id {task_id} was not found")
+    found = await _tasks(caller, dag_id)
+    return query.first_of(
+        (task for task in found if task["task_id"] == task_id), f"Task with id {task_id} was not found"
+    )
 
 
 async def _documents(conn: AsyncConnection, rows: Sequence[DagRow]) -> list[dict[str, Any]]:
@@ -231,11 +193,10 @@ async def _documents(conn: AsyncConnection, rows: Sequence[DagRow]) -> list[dict
     return [_document(row, plans.get(row.name, []), row.file in broken) for row in rows]
 
 
-async def _pause(caller: ApiCaller, conn: AsyncConnection, dag: str, body: DagPatch, mask: list[str] | None) -> None:
+async def _pause(caller: ApiCaller, dag: str, body: DagPatch, mask: list[str] | None) -> None:
     if mask and mask != ["is_paused"]:
         raise UserError("Only `is_paused` field can be updated through the REST API")
-    verb = verbs.pause if body.is_paused else verbs.unpause
-    await verb(conn, dag=dag, actor=caller.actor)
+    await (operations.pause_dag if body.is_paused else operations.unpause_dag)(caller, dag=dag)
 
 
 def seen_tags(caller: ApiCaller) -> list[str] | None:
@@ -247,7 +208,7 @@ def _both(one: list[str] | None, other: list[str] | None) -> list[str] | None:
     return one if other is None else other if one is None else [each for each in one if each in other]
 
 
-def _asks_for_what_is_not_here(asked: DagQuery) -> bool:
+def _asks_for_what_is_not_here(asked: query.DagQuery) -> bool:
     """Whether the filters exclude all DAGs: every DAG has the same owner and an unversioned bundle, and none is a favorite."""
     return bool(
         (asked.owners and OWNER not in asked.owners)
@@ -260,8 +221,12 @@ def _asks_for_what_is_not_here(asked: DagQuery) -> bool:
 
 def _document(row: DagRow, plans: list[ListedSchedule], is_broken: bool) -> dict[str, Any]:
     spec = spec_of(row)
-    due = None if row.paused else _next(plans)
-    words = "; ".join(in_words(each.spec) for each in plans) or None
+    coming = (each.next_due for each in plans if each.next_due and not each.paused)
+    due = None if row.paused else min(coming, default=None)
+    words = "; ".join(in_words(each.spec) for each in plans)
+    readable = list(_readable(plans))
+    # As in Airflow, other DAGs run once, after assets or when they are triggered.
+    is_periodic = any(each.kind not in (ScheduleKind.ONCE, ScheduleKind.AFTER) for each in readable)
     return {
         "dag_id": row.name,
         "dag_display_name": row.name,
@@ -273,10 +238,10 @@ def _document(row: DagRow, plans: list[ListedSchedule], is_broken: bool) -> dict
         "fileloc": row.file,
         "file_token": row.file,
         "description": spec.description,
-        "timetable_summary": words,
-        "timetable_description": words,
+        "timetable_summary": "; ".join(map(_summary, readable)) or None,
+        "timetable_description": words or "Never, external triggers only",
         "timetable_partitioned": False,
-        "timetable_periodic": bool(plans),
+        "timetable_periodic": is_periodic,
         "tags": [{"name": tag, "dag_id": row.name, "dag_display_name": row.name} for tag in spec.tags],
         "max_active_tasks": spec.max_active_tasks or _MOST_ACTIVE_TASKS,
         "max_active_runs": spec.max_active_runs,
@@ -288,11 +253,40 @@ def _document(row: DagRow, plans: list[ListedSchedule], is_broken: bool) -> dict
         "next_dagrun_data_interval_end": due,
         "next_dagrun_run_after": due,
         "owners": [OWNER],
-        "is_backfillable": bool(plans),
+        "is_backfillable": is_periodic,
     }
 
 
-def _tasks(spec: DagSpec, queues: list[str]) -> list[dict[str, Any]]:
+def _readable(plans: Sequence[ListedSchedule]) -> Iterator[ScheduleSpec]:
+    """The schedules, except those that a newer release wrote and this one cannot parse."""
+    for each in plans:
+        with suppress(*UNPLANNABLE):
+            yield read_spec(each.spec)
+
+
+def _summary(spec: ScheduleSpec) -> str:
+    """A schedule as Airflow's timetables are written."""
+    match spec.kind:
+        case ScheduleKind.CRON:
+            return without_macro(spec.expression or "")
+        case ScheduleKind.INTERVAL:
+            return str(spec.every)
+        case ScheduleKind.ONCE:
+            return "@once"
+        case ScheduleKind.AFTER:
+            is_of_assets = {each.kind for each in sources_of(read_text(spec.after or ""))} == {"asset"}
+            return "Asset" if is_of_assets else describe(spec)
+        case ScheduleKind.TIMES:
+            return describe(spec)
+        case _:
+            assert_never(spec.kind)
+
+
+async def _tasks(caller: ApiCaller, dag: str) -> list[dict[str, Any]]:
+    async with caller.read() as conn:
+        row = await caller.dag(conn, dag)
+        queues = await dags.queues(conn, row.version_id)
+    spec = spec_of(row)
     names = [task.name for task in spec.tasks]
     below: dict[str, list[str]] = {name: [] for name in names}
     for up, down in spec.edges:
@@ -339,11 +333,3 @@ def _delta(seconds: float | None) -> dict[str, Any] | None:
         return None
     days, rest = divmod(seconds, 86_400)
     return {"__type": "TimeDelta", "days": int(days), "seconds": int(rest), "microseconds": round(rest % 1 * 1e6)}
-
-
-def _next(plans: list[ListedSchedule]) -> datetime | None:
-    return min((each.next_due for each in plans if each.next_due and not each.paused), default=None)
-
-
-def _by(name: str) -> Any:
-    return lambda task: task[name]

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from evertick.api.problems import headers_of, status_of
-from evertick.db.queries.listings import ListedTask
+from evertick.db.queries.listings import ListedOutput, ListedTask
 from evertick.db.queries.run_lists import ListedRun
 
 _SPACE = uuid.UUID("7d0f6d5e-6a3c-5c57-9a26-6a4c1b8f0d11")
@@ -113,17 +113,12 @@ def run_document(row: ListedRun) -> dict[str, Any]:
     who, _, name = row.triggered_by.partition(":")
     by = {"cli": "cli", "user": "rest_api"}.get(who) or _STARTED_BY.get(row.run_type, "timetable")
     return {
+        **_of_run(row),
+        **_times(row),
         "dag_run_id": row.text_id,
-        "dag_id": row.dag,
-        "dag_display_name": row.dag,
-        "logical_date": row.fire_at,
         "queued_at": row.created_at,
-        "start_date": row.started_at,
-        "end_date": row.finished_at,
-        "duration": row.seconds,
         "data_interval_start": row.fire_at,
         "data_interval_end": row.fire_at,
-        "run_after": row.due_at,
         "run_type": row.run_type,
         "state": RUN_STATES[row.state],
         "triggered_by": by,
@@ -134,32 +129,36 @@ def run_document(row: ListedRun) -> dict[str, Any]:
     }
 
 
+def _of_run(row: ListedRun | ListedTask | ListedOutput) -> dict[str, Any]:
+    return {"dag_id": row.dag, "dag_display_name": row.dag, "logical_date": row.fire_at, "run_after": row.due_at}
+
+
+def of_task(row: ListedTask | ListedOutput) -> dict[str, Any]:
+    return {**_of_run(row), "task_id": row.task, "task_display_name": row.task, "map_index": row.map_index}
+
+
+def _times(row: ListedRun | ListedTask) -> dict[str, Any]:
+    return {"start_date": row.started_at, "end_date": row.finished_at, "duration": row.seconds}
+
+
 def instance_id(run_id: int, idx: int, map_index: int) -> str:
     return str(uuid.uuid5(_SPACE, f"task {run_id} {idx} {map_index}"))
 
 
 def instance_document(row: ListedTask, kind: str) -> dict[str, Any]:
-    note = row.note
-    if note is None:
-        note = row.reason or ("canceled" if row.phase == "canceled" else None)
+    reason = row.reason or ("canceled" if row.phase == "canceled" else None)
     return {
         "id": instance_id(row.run_id, row.idx, row.map_index),
-        "task_id": row.task,
-        "task_display_name": row.task,
-        "dag_id": row.dag,
-        "dag_display_name": row.dag,
+        **of_task(row),
+        **_times(row),
         "dag_run_id": row.text_id,
-        "map_index": row.map_index,
-        "logical_date": row.fire_at,
-        "run_after": row.due_at,
-        "start_date": row.started_at,
-        "end_date": row.finished_at,
-        "duration": row.seconds,
         "state": TASK_STATES[row.phase],
         # Evertick restarts attempt numbers after a clear; Airflow continues them.
         "try_number": row.tries,
         "max_tries": max(row.tries - row.attempt, 0) + row.max_attempts - 1,
         "hostname": row.host,
+        # Not recorded. Clients expect a text.
+        "unixname": OWNER,
         "pool": row.pool or NO_POOL,
         "pool_slots": row.slots or 1,
         "queue": row.queue,
@@ -167,7 +166,7 @@ def instance_document(row: ListedTask, kind: str) -> dict[str, Any]:
         "operator": operator_of(kind),
         "operator_name": operator_of(kind),
         "executor_config": "{}",
-        "note": note,
+        "note": row.note if row.note is not None else reason,
         "rendered_map_index": str(row.map_index) if row.map_index >= 0 else None,
         "rendered_fields": {},
         "dag_version": version_of(row.dag, row.version_id, row.version, row.version_created_at),

@@ -258,9 +258,7 @@ class SchedulerInfoResponse(BaseModel):
 
 
 class StructuredLogMessage(BaseModel):
-    model_config = ConfigDict(
-        extra="allow",
-    )
+    model_config = ConfigDict(extra="allow")
     event: str
     timestamp: datetime | None = None
 

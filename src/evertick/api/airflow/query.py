@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
-from decimal import Decimal
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from fnmatch import translate
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Query
 from psycopg.types.range import Range
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from evertick.api.airflow.models import DagRunState, DagRunType, TaskInstanceState
-from evertick.db.queries.run_lists import PageRequest, between_instants, between_numbers
-from evertick.domain.errors import UserError
-from evertick.operations.paging import LARGEST
+from evertick.db.queries.listings import TaskFilter
+from evertick.db.queries.run_lists import Order, PageRequest, RunFilter, between_instants, between_numbers
+from evertick.domain.errors import NotFound, UserError
+from evertick.operations.paging import LARGEST, encode_cursor, read_cursor
 
 EVERY = "~"
+# The time ranges of runs and task instances, and the columns of Evertick.
+_TIMES = {"run_after": "due", "logical_date": "fire", "start_date": "started", "end_date": "finished"}
+# Of LIKE, and of patterns of file names.
+_WILDCARDS = {"%": "*", "_": "?"}
 USUAL_ITEMS, MOST_ITEMS = 50, 100
 
 Limit = Annotated[int, Query(ge=0, le=LARGEST)]
-Offset = Annotated[int, Query(ge=0, le=1_000_000_000)]
+MOST_SKIPPED = 1_000_000_000
+Offset = Annotated[int, Query(ge=0, le=MOST_SKIPPED)]
 OrderBy = Annotated[list[str] | None, Query(max_length=10)]
 Texts = Annotated[list[str] | None, Query(max_length=1000)]
-Seconds = Annotated[float | None, Field(allow_inf_nan=False)]
 Pattern = Annotated[str | None, Field(max_length=1000)]
 Small = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Smalls = list[Small] | None
 
+_SIDES = ("gte", "gt", "lte", "lt")
+
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+Wanted = TypeVar("Wanted", RunFilter, TaskFilter)
 
 
 class Body(BaseModel):
@@ -41,40 +53,37 @@ class Paged(BaseModel):
     """Parameters of every list."""
 
     limit: Annotated[int, Field(ge=0, le=LARGEST)] = USUAL_ITEMS
-    offset: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    offset: Annotated[int, Field(ge=0, le=MOST_SKIPPED)] = 0
     order_by: Annotated[list[str], Field(max_length=10)] | None = None
 
 
+def with_ranges(*names: str, of: Any = datetime) -> Callable[[type[M]], type[M]]:
+    """Add the four limits of each range, such as `end_date_gte`, after the model's own fields. `sides` reads them."""
+    fields: dict[str, Any] = {f"{name}_{side}": (of | None, None) for name in names for side in _SIDES}
+    return lambda model: create_model(model.__name__, __base__=model, **fields)
+
+
+@with_ranges("duration", of=Annotated[float, Field(allow_inf_nan=False)])
+@with_ranges("run_after", "logical_date", "start_date", "end_date")
 class Times(BaseModel):
     """Time ranges of runs and task instances."""
 
-    run_after_gte: datetime | None = None
-    run_after_gt: datetime | None = None
-    run_after_lte: datetime | None = None
-    run_after_lt: datetime | None = None
-    logical_date_gte: datetime | None = None
-    logical_date_gt: datetime | None = None
-    logical_date_lte: datetime | None = None
-    logical_date_lt: datetime | None = None
-    start_date_gte: datetime | None = None
-    start_date_gt: datetime | None = None
-    start_date_lte: datetime | None = None
-    start_date_lt: datetime | None = None
-    end_date_gte: datetime | None = None
-    end_date_gt: datetime | None = None
-    end_date_lte: datetime | None = None
-    end_date_lt: datetime | None = None
-    duration_gte: Seconds = None
-    duration_gt: Seconds = None
-    duration_lte: Seconds = None
-    duration_lt: Seconds = None
 
-
+@with_ranges("updated_at")
 class Changes(BaseModel):
-    updated_at_gte: datetime | None = None
-    updated_at_gt: datetime | None = None
-    updated_at_lte: datetime | None = None
-    updated_at_lt: datetime | None = None
+    """Time ranges of the last change."""
+
+
+class Batch(Times, Body):
+    """A batch list takes the same in its body."""
+
+    order_by: str | None = None
+    page_offset: Annotated[int, Field(ge=0, le=MOST_SKIPPED)] = 0
+    page_limit: Annotated[int, Field(ge=0, le=2**63 - 1)] = MOST_ITEMS
+
+    def page(self, known: Mapping[str, Sequence[str]]) -> PageRequest:
+        order = columns([self.order_by] if self.order_by else None, known)
+        return PageRequest(limit=page_size(self.page_limit), offset=self.page_offset, order=order)
 
 
 class DagQuery(Paged):
@@ -165,30 +174,45 @@ class InstanceQuery(MappedQuery):
     run_id_prefix_pattern: Pattern = None
 
 
-class Spans(TypedDict):
+async def read_by_cursor(
+    read: Callable[[Wanted, PageRequest], Awaitable[tuple[list[T], int]]],
+    wanted: Wanted,
+    asked: RunQuery | InstanceQuery,
+    order: Order,
+    place: Sequence[str],
+) -> tuple[list[T], str | None]:
+    """The page after the cursor, in the order of `place`, and the next cursor. New rows in the meantime cause neither
+    duplicates nor gaps."""
+    up, down = ([(column, is_down) for column in place] for is_down in (False, True))
+    if order not in ([], up, down):
+        raise UserError("A cursor supports only order_by id, and run_after for runs. Omit order_by, or use offset.")
+    if asked.cursor:
+        numbers = read_cursor(asked.cursor, *[0] * len(place))
+        at: Any = list(numbers) if len(numbers) > 1 else numbers[0]
+        wanted = replace(wanted, before=at) if order == down else replace(wanted, after=at)
+    size = page_size(asked.limit)
+    found, _ = await read(wanted, PageRequest(limit=size + 1, order=order, is_counted=False))
+    page = found[:size]
+    more = encode_cursor(*(getattr(page[-1], column) for column in place)) if len(found) > size else None
+    return page, more
+
+
+def time_ranges(asked: Times) -> dict[str, Any]:
     """Time ranges as arguments of store queries."""
-
-    due: Range[datetime] | None
-    fire: Range[datetime] | None
-    started: Range[datetime] | None
-    finished: Range[datetime] | None
-    changed: Range[datetime] | None
-    seconds: Range[Decimal] | None
-
-
-def spans_of(asked: Times) -> Spans:
-    return Spans(
-        due=span(asked, "run_after"),
-        fire=span(asked, "logical_date"),
-        started=span(asked, "start_date"),
-        finished=span(asked, "end_date"),
-        changed=span(asked, "updated_at") if isinstance(asked, Changes) else None,
-        seconds=between_numbers(asked.duration_gte, asked.duration_gt, asked.duration_lte, asked.duration_lt),
-    )
+    return {
+        **{field: span(asked, name) for name, field in _TIMES.items()},
+        "changed": span(asked, "updated_at") if isinstance(asked, Changes) else None,
+        "seconds": between_numbers(*sides(asked, "duration")),
+    }
 
 
 def span(asked: BaseModel, name: str) -> Range[datetime] | None:
-    return between_instants(*(getattr(asked, f"{name}_{side}") for side in ("gte", "gt", "lte", "lt")))
+    return between_instants(*sides(asked, name))
+
+
+def sides(asked: BaseModel, name: str) -> tuple[Any, Any, Any, Any]:
+    gte, gt, lte, lt = (getattr(asked, f"{name}_{side}") for side in _SIDES)
+    return gte, gt, lte, lt
 
 
 def page_size(limit: int) -> int:
@@ -205,6 +229,19 @@ def contains(text: str | None) -> list[str] | None:
     if text is None or text == EVERY:
         return None
     return ["%" + part.replace("\\", "\\\\") + "%" for part in text.split("|") if part] or None
+
+
+def patterns(asked: BaseModel, **names: str) -> dict[str, Any]:
+    """The filters by text: for `dag="dag_id"` `dag_like` and `dag_heads`, from `dag_id_pattern` and `dag_id_prefix_pattern`.
+
+    The name `_` stands for filters without a prefix, `like` and `heads`.
+    """
+    found: dict[str, Any] = {}
+    for name, parameter in names.items():
+        prefix = "" if name == "_" else f"{name}_"
+        found[f"{prefix}like"] = contains(getattr(asked, f"{parameter}_pattern"))
+        found[f"{prefix}heads"] = begins(getattr(asked, f"{parameter}_prefix_pattern"))
+    return found
 
 
 def plainly_contains(text: str | None) -> list[str] | None:
@@ -231,24 +268,15 @@ def fits(text: str | None, pattern: str | None, prefix: str | None) -> bool:
 
 
 def _is_like(text: str, pattern: str) -> bool:
-    """LIKE in O(len(text) × len(pattern))."""
-    reached = {0}
-    place = 0
-    while place < len(pattern):
-        sign = pattern[place]
-        if not reached:
-            return False
-        if sign == "%":
-            reached = set(range(min(reached), len(text) + 1))
-        else:
-            if sign == "\\" and place + 1 < len(pattern):
-                place += 1
-                sign, is_any = pattern[place], False
-            else:
-                is_any = sign == "_"
-            reached = {at + 1 for at in reached if at < len(text) and (is_any or text[at] == sign)}
-        place += 1
-    return len(text) in reached
+    """LIKE, as a pattern of file names: its wildcards do not try again what they have passed, so the time stays bounded."""
+
+    def sign(found: re.Match[str]) -> str:
+        literal = found[1] or found[0]
+        if found[1] is None and literal in _WILDCARDS:
+            return _WILDCARDS[literal]
+        return f"[{literal}]" if literal in "*?[" else literal
+
+    return re.match(translate(re.sub(r"\\(.)|.", sign, pattern, flags=re.DOTALL)), text) is not None
 
 
 def columns(order_by: Sequence[str] | None, known: Mapping[str, Sequence[str]]) -> list[tuple[str, bool]]:
@@ -262,17 +290,40 @@ def columns(order_by: Sequence[str] | None, known: Mapping[str, Sequence[str]]) 
     return found
 
 
-def ordered(items: Sequence[T], order_by: list[str] | None, keys: Mapping[str, Callable[[T], Any]]) -> list[T]:
-    """Sort items in memory by several keys; `-` means descending, missing values come last."""
+def ordered(items: Iterable[T], order_by: Sequence[str] | None, known: Mapping[str, str | None]) -> list[T]:
+    """Sort records or documents in memory by several fields; `-` means descending, missing values come last. `known` maps the
+    names to fields; a name with None has no effect."""
     found = list(items)
     for each in reversed(order_by or []):
         name = each.removeprefix("-")
-        if name not in keys:
+        if name not in known:
             raise _disallowed(name)
-        key, is_down = keys[name], each.startswith("-")
-        known = sorted((item for item in found if key(item) is not None), key=key, reverse=is_down)
-        found = known + [item for item in found if key(item) is None]
+        key = partial(_value, field=known[name])
+        present = sorted((item for item in found if key(item) is not None), key=key, reverse=each.startswith("-"))
+        found = present + [item for item in found if key(item) is None]
     return found
+
+
+def _value(item: object, *, field: str | None) -> Any:
+    if field is None:
+        return None
+    return item[field] if isinstance(item, dict) else getattr(item, field)
+
+
+def first_of(found: Iterable[T], missing: str) -> T:
+    for each in found:
+        return each
+    raise NotFound(missing)
+
+
+def given_fields(body: BaseModel, update_mask: Sequence[str] | None) -> set[str]:
+    """The fields of a change: those in the body, and in the mask if there is one."""
+    return body.model_fields_set.intersection(update_mask or body.model_fields_set)
+
+
+def refuse_team(team: str | None) -> None:
+    if team is not None:
+        raise UserError("team_name must be null: Evertick has no teams.")
 
 
 def _disallowed(name: str) -> UserError:

@@ -1,46 +1,41 @@
-"""DAG run changes: trigger, set state, note, clear, delete."""
+"""DAG run changes: trigger, set state, note, clear, delete; and the selection of tasks for a change of runs or tasks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
 from psycopg import AsyncConnection
 from pydantic import Field
 
-from evertick.api.airflow.bulk import BulkBody, Tally
-from evertick.api.airflow.labels import run_document
-from evertick.api.airflow.models import (
-    BulkResponse,
-    ClearTaskInstanceCollectionResponse,
-    DAGRunCollectionResponse,
-    DAGRunResponse,
-)
-from evertick.api.airflow.query import EVERY, Body, Texts
+from evertick.api.airflow import models, query
+from evertick.api.airflow.labels import RUN_STATES, run_document
+from evertick.api.airflow.resources import BulkBody, Tally
 from evertick.api.airflow.runs import R, find_run
-from evertick.api.airflow.selection import MOST_RUNS, Choice, choose, spec_of_version
-from evertick.api.airflow.task_instances import instance_documents
-from evertick.api.auth import GuardedRoute, requires
+from evertick.api.airflow.task_instances import instance_documents, key_of
+from evertick.api.auth import GuardedRouter
 from evertick.api.context import ApiCaller, Who
 from evertick.db.notify import Channel
-from evertick.db.queries import dags, listings, tasks
+from evertick.db.queries import dags, listings, run_lists, tasks
+from evertick.db.queries.dags import DagRow
 from evertick.db.queries.listings import ListedTask
-from evertick.db.queries.run_lists import ListedRun
-from evertick.db.queries.runs import Particulars
+from evertick.db.queries.run_lists import ListedRun, PageRequest, RunFilter, between_instants
 from evertick.db.queries.shards import read_clock
 from evertick.domain.access import Permission
-from evertick.domain.attempt import TaskKey
-from evertick.domain.dags.graph import leaves
+from evertick.domain.dags.graph import cleared_with, leaves
+from evertick.domain.dags.spec import DagSpec, from_json
 from evertick.domain.errors import Conflict, NotFound, UserError
 from evertick.domain.schedules.time_zones import with_zone
 from evertick.domain.states import TERMINAL_RUN_STATES, TERMINAL_TASK_STATES
-from evertick.engine.runs import cancel, delete_run, of_run, trigger, write_note
+from evertick.engine.runs import Particulars, cancel, delete_run, of_run, trigger, write_note
 from evertick.engine.tasks import clear, mark, newest_version
 
-router = APIRouter(route_class=GuardedRoute, tags=["DagRun"])
+router = GuardedRouter(tags=["DagRun"])
 
+# The maximum number of runs that one request may change.
+MOST_RUNS = 1000
 FAILED = ("failed", "canceled", "upstream_failed")
 NOT_BEGUN = ("waiting", "pending", "retrying", "available")
 Note = Annotated[str | None, Field(max_length=1000)]
@@ -49,9 +44,18 @@ State = Literal["queued", "success", "failed"]
 EARLIEST, LATEST = datetime(1900, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
-class TriggerBody(Body):
+class Reach(query.Body):
+    """Which tasks a change reaches next to the named ones: of the same run, and of other runs of the DAG."""
+
+    include_upstream: bool = False
+    include_downstream: bool = False
+    include_future: bool = False
+    include_past: bool = False
+
+
+class MaterializeBody(query.Body):
     dag_run_id: Annotated[str, Field(min_length=1, max_length=250)] | None = None
-    logical_date: datetime | None = Field(default=...)
+    logical_date: datetime | None = None
     data_interval_start: datetime | None = None
     data_interval_end: datetime | None = None
     run_after: datetime | None = None
@@ -60,24 +64,31 @@ class TriggerBody(Body):
     partition_key: str | None = None
 
 
-class RunPatch(Body):
+class TriggerBody(MaterializeBody):
+    logical_date: datetime | None = Field(default=...)
+
+
+class RunPatch(query.Body):
     state: State | None = None
     note: Note = None
 
 
-class RunClear(Body):
+class Clearing(query.Body):
+    """What else a clear does: move the run to the newest version of its DAG, add a note."""
+
     dry_run: bool = True
-    only_failed: bool = False
-    only_new: bool = False
     run_on_latest_version: bool | None = None
     note: Note = None
 
 
-class BulkRun(Body):
+class RunClear(Clearing):
+    only_failed: bool = False
+    only_new: bool = False
+
+
+class BulkRun(RunPatch):
     dag_run_id: Annotated[str, Field(max_length=250)]
     dag_id: Annotated[str | None, Field(max_length=250)] = None
-    state: State | None = None
-    note: Note = None
 
 
 class RunsClear(RunClear):
@@ -87,8 +98,7 @@ class RunsClear(RunClear):
     partition_date_end: datetime | None = None
 
 
-@router.post("/dags/{dag_id}/dagRuns", response_model=DAGRunResponse)
-@requires(Permission.TRIGGER_RUNS)
+@router.post("/dags/{dag_id}/dagRuns", Permission.TRIGGER_RUNS, models.DAGRunResponse)
 async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[str, Any]:
     """Trigger a run. A second run with the same `logical_date` or the same id is refused."""
     for name in ("data_interval_start", "data_interval_end", "partition_key"):
@@ -101,21 +111,36 @@ async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[s
             raise UserError(f"DAG with dag_id: '{dag_id}' has import errors and cannot be triggered")
         if body.run_after is not None and with_zone(body.run_after) > await read_clock(conn):
             raise UserError("run_after must be null or in the past: a triggered run starts immediately.")
-        about = Particulars(key=body.dag_run_id, fire_at=at, note=body.note or None)
-        made = await trigger(conn, dag=dag_id, params=body.conf or {}, actor=caller.actor, about=about)
-        if made.defers:
-            caller.also.add(Channel.SCHEDULE)
-        if not made.is_new:
-            raise Conflict(
-                f"A DAGRun of '{dag_id}' with ID '{body.dag_run_id}' or with that logical date already exists"
-            )
-        return run_document(await _numbered(conn, row.dag_id, made.run_id))
+        exists = f"A DAGRun of '{dag_id}' with ID '{body.dag_run_id}' or with that logical date already exists"
+        return await trigger_run(caller, conn, row, body, fire_at=at, exists=exists)
 
 
-@router.patch(R, response_model=DAGRunResponse)
-@requires(Permission.MARK_TASKS)
+async def trigger_run(
+    caller: ApiCaller,
+    conn: AsyncConnection,
+    dag: DagRow,
+    body: MaterializeBody,
+    *,
+    fire_at: datetime | None = None,
+    exists: str,
+) -> dict[str, Any]:
+    about = Particulars(key=body.dag_run_id, fire_at=fire_at, note=body.note or None)
+    # As in Airflow, a conf may have keys that the DAG does not declare.
+    params = body.conf or {}
+    made = await trigger(conn, dag=dag.name, params=params, actor=caller.actor, about=about, accepts_unknown=True)
+    if made.defers:
+        caller.also.add(Channel.SCHEDULE)
+    if not made.is_new:
+        raise Conflict(exists)
+    run = await listings.run_by_number(conn, dag_id=dag.dag_id, run_id=made.run_id)
+    if run is None:
+        raise NotFound("The run was deleted immediately after it was created.")
+    return run_document(run)
+
+
+@router.patch(R, Permission.MARK_TASKS, models.DAGRunResponse)
 async def patch_dag_run(
-    dag_id: str, dag_run_id: str, body: RunPatch, caller: Who, update_mask: Texts = None
+    dag_id: str, dag_run_id: str, body: RunPatch, caller: Who, update_mask: query.Texts = None
 ) -> dict[str, Any]:
     """Set the state: success and failed end open tasks; queued runs all tasks again."""
     async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
@@ -124,31 +149,30 @@ async def patch_dag_run(
         return run_document(await find_run(caller, conn, dag_id, dag_run_id))
 
 
-@router.delete(R, status_code=204)
-@requires(Permission.DELETE_RUNS)
+@router.delete(R, Permission.DELETE_RUNS, status_code=204)
 async def delete_dag_run(dag_id: str, dag_run_id: str, caller: Who) -> None:
     """Delete a run. A running run is refused; a queued run is canceled first."""
     async with caller.write() as conn:
         await _delete(caller, conn, await find_run(caller, conn, dag_id, dag_run_id))
 
 
-@router.post(f"{R}/clear", response_model=DAGRunResponse | ClearTaskInstanceCollectionResponse)
-@requires(Permission.CLEAR_TASKS)
+@router.post(f"{R}/clear", Permission.CLEAR_TASKS, models.DAGRunResponse | models.ClearTaskInstanceCollectionResponse)
 async def clear_dag_run(dag_id: str, dag_run_id: str, body: RunClear, caller: Who) -> dict[str, Any]:
     refuse_only_new(body.only_new)
     async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
-        chosen = await _chosen(conn, run, only_failed=body.only_failed)
+        chosen = await _chosen(conn, run, body)
         if body.dry_run:
             return {"task_instances": await instance_documents(conn, chosen), "total_entries": len(chosen)}
-        await clear_chosen(caller, conn, run, chosen, How(body.run_on_latest_version, body.note))
+        await clear_chosen(caller, conn, run, chosen, body)
         return run_document(await find_run(caller, conn, dag_id, dag_run_id))
 
 
 @router.post(
-    "/dags/{dag_id}/clearDagRuns", response_model=DAGRunCollectionResponse | ClearTaskInstanceCollectionResponse
+    "/dags/{dag_id}/clearDagRuns",
+    Permission.CLEAR_TASKS,
+    models.DAGRunCollectionResponse | models.ClearTaskInstanceCollectionResponse,
 )
-@requires(Permission.CLEAR_TASKS)
 async def clear_dag_runs(dag_id: str, body: RunsClear, caller: Who) -> dict[str, Any]:
     refuse_only_new(body.only_new)
     if body.partition_key or body.partition_date_start or body.partition_date_end:
@@ -157,17 +181,16 @@ async def clear_dag_runs(dag_id: str, body: RunsClear, caller: Who) -> dict[str,
     async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
         for each in body.dag_runs or []:
             run = await find_run(caller, conn, whose_run(dag_id, each.dag_id), each.dag_run_id)
-            chosen = await _chosen(conn, run, only_failed=body.only_failed)
+            chosen = await _chosen(conn, run, body)
             if body.dry_run:
                 documents += await instance_documents(conn, chosen)
                 continue
-            await clear_chosen(caller, conn, run, chosen, How(body.run_on_latest_version, body.note))
+            await clear_chosen(caller, conn, run, chosen, body)
             documents.append(run_document(await find_run(caller, conn, run.dag, run.text_id)))
     return {"task_instances" if body.dry_run else "dag_runs": documents, "total_entries": len(documents)}
 
 
-@router.patch("/dags/{dag_id}/dagRuns", response_model=BulkResponse)
-@requires(Permission.MARK_TASKS)
+@router.patch("/dags/{dag_id}/dagRuns", Permission.MARK_TASKS, models.BulkResponse)
 async def bulk_dag_runs(dag_id: str, body: BulkBody[BulkRun], caller: Who) -> dict[str, Any]:
     """Bulk updates and deletions. Runs are created by triggering them."""
     tally = Tally()
@@ -183,20 +206,17 @@ async def bulk_dag_runs(dag_id: str, body: BulkBody[BulkRun], caller: Who) -> di
                         caller.require(Permission.DELETE_RUNS)
                         await _delete(caller, conn, run)
                     else:
-                        patch = RunPatch.model_validate(
-                            wish.model_dump(include=wish.model_fields_set & {"state", "note"})
-                        )
-                        await _change(caller, conn, run, patch, action.update_mask)
+                        await _change(caller, conn, run, wish, action.update_mask)
     return tally.document()
 
 
 def whose_run(path: str, named: str | None) -> str:
     """The DAG of an entity: its `dag_id` if the path has `~`, otherwise the DAG of the path."""
-    if path != EVERY and named not in (None, path, EVERY):
+    if path != query.EVERY and named not in (None, path, query.EVERY):
         raise UserError(f"The path names DAG {path!r}, but an entity names DAG {named!r}.")
-    if path == EVERY and named in (None, EVERY):
+    if path == query.EVERY and named in (None, query.EVERY):
         raise UserError("With ~ in the path, each run needs a dag_id.")
-    return path if path != EVERY else str(named)
+    return path if path != query.EVERY else str(named)
 
 
 def refuse_only_new(only_new: bool) -> None:
@@ -204,37 +224,32 @@ def refuse_only_new(only_new: bool) -> None:
         raise UserError("only_new must be false: a run keeps the tasks it started with.")
 
 
-@dataclass(frozen=True, slots=True)
-class How:
-    """Further effects of a clear: move the run to the newest DAG version, add a note."""
-
-    on_newest: bool | None = None
-    note: str | None = None
-
-
 async def clear_chosen(
-    caller: ApiCaller, conn: AsyncConnection, run: ListedRun, chosen: list[ListedTask], how: How
+    caller: ApiCaller, conn: AsyncConnection, run: ListedRun, chosen: list[ListedTask], body: Clearing | None = None
 ) -> None:
     """Clear the selected tasks that have started or ended; the others will run anyway."""
-    note, affected = how.note, [row for row in chosen if row.phase not in (*NOT_BEGUN, "deferred", "polling")]
+    note, affected = (
+        body.note if body else None,
+        [row for row in chosen if row.phase not in (*NOT_BEGUN, "deferred", "polling")],
+    )
     if affected:
-        version_id = (await newest_version(conn, run.run_id)).version_id if how.on_newest else None
+        version_id = (
+            (await newest_version(conn, run.run_id)).version_id if body and body.run_on_latest_version else None
+        )
         await clear(conn, run_id=run.run_id, chosen=affected, actor=caller.actor, version_id=version_id)
     if note is not None:
         for row in chosen:
-            key = TaskKey(run.run_id, row.idx, row.map_index)
-            await write_note(conn, key, content=note or None, actor=caller.actor)
+            await write_note(conn, key_of(row), content=note or None, actor=caller.actor)
 
 
-async def _chosen(conn: AsyncConnection, run: ListedRun, *, only_failed: bool) -> list[ListedTask]:
-    found = await choose(conn, run, Choice())
-    return [row for row in found if not only_failed or row.phase in FAILED]
+async def _chosen(conn: AsyncConnection, run: ListedRun, body: RunClear) -> list[ListedTask]:
+    return [row for row in await choose(conn, run) if not body.only_failed or row.phase in FAILED]
 
 
 async def _change(
     caller: ApiCaller, conn: AsyncConnection, run: ListedRun, patch: RunPatch, update_mask: list[str] | None
 ) -> None:
-    fields = patch.model_fields_set if not update_mask else patch.model_fields_set.intersection(update_mask)
+    fields = query.given_fields(patch, update_mask)
     if "state" in fields and patch.state is not None:
         await _set_state(caller, conn, run, patch.state)
     if "note" in fields:
@@ -248,9 +263,9 @@ async def _delete(caller: ApiCaller, conn: AsyncConnection, run: ListedRun) -> N
 
 
 async def _set_state(caller: ApiCaller, conn: AsyncConnection, run: ListedRun, state: State) -> None:
-    rows = await choose(conn, run, Choice())
+    rows = await choose(conn, run)
     if state == "queued":
-        await clear_chosen(caller, conn, run, rows, How())
+        await clear_chosen(caller, conn, run, rows)
         return
     if run.state in TERMINAL_RUN_STATES:
         await _judge_anew(caller, conn, run, rows, state)
@@ -281,18 +296,10 @@ async def mark_one(
     caller: ApiCaller, conn: AsyncConnection, row: ListedTask, state: str, *, unless_ended: bool = False
 ) -> None:
     """Mark one task. Marking may change other tasks, so read their states again."""
-    key = TaskKey(row.run_id, row.idx, row.map_index)
-    current = await tasks.find(conn, key)
+    current = await tasks.find(conn, key_of(row))
     if current is None or current.state == state or (unless_ended and current.state in TERMINAL_TASK_STATES):
         return
-    await mark(conn, key, state=state, actor=caller.actor)
-
-
-async def _numbered(conn: AsyncConnection, dag_id: int, run_id: int) -> ListedRun:
-    found = await listings.run_by_number(conn, dag_id=dag_id, run_id=run_id)
-    if found is None:
-        raise NotFound("The run was deleted a moment after it was made.")
-    return found
+    await mark(conn, key_of(row), state=state, actor=caller.actor)
 
 
 def _instant(given: datetime | None) -> datetime | None:
@@ -302,3 +309,78 @@ def _instant(given: datetime | None) -> datetime | None:
     if not EARLIEST <= at <= LATEST:
         raise UserError(f"logical_date must be between {EARLIEST:%Y} and {LATEST:%Y}.")
     return at
+
+
+async def spec_of_version(conn: AsyncConnection, version_id: int) -> DagSpec:
+    version = await dags.version(conn, version_id)
+    if version is None:
+        raise NotFound("This version of the DAG was pruned.")
+    return from_json(json.dumps(version.spec))
+
+
+async def choose(
+    conn: AsyncConnection,
+    run: ListedRun,
+    names: Sequence[tuple[str, int | None]] | None = None,
+    reach: Reach | None = None,
+    *,
+    with_setups: bool = False,
+    is_strict: bool = True,
+) -> list[ListedTask]:
+    """The selected tasks of one run: all of them without `names`. A name with a map index selects that instance only. With
+    `is_strict`, a task that the run does not have is an error."""
+    spec = await spec_of_version(conn, run.version_id)
+    place = {task.name: idx for idx, task in enumerate(spec.tasks)}
+    if names is None:
+        return await listings.tasks_of(conn, run_id=run.run_id, idxs=list(range(len(spec.tasks))))
+    for name, _ in names:
+        if name not in place and is_strict:
+            raise NotFound(f"Task with id {name} was not found in run {run.text_id}")
+    named = {place[name] for name, _ in names if name in place}
+    wider = related(spec, named, up=reach.include_upstream, down=reach.include_downstream) if reach else set()
+    if with_setups:
+        wider |= cleared_with(spec, named | wider)
+    whole = {place[name] for name, at in names if at is None and name in place} | wider
+    single = {(place[name], at) for name, at in names if at is not None and name in place}
+    rows = await listings.tasks_of(conn, run_id=run.run_id, idxs=sorted(named | whole))
+    return [row for row in rows if row.idx in whole or (row.idx, row.map_index) in single]
+
+
+def related(spec: DagSpec, idxs: Collection[int], *, up: bool, down: bool) -> set[int]:
+    """The upstream (`up`) and downstream (`down`) tasks of these tasks, without the tasks themselves."""
+    found: set[int] = set()
+    if down:
+        found |= _reached(idxs, [(first, second) for first, second in sorted(spec.edges)])
+    if up:
+        found |= _reached(idxs, [(second, first) for first, second in sorted(spec.edges, key=lambda e: -e[1])])
+    return found - set(idxs)
+
+
+def _reached(idxs: Collection[int], edges: Sequence[tuple[int, int]]) -> set[int]:
+    """The tasks reachable along the edges. Tasks are in topological order, so one pass over the edges is enough."""
+    found = set(idxs)
+    for source, target in edges:
+        if source in found:
+            found.add(target)
+    return found
+
+
+async def runs_between(
+    conn: AsyncConnection, dag_id: int, first: datetime | None, last: datetime | None
+) -> list[ListedRun]:
+    """The runs of a DAG with a logical date in the range; a missing end is unbounded."""
+    wanted = RunFilter(dag_id=dag_id, fire=between_instants(first, None, last, None), names=RUN_STATES)
+    found, _ = await run_lists.list_runs(conn, wanted, PageRequest(limit=MOST_RUNS + 1, is_counted=False))
+    if len(found) > MOST_RUNS:
+        raise UserError(f"The request selects more than {MOST_RUNS} runs. Narrow it with start_date and end_date.")
+    return found
+
+
+async def runs_around(conn: AsyncConnection, run: ListedRun, reach: Reach) -> list[ListedRun]:
+    """The run, and the runs of its DAG with earlier or later logical dates."""
+    past, future = reach.include_past, reach.include_future
+    if not past and not future:
+        return [run]
+    if run.fire_at is None:
+        raise UserError("Cannot use include_past or include_future with a run that has no logical_date.")
+    return await runs_between(conn, run.dag_id, None if past else run.fire_at, None if future else run.fire_at)

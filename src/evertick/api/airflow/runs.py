@@ -1,4 +1,4 @@
-"""DAG runs: list and read. Changes are in run_changes.py."""
+"""DAG runs: list and read. Changes are in run_actions.py."""
 
 from __future__ import annotations
 
@@ -6,41 +6,31 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import StreamingResponse
 from psycopg import AsyncConnection
+from psycopg.types.range import Range
 from pydantic import Field
 
+from evertick.api.airflow import models, query
 from evertick.api.airflow.labels import RUN_STATES, RUN_TYPES, ours, run_document
-from evertick.api.airflow.models import DAGRunCollectionResponse, DAGRunResponse, DagRunState, DagRunType
-from evertick.api.airflow.query import (
-    EVERY,
-    MOST_ITEMS,
-    Body,
-    RunQuery,
-    Times,
-    begins,
-    columns,
-    contains,
-    page_size,
-    paged,
-    plainly_contains,
-    spans_of,
-)
-from evertick.api.auth import GuardedRoute, requires
+from evertick.api.auth import GuardedRouter
 from evertick.api.context import ApiCaller, Who
 from evertick.db.queries import listings, run_lists, tasks
-from evertick.db.queries.run_lists import MOST_COUNTED, ListedRun, PageRequest, RunFilter
+from evertick.db.queries.run_lists import MOST_COUNTED, ListedRun, Order, PageRequest, RunFilter
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, UserError
+from evertick.domain.schedules.time_zones import with_zone
 from evertick.domain.states import TERMINAL_RUN_STATES
 from evertick.operations.caller import is_still_valid
 from evertick.operations.paging import encode_cursor, read_cursor
 
-router = APIRouter(route_class=GuardedRoute, tags=["DagRun"])
+router = GuardedRouter(tags=["DagRun"])
 
 R = "/dags/{dag_id}/dagRuns/{dag_run_id}"
 ORDER = {
@@ -62,68 +52,61 @@ ORDER = {
 LONGEST_WATCH_SECONDS = 3600.0
 
 
-class RunsBatch(Times, Body):
+class RunsBatch(query.Batch):
     """The request body of the batch list."""
 
-    order_by: str | None = None
-    page_offset: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    page_limit: Annotated[int, Field(ge=0, le=2**63 - 1)] = MOST_ITEMS
     dag_ids: list[str] | None = None
-    states: list[DagRunState | None] | None = None
+    states: list[models.DagRunState | None] | None = None
     conf_contains: Annotated[str | None, Field(max_length=1000)] = None
 
 
-@router.get("/dags/{dag_id}/dagRuns", response_model=DAGRunCollectionResponse)
-@requires(Permission.READ_RUNS)
-async def get_dag_runs(dag_id: str, caller: Who, asked: Annotated[RunQuery, Query()]) -> dict[str, Any]:
+@router.get("/dags/{dag_id}/dagRuns", Permission.READ_RUNS, models.DAGRunCollectionResponse)
+async def get_dag_runs(dag_id: str, caller: Who, asked: Annotated[query.RunQuery, Query()]) -> dict[str, Any]:
     """List runs of one DAG, or of all with `~`, by default oldest first."""
-    order = columns(asked.order_by, ORDER)
+    order = query.columns(asked.order_by, ORDER)
     async with caller.read() as conn:
         wanted = RunFilter(
             **await whose(caller, conn, dag_id),
             states=ours(list(asked.state or ())),
             **_types(asked.run_type),
             versions=asked.dag_version or None,
-            like=contains(asked.run_id_pattern),
-            heads=begins(asked.run_id_prefix_pattern),
-            actor_like=contains(asked.triggering_user_name_pattern),
-            actor_heads=begins(asked.triggering_user_name_prefix_pattern),
-            dag_like=contains(asked.dag_id_pattern),
-            dag_heads=begins(asked.dag_id_prefix_pattern),
-            params_like=plainly_contains(asked.conf_contains),
-            asset_like=plainly_contains(asked.consuming_asset_pattern),
+            **query.patterns(asked, _="run_id", actor="triggering_user_name", dag="dag_id"),
+            params_like=query.plainly_contains(asked.conf_contains),
+            asset_like=query.plainly_contains(asked.consuming_asset_pattern),
             names=RUN_STATES,
-            **spans_of(asked),
+            **query.time_ranges(asked),
         )
         if _asks_for_what_is_not_here(asked):
             return _collection([], 0)
         if asked.cursor is not None:
-            return await _by_cursor(conn, wanted, asked, order)
-        found, total = await run_lists.list_runs(conn, wanted, paged(asked, order))
+            if [column for column, _ in order] == ["due_at"]:
+                page, more = await _read_by_due(conn, wanted, asked, order)
+            else:
+                read = partial(run_lists.list_runs, conn)
+                page, more = await query.read_by_cursor(read, wanted, asked, order, ORDER["id"])
+            return {"dag_runs": [run_document(row) for row in page], "next_cursor": more}
+        found, total = await run_lists.list_runs(conn, wanted, query.paged(asked, order))
     return _collection(found, total)
 
 
-@router.post("/dags/{dag_id}/dagRuns/list", response_model=DAGRunCollectionResponse)
-@requires(Permission.READ_RUNS)
+@router.post("/dags/{dag_id}/dagRuns/list", Permission.READ_RUNS, models.DAGRunCollectionResponse)
 async def get_list_dag_runs_batch(dag_id: str, body: RunsBatch, caller: Who) -> dict[str, Any]:
-    if dag_id != EVERY:
+    if dag_id != query.EVERY:
         raise UserError("The batch list needs ~ as dag_id in the path. Name DAGs in dag_ids.")
-    order = columns([body.order_by] if body.order_by else None, ORDER)
+    asked = body.page(ORDER)
     async with caller.read() as conn:
         wanted = RunFilter(
             **await whose(caller, conn, dag_id),
             dags=body.dag_ids,
             states=ours([state for state in body.states or () if state is not None]),
-            params_like=plainly_contains(body.conf_contains),
+            params_like=query.plainly_contains(body.conf_contains),
             names=RUN_STATES,
-            **spans_of(body),
+            **query.time_ranges(body),
         )
-        asked = PageRequest(limit=page_size(body.page_limit), offset=body.page_offset, order=order)
         return _collection(*await run_lists.list_runs(conn, wanted, asked))
 
 
-@router.get(R, response_model=DAGRunResponse)
-@requires(Permission.READ_RUNS)
+@router.get(R, Permission.READ_RUNS, models.DAGRunResponse)
 async def get_dag_run(dag_id: str, dag_run_id: str, caller: Who) -> dict[str, Any]:
     async with caller.read() as conn:
         return run_document(await find_run(caller, conn, dag_id, dag_run_id))
@@ -131,10 +114,10 @@ async def get_dag_run(dag_id: str, dag_run_id: str, caller: Who) -> dict[str, An
 
 @router.get(
     f"{R}/wait",
+    Permission.READ_RUNS,
     response_class=StreamingResponse,
     responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
 )
-@requires(Permission.READ_RUNS)
 async def wait_dag_run_until_finished(
     dag_id: str,
     dag_run_id: str,
@@ -145,9 +128,8 @@ async def wait_dag_run_until_finished(
     """Stream the run's state every `interval` seconds until it ends. The last line contains the results of the named tasks."""
     async with caller.read() as conn:
         await find_run(caller, conn, dag_id, dag_run_id)
-    return StreamingResponse(
-        _watch(caller, (dag_id, dag_run_id), max(interval, 0.1), result or []), media_type="application/x-ndjson"
-    )
+    # As in Airflow, without a media type: the client refuses application/x-ndjson, and reads only one line of JSON.
+    return StreamingResponse(_watch(caller, (dag_id, dag_run_id), max(interval, 0.1), result or []))
 
 
 async def _watch(
@@ -187,41 +169,62 @@ async def find_run(caller: ApiCaller, conn: AsyncConnection, dag_id: str, dag_ru
 
 async def whose(caller: ApiCaller, conn: AsyncConnection, dag_id: str) -> dict[str, Any]:
     """The filter for the DAG in the path: one DAG, or with `~` all that the caller may see."""
-    if dag_id == EVERY:
+    if dag_id == query.EVERY:
         return {"dag_ids": await caller.visible_dag_ids(conn)}
     return {"dag_id": (await caller.dag(conn, dag_id)).dag_id}
 
 
-async def _by_cursor(
-    conn: AsyncConnection, wanted: RunFilter, asked: RunQuery, order: list[tuple[str, bool]]
-) -> dict[str, Any]:
-    """The page after the cursor, by run number. New runs in the meantime cause neither duplicates nor gaps."""
-    if order not in ([], [("run_id", False)], [("run_id", True)]):
-        raise UserError("A cursor supports only order_by id or -id. Omit order_by, or use offset.")
-    is_down = order == [("run_id", True)]
-    if asked.cursor:
-        (at,) = read_cursor(asked.cursor, 0)
-        wanted = replace(wanted, before=at) if is_down else replace(wanted, after=at)
-    size = page_size(asked.limit)
-    found, _ = await run_lists.list_runs(conn, wanted, PageRequest(limit=size + 1, order=order, is_counted=False))
+async def _read_by_due(
+    conn: AsyncConnection, wanted: RunFilter, asked: query.RunQuery, order: Order
+) -> tuple[list[ListedRun], str | None]:
+    """The page after the cursor in the order of due times, and the next cursor: the last due time, and the number of runs with it
+    on the pages so far. Such runs are ordered by id, so new runs in the meantime cause neither duplicates nor gaps."""
+    at, seen = _read_due_cursor(asked.cursor) if asked.cursor else (None, 0)
+    if at is not None:
+        wanted = replace(wanted, due=_due_from(wanted.due, at, is_down=order[0][1]))
+    size = query.page_size(asked.limit)
+    request = PageRequest(limit=size + 1, offset=seen, order=order, is_counted=False)
+    found, _ = await run_lists.list_runs(conn, wanted, request)
     page = found[:size]
-    more = encode_cursor(page[-1].run_id) if len(found) > size else None
-    return {"dag_runs": [run_document(row) for row in page], "next_cursor": more}
+    if len(found) <= size:
+        return page, None
+    last = page[-1].due_at
+    seen = sum(row.due_at == last for row in page) + (seen if last == at else 0)
+    return page, encode_cursor(last.isoformat(), seen)
 
 
-def _types(asked: list[DagRunType] | None) -> dict[str, Any]:
+def _read_due_cursor(cursor: str) -> tuple[datetime, int]:
+    key: tuple[Any, ...] = read_cursor(cursor, "", 0)
+    text, seen = key
+    try:
+        return with_zone(datetime.fromisoformat(text)), min(max(seen, 0), query.MOST_SKIPPED)
+    except (ValueError, OverflowError):
+        raise UserError("The cursor is not one of this list: use the next_cursor of a page.") from None
+
+
+def _due_from(due: Range[datetime] | None, at: datetime, *, is_down: bool) -> Range[datetime]:
+    """The part of the range that is not before `at`, in that direction."""
+    known: Range[datetime] = due or Range()
+    if at not in known:
+        raise UserError("The cursor is not one of this list: use the next_cursor of a page with the same filters.")
+    if is_down:
+        return Range(known.lower, at, "[]" if known.lower_inc else "(]")
+    return Range(at, known.upper, "[]" if known.upper_inc else "[)")
+
+
+def _types(asked: list[models.DagRunType] | None) -> dict[str, Any]:
     types = [each for each in asked if each in RUN_TYPES] if asked else None
     return {"types": types, "kinds": None if types is None else sorted({RUN_TYPES[each] for each in types})}
 
 
-def _asks_for_what_is_not_here(asked: RunQuery) -> bool:
+def _asks_for_what_is_not_here(asked: query.RunQuery) -> bool:
     return any(
         each is not None
         for each in (
             asked.partition_date_gte,
             asked.partition_date_lte,
-            begins(asked.partition_key_prefix_pattern),
-            contains(asked.partition_key_pattern),
+            query.begins(asked.partition_key_prefix_pattern),
+            query.contains(asked.partition_key_pattern),
             asked.bundle_version,
         )
     )

@@ -12,42 +12,13 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import psycopg
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 
+from evertick.api.airflow import models, query
 from evertick.api.airflow.assets import AssetId, find_asset
 from evertick.api.airflow.labels import BUNDLE
-from evertick.api.airflow.models import (
-    Config,
-    ConfigSection,
-    EventLogCollectionResponse,
-    EventLogResponse,
-    HealthInfoResponse,
-    ImportErrorCollectionResponse,
-    ImportErrorResponse,
-    JobCollectionResponse,
-    PluginCollectionResponse,
-    PluginImportErrorCollectionResponse,
-    ProviderCollectionResponse,
-    VersionInfo,
-)
-from evertick.api.airflow.query import (
-    USUAL_ITEMS,
-    Limit,
-    Offset,
-    OrderBy,
-    Paged,
-    Pattern,
-    Small,
-    begins,
-    columns,
-    contains,
-    fits,
-    ordered,
-    page_size,
-    paged,
-)
-from evertick.api.airflow.task_instances import MapIndexAsked, T, find_instance
-from evertick.api.auth import GuardedRoute, requires
+from evertick.api.airflow.task_instances import MapIndex, T, find_instance
+from evertick.api.auth import GuardedRouter
 from evertick.api.context import Who
 from evertick.db.queries import accounts, dags, shards
 from evertick.db.queries.accounts import EventFilter, ListedEvent
@@ -56,7 +27,7 @@ from evertick.db.queries.run_lists import PageRequest, between_instants
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound, PostgresUnavailable
 
-event_logs_router = APIRouter(route_class=GuardedRoute, tags=["Event Log"])
+event_logs_router = GuardedRouter(tags=["Event Log"])
 
 
 ORDER = {
@@ -67,41 +38,75 @@ ORDER = {
     "dag_id": ["dag"],
     "task_id": ["task"],
     "run_id": ["text_id"],
-    "event": ["verb"],
+    "event": ["event"],
     "logical_date": ["fire_at"],
     "owner": ["actor"],
     "extra": ["detail"],
 }
 
 
-class EventQuery(Paged):
+# Airflow names an event after the operation that caused it. Evertick's other verbs have no counterpart there.
+_EVENTS = {
+    "pause": "patch_dag",
+    "unpause": "patch_dag",
+    "delete": "delete_dag",
+    "trigger": "trigger_dag_run",
+    "cancel": "patch_dag_run",
+    "note run": "patch_dag_run",
+    "delete_run": "delete_dag_run",
+    "clear": "post_clear_task_instances",
+    "mark": "patch_task_instance",
+    "note": "patch_task_instance",
+    "approve": "update_hitl_detail",
+    "reject": "update_hitl_detail",
+    "put_output new": "create_xcom_entry",
+    "put_output": "update_xcom_entry",
+    "put_output gone": "delete_xcom_entry",
+    "put_value variable new": "post_variable",
+    "put_value variable": "patch_variable",
+    "delete_value variable": "delete_variable",
+    "put_value connection new": "post_connection",
+    "put_value connection": "patch_connection",
+    "delete_value connection": "delete_connection",
+    "set_pool new": "post_pool",
+    "set_pool": "patch_pool",
+    "delete_pool": "delete_pool",
+    "update_asset": "create_asset_event",
+    "unhear": "delete_asset_queued_events",
+    "backfill": "create_backfill",
+    "pause backfill": "pause_backfill",
+    "unpause backfill": "unpause_backfill",
+    "cancel backfill": "cancel_backfill",
+}
+
+
+class EventLogQuery(query.Paged):
     dag_id: str | None = None
     task_id: str | None = None
     run_id: str | None = None
-    map_index: Small | None = None
-    try_number: Small | None = None
+    map_index: query.Small | None = None
+    try_number: query.Small | None = None
     owner: str | None = None
     event: str | None = None
     excluded_events: list[str] | None = None
     included_events: list[str] | None = None
     before: datetime | None = None
     after: datetime | None = None
-    dag_id_pattern: Pattern = None
-    task_id_pattern: Pattern = None
-    run_id_pattern: Pattern = None
-    owner_pattern: Pattern = None
-    event_pattern: Pattern = None
-    dag_id_prefix_pattern: Pattern = None
-    task_id_prefix_pattern: Pattern = None
-    run_id_prefix_pattern: Pattern = None
-    owner_prefix_pattern: Pattern = None
-    event_prefix_pattern: Pattern = None
+    dag_id_pattern: query.Pattern = None
+    task_id_pattern: query.Pattern = None
+    run_id_pattern: query.Pattern = None
+    owner_pattern: query.Pattern = None
+    event_pattern: query.Pattern = None
+    dag_id_prefix_pattern: query.Pattern = None
+    task_id_prefix_pattern: query.Pattern = None
+    run_id_prefix_pattern: query.Pattern = None
+    owner_prefix_pattern: query.Pattern = None
+    event_prefix_pattern: query.Pattern = None
 
 
-@event_logs_router.get("/eventLogs", response_model=EventLogCollectionResponse)
-@requires(Permission.READ_AUDIT)
-async def get_event_logs(caller: Who, asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
-    order = columns(asked.order_by, ORDER)
+@event_logs_router.get("/eventLogs", Permission.READ_AUDIT, models.EventLogCollectionResponse)
+async def get_event_logs(caller: Who, asked: Annotated[EventLogQuery, Query()]) -> dict[str, Any]:
+    order = query.columns(asked.order_by, ORDER)
     wanted = EventFilter(
         dag=asked.dag_id,
         task=asked.task_id,
@@ -112,33 +117,24 @@ async def get_event_logs(caller: Who, asked: Annotated[EventQuery, Query()]) -> 
         verbs=asked.included_events or None,
         without=asked.excluded_events or None,
         occurred=between_instants(None, asked.after, None, asked.before),
-        dag_like=contains(asked.dag_id_pattern),
-        dag_heads=begins(asked.dag_id_prefix_pattern),
-        task_like=contains(asked.task_id_pattern),
-        task_heads=begins(asked.task_id_prefix_pattern),
-        run_like=contains(asked.run_id_pattern),
-        run_heads=begins(asked.run_id_prefix_pattern),
-        actor_like=contains(asked.owner_pattern),
-        actor_heads=begins(asked.owner_prefix_pattern),
-        verb_like=contains(asked.event_pattern),
-        verb_heads=begins(asked.event_prefix_pattern),
+        **query.patterns(asked, dag="dag_id", task="task_id", run="run_id", actor="owner", verb="event"),
+        names=_EVENTS,
     )
     if asked.try_number is not None:
         # Audit entries have no try number.
         return {"event_logs": [], "total_entries": 0}
     async with caller.read() as conn:
-        found, total = await accounts.list_events(conn, wanted, paged(asked, order))
+        found, total = await accounts.list_events(conn, wanted, query.paged(asked, order))
     return {"event_logs": [_event_document(row) for row in found], "total_entries": total}
 
 
-@event_logs_router.get("/eventLogs/{event_log_id}", response_model=EventLogResponse)
-@requires(Permission.READ_AUDIT)
+@event_logs_router.get("/eventLogs/{event_log_id}", Permission.READ_AUDIT, models.EventLogResponse)
 async def get_event_log(event_log_id: Annotated[int, Path(ge=0, le=2**63 - 1)], caller: Who) -> dict[str, Any]:
     async with caller.read() as conn:
-        found, _ = await accounts.list_events(conn, EventFilter(entry_id=event_log_id), PageRequest(limit=1))
-    if not found:
-        raise NotFound(f"The Event Log with id: `{event_log_id}` not found")
-    return _event_document(found[0])
+        found, _ = await accounts.list_events(
+            conn, EventFilter(entry_id=event_log_id, names=_EVENTS), PageRequest(limit=1)
+        )
+    return _event_document(query.first_of(found, f"The Event Log with id: `{event_log_id}` not found"))
 
 
 def _event_document(row: ListedEvent) -> dict[str, Any]:
@@ -158,7 +154,7 @@ def _event_document(row: ListedEvent) -> dict[str, Any]:
     }
 
 
-monitor_router = APIRouter(route_class=GuardedRoute, tags=["Monitor"])
+monitor_router = GuardedRouter(tags=["Monitor"])
 
 
 # The Airflow release with this API version; clients compare it.
@@ -166,23 +162,18 @@ SPOKEN = "3.3.1"
 
 
 _KEYS = {
-    "id": lambda item: item["import_error_id"],
-    "import_error_id": lambda item: item["import_error_id"],
-    "filename": lambda item: item["filename"],
-    "timestamp": lambda item: item["timestamp"],
-    "bundle_name": lambda item: item["bundle_name"],
-    "stacktrace": lambda item: item["stack_trace"],
+    **{name: name for name in ("import_error_id", "filename", "timestamp", "bundle_name")},
+    "id": "import_error_id",
+    "stacktrace": "stack_trace",
 }
 
 
-@monitor_router.get("/version", response_model=VersionInfo)
-@requires(Permission.OPEN)
+@monitor_router.get("/version", Permission.OPEN, models.VersionInfo)
 async def get_version(caller: Who) -> dict[str, Any]:
     return {"version": SPOKEN, "git_version": f"evertick-{version('evertick')}"}
 
 
-@monitor_router.get("/monitor/health", response_model=HealthInfoResponse)
-@requires(Permission.OPEN)
+@monitor_router.get("/monitor/health", Permission.OPEN, models.HealthInfoResponse)
 async def get_health(caller: Who) -> dict[str, Any]:
     """Report health. Responds also if a component is unhealthy."""
     database, leader, beat = "unhealthy", "unhealthy", None
@@ -202,15 +193,14 @@ async def get_health(caller: Who) -> dict[str, Any]:
     }
 
 
-@monitor_router.get("/importErrors", response_model=ImportErrorCollectionResponse)
-@requires(Permission.READ_IMPORTS)
+@monitor_router.get("/importErrors", Permission.READ_IMPORTS, models.ImportErrorCollectionResponse)
 async def get_import_errors(
     caller: Who,
-    limit: Limit = USUAL_ITEMS,
-    offset: Offset = 0,
-    order_by: OrderBy = None,
-    filename_pattern: Pattern = None,
-    filename_prefix_pattern: Pattern = None,
+    limit: query.Limit = query.USUAL_ITEMS,
+    offset: query.Offset = 0,
+    order_by: query.OrderBy = None,
+    filename_pattern: query.Pattern = None,
+    filename_prefix_pattern: query.Pattern = None,
     filename: str | None = None,
     bundle_name: str | None = None,
 ) -> dict[str, Any]:
@@ -219,23 +209,20 @@ async def get_import_errors(
     found = [
         _monitor_document(row)
         for row in rows
-        if fits(row.file, filename_pattern, filename_prefix_pattern)
+        if query.fits(row.file, filename_pattern, filename_prefix_pattern)
         and filename in (None, row.file)
         and bundle_name in (None, BUNDLE)
     ]
-    found = ordered(found, order_by, _KEYS)
-    return {"import_errors": found[offset : offset + page_size(limit)], "total_entries": len(found)}
+    part = query.ordered(found, order_by, _KEYS)[offset : offset + query.page_size(limit)]
+    return {"import_errors": part, "total_entries": len(found)}
 
 
-@monitor_router.get("/importErrors/{import_error_id}", response_model=ImportErrorResponse)
-@requires(Permission.READ_IMPORTS)
+@monitor_router.get("/importErrors/{import_error_id}", Permission.READ_IMPORTS, models.ImportErrorResponse)
 async def get_import_error(import_error_id: Annotated[int, Path(ge=0, le=2**63 - 1)], caller: Who) -> dict[str, Any]:
     async with caller.read() as conn:
         rows = await dags.import_errors(conn)
-    for row in rows:
-        if _number(row.file) == import_error_id:
-            return _monitor_document(row)
-    raise NotFound(f"The ImportError with import_error_id: `{import_error_id}` was not found")
+    missing = f"The ImportError with import_error_id: `{import_error_id}` was not found"
+    return _monitor_document(query.first_of((row for row in rows if _number(row.file) == import_error_id), missing))
 
 
 def _monitor_document(row: ImportErrorRow) -> dict[str, Any]:
@@ -254,62 +241,60 @@ def _number(file: str) -> int:
     return zlib.crc32(file.encode())
 
 
-unsupported_router = APIRouter(route_class=GuardedRoute)
+unsupported_router = GuardedRouter()
 
 
-UnsupportedQuery = Annotated[Paged, Query()]
+UnsupportedQuery = Annotated[query.Paged, Query()]
 
 
-@unsupported_router.get("/jobs", response_model=JobCollectionResponse, tags=["Job"])
-@requires(Permission.READ_RUNNERS)
+@unsupported_router.get("/jobs", Permission.READ_RUNNERS, models.JobCollectionResponse, tags=["Job"])
 async def get_jobs(caller: Who, asked: UnsupportedQuery) -> dict[str, Any]:
     """Always empty. The native API lists schedulers and runners."""
     return {"jobs": [], "total_entries": 0}
 
 
-@unsupported_router.get("/plugins", response_model=PluginCollectionResponse, tags=["Plugin"])
-@requires(Permission.OWN)
+@unsupported_router.get("/plugins", Permission.OWN, models.PluginCollectionResponse, tags=["Plugin"])
 async def get_plugins(caller: Who, asked: UnsupportedQuery) -> dict[str, Any]:
     return {"plugins": [], "total_entries": 0}
 
 
-@unsupported_router.get("/plugins/importErrors", response_model=PluginImportErrorCollectionResponse, tags=["Plugin"])
-@requires(Permission.OWN)
+@unsupported_router.get(
+    "/plugins/importErrors", Permission.OWN, models.PluginImportErrorCollectionResponse, tags=["Plugin"]
+)
 async def import_errors(caller: Who) -> dict[str, Any]:
     return {"import_errors": [], "total_entries": 0}
 
 
-@unsupported_router.get("/providers", response_model=ProviderCollectionResponse, tags=["Provider"])
-@requires(Permission.OWN)
+@unsupported_router.get("/providers", Permission.OWN, models.ProviderCollectionResponse, tags=["Provider"])
 async def get_providers(caller: Who, asked: UnsupportedQuery) -> dict[str, Any]:
     return {"providers": [], "total_entries": 0}
 
 
-@unsupported_router.get("/config", response_model=Config, tags=["Config"])
-@requires(Permission.OWN)
+@unsupported_router.get("/config", Permission.OWN, models.Config, tags=["Config"])
 async def get_config(caller: Who, section: str | None = None) -> dict[str, Any]:
     """Always empty: settings are not exposed over HTTP."""
     return {"sections": []}
 
 
-@unsupported_router.get("/config/section/{section}/option/{option}", response_model=ConfigSection, tags=["Config"])
-@requires(Permission.OWN)
+@unsupported_router.get(
+    "/config/section/{section}/option/{option}", Permission.OWN, models.ConfigSection, tags=["Config"]
+)
 async def get_config_value(section: str, option: str, caller: Who) -> dict[str, Any]:
     raise NotFound(f"Option [{section}/{option}] not found.")
 
 
-@unsupported_router.get(f"{T}/state-store", response_model=dict[str, Any], tags=["Task State Store"])
-@requires(Permission.READ_RUNS)
+@unsupported_router.get(f"{T}/state-store", Permission.READ_RUNS, dict[str, Any], tags=["Task State Store"])
 async def list_task_state_store(
-    dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndexAsked = -1
+    dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndex = -1
 ) -> dict[str, Any]:
     async with caller.read() as conn:
         await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
     return {"task_state_store": [], "total_entries": 0}
 
 
-@unsupported_router.get("/assets/{asset_id}/state-store", response_model=dict[str, Any], tags=["Asset State Store"])
-@requires(Permission.READ_GATES)
+@unsupported_router.get(
+    "/assets/{asset_id}/state-store", Permission.READ_GATES, dict[str, Any], tags=["Asset State Store"]
+)
 async def list_asset_state_store(asset_id: AssetId, caller: Who, asked: UnsupportedQuery) -> dict[str, Any]:
     async with caller.read() as conn:
         await find_asset(conn, asset_id)

@@ -1,40 +1,21 @@
-"""Task instances: list, read, tries and blocking dependencies. Changes are in instance_changes.py."""
+"""Task instances: list, read, tries and blocking dependencies. Changes are in task_instance_actions.py."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, TypedDict
+from functools import partial
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from annotated_types import Ge, Le
+from fastapi import Path, Query
 from psycopg import AsyncConnection
-from pydantic import Field
+from pydantic import BaseModel
 
+from evertick.api.airflow import models, query
 from evertick.api.airflow.labels import NO_POOL, OPERATORS, TASK_STATES, instance_document, states_asked
-from evertick.api.airflow.models import (
-    TaskDependencyCollectionResponse,
-    TaskInstanceCollectionResponse,
-    TaskInstanceHistoryCollectionResponse,
-    TaskInstanceHistoryResponse,
-    TaskInstanceResponse,
-    TaskInstanceState,
-)
-from evertick.api.airflow.query import (
-    EVERY,
-    MOST_ITEMS,
-    Body,
-    InstanceQuery,
-    MappedQuery,
-    Times,
-    begins,
-    columns,
-    contains,
-    page_size,
-    paged,
-    spans_of,
-)
 from evertick.api.airflow.runs import R, find_run, whose
-from evertick.api.auth import GuardedRoute, requires
+from evertick.api.auth import F, GuardedRouter, Register
 from evertick.api.context import ApiCaller, Who
 from evertick.db.queries import dags, gates, listings, tasks
 from evertick.db.queries.listings import ListedTask, TaskFilter
@@ -45,13 +26,12 @@ from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, UserError
 from evertick.domain.explain import describe
 from evertick.operations.caller import visible_reasons
-from evertick.operations.paging import encode_cursor, read_cursor
 
-router = APIRouter(route_class=GuardedRoute, tags=["Task Instance"])
+router = GuardedRouter(tags=["Task Instance"])
 
 T = f"{R}/taskInstances/{{task_id}}"
-MapIndex = Annotated[int, Path(ge=-1, le=2**31 - 1)]
-MapIndexAsked = Annotated[int, Query(ge=-1, le=2**31 - 1)]
+# In the path of a mapped task's instance, in the query of others.
+MapIndex = Annotated[int, Ge(-1), Le(2**31 - 1)]
 TryNumber = Annotated[int, Path(ge=0, le=2**31 - 1)]
 PLACE = ["run_id", "idx", "map_index"]
 ORDER = {
@@ -76,65 +56,49 @@ ORDER = {
 _OUTCOMES = {"success": "success", "skipped": "skipped"}
 
 
-class InstancesBatch(Times, Body):
+class InstancesBatch(query.Batch):
     """The request body of the batch list."""
 
     dag_ids: list[str] | None = None
     dag_run_ids: list[str] | None = None
     task_ids: list[str] | None = None
-    state: list[TaskInstanceState | None] | None = None
+    state: list[models.TaskInstanceState | None] | None = None
     pool: list[str] | None = None
     queue: list[str] | None = None
     executor: list[str] | None = None
-    page_offset: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    page_limit: Annotated[int, Field(ge=0, le=2**63 - 1)] = MOST_ITEMS
-    order_by: str | None = None
 
 
-class Labels(TypedDict):
-    """Evertick's names for filters and sort keys."""
-
-    names: Any
-    kinds: Any
-    no_pool: str
+# The states, operators and pools of filters and sort keys have Airflow's names.
+_task_filter = partial(TaskFilter, names=TASK_STATES, kinds=OPERATORS, no_pool=NO_POOL)
 
 
-WORDS = Labels(names=TASK_STATES, kinds=OPERATORS, no_pool=NO_POOL)
-
-
-@router.get(f"{R}/taskInstances", response_model=TaskInstanceCollectionResponse)
-@requires(Permission.READ_RUNS)
+@router.get(f"{R}/taskInstances", Permission.READ_RUNS, models.TaskInstanceCollectionResponse)
 async def get_task_instances(
-    dag_id: str, dag_run_id: str, caller: Who, asked: Annotated[InstanceQuery, Query()]
+    dag_id: str, dag_run_id: str, caller: Who, asked: Annotated[query.InstanceQuery, Query()]
 ) -> dict[str, Any]:
     """List task instances of one run, of all runs of a DAG (`~` as run), or of all DAGs (`~` for both)."""
-    order = columns(asked.order_by, ORDER)
+    order = query.columns(asked.order_by, ORDER)
     async with caller.read() as conn:
         wanted = replace(
             _filter(asked),
             **await where(caller, conn, dag_id, dag_run_id),
             tasks=None if asked.task_id is None else [asked.task_id],
-            like=contains(asked.task_display_name_pattern),
-            heads=begins(asked.task_display_name_prefix_pattern),
+            **query.patterns(asked, _="task_display_name", dag="dag_id", run="run_id"),
             groups=None if asked.task_group_id is None else [f"{asked.task_group_id}."],
-            dag_like=contains(asked.dag_id_pattern),
-            dag_heads=begins(asked.dag_id_prefix_pattern),
-            run_like=contains(asked.run_id_pattern),
-            run_heads=begins(asked.run_id_prefix_pattern),
         )
         if asked.cursor is not None:
-            return await _by_cursor(conn, wanted, asked, order)
-        return await _collection(conn, wanted, asked, paged(asked, order))
+            page, more = await query.read_by_cursor(partial(listings.list_tasks, conn), wanted, asked, order, PLACE)
+            return {"task_instances": await instance_documents(conn, page), "next_cursor": more}
+        return await _collection(conn, wanted, asked, query.paged(asked, order))
 
 
-@router.post(f"{R}/taskInstances/list", response_model=TaskInstanceCollectionResponse)
-@requires(Permission.READ_RUNS)
+@router.post(f"{R}/taskInstances/list", Permission.READ_RUNS, models.TaskInstanceCollectionResponse)
 async def get_task_instances_batch(dag_id: str, dag_run_id: str, body: InstancesBatch, caller: Who) -> dict[str, Any]:
-    if dag_id != EVERY or dag_run_id != EVERY:
+    if dag_id != query.EVERY or dag_run_id != query.EVERY:
         raise UserError("The batch list needs ~ as dag_id and dag_run_id in the path. Name DAGs and runs in the body.")
-    order = columns([body.order_by] if body.order_by else None, ORDER)
+    asked = body.page(ORDER)
     async with caller.read() as conn:
-        wanted = TaskFilter(
+        wanted = _task_filter(
             dag_ids=await caller.visible_dag_ids(conn),
             dags=body.dag_ids,
             text_ids=body.dag_run_ids,
@@ -142,63 +106,66 @@ async def get_task_instances_batch(dag_id: str, dag_run_id: str, body: Instances
             **states_asked([state or "none" for state in body.state or ()]),
             pools=body.pool or None,
             queues=body.queue or None,
-            **WORDS,
-            **spans_of(body),
+            **query.time_ranges(body),
         )
-        asked = PageRequest(limit=page_size(body.page_limit), offset=body.page_offset, order=order)
         return await _collection(conn, wanted, body, asked)
 
 
-@router.get(T, response_model=TaskInstanceResponse)
-@requires(Permission.READ_RUNS)
-async def get_task_instance(dag_id: str, dag_run_id: str, task_id: str, caller: Who) -> dict[str, Any]:
-    async with caller.read() as conn:
-        row = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), -1)
-        return (await instance_documents(conn, [row]))[0]
-
-
-@router.get(f"{T}/listMapped", response_model=TaskInstanceCollectionResponse)
-@requires(Permission.READ_RUNS)
+@router.get(f"{T}/listMapped", Permission.READ_RUNS, models.TaskInstanceCollectionResponse)
 async def get_mapped_task_instances(
-    dag_id: str, dag_run_id: str, task_id: str, caller: Who, asked: Annotated[MappedQuery, Query()]
+    dag_id: str, dag_run_id: str, task_id: str, caller: Who, asked: Annotated[query.MappedQuery, Query()]
 ) -> dict[str, Any]:
-    order = columns(asked.order_by, ORDER)
+    order = query.columns(asked.order_by, ORDER)
     async with caller.read() as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
         if not await tasks.by_name(conn, run_id=run.run_id, task=task_id, limit=1):
-            raise missing(dag_id, dag_run_id, task_id)
+            raise NotFound(missing(dag_id, dag_run_id, task_id))
         wanted = replace(_filter(asked), run_id=run.run_id, tasks=[task_id], is_mapped=True)
-        return await _collection(conn, wanted, asked, paged(asked, order))
+        return await _collection(conn, wanted, asked, query.paged(asked, order))
 
 
-@router.get(f"{T}/tries", response_model=TaskInstanceHistoryCollectionResponse)
-@requires(Permission.READ_RUNS)
+def _get(path: str, answer: type[BaseModel], *, mapped: str) -> Register:
+    """Add a GET of a task instance whose map index is in the query, and one, named `mapped`, with the map index in the path."""
+
+    def add(function: F) -> F:
+        router.get(f"{T}{path}", Permission.READ_RUNS, answer)(function)
+        return router.get(f"{T}/{{map_index}}{path}", Permission.READ_RUNS, answer, name=mapped)(function)
+
+    return add
+
+
+@_get("/tries", models.TaskInstanceHistoryCollectionResponse, mapped="get_mapped_task_instance_tries")
 async def get_task_instance_tries(
-    dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndexAsked = -1
+    dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndex = -1
 ) -> dict[str, Any]:
     found = await _tries(caller, (dag_id, dag_run_id, task_id), map_index)
     return {"task_instances": found, "total_entries": len(found)}
 
 
-@router.get(f"{T}/tries/{{task_try_number}}", response_model=TaskInstanceHistoryResponse)
-@requires(Permission.READ_RUNS)
+@_get("/tries/{task_try_number}", models.TaskInstanceHistoryResponse, mapped="get_mapped_task_instance_try_details")
 async def get_task_instance_try_details(
-    dag_id: str, dag_run_id: str, task_id: str, task_try_number: TryNumber, caller: Who, map_index: MapIndexAsked = -1
+    dag_id: str, dag_run_id: str, task_id: str, task_try_number: TryNumber, caller: Who, map_index: MapIndex = -1
 ) -> dict[str, Any]:
-    return await _try(caller, (dag_id, dag_run_id, task_id), map_index, task_try_number)
+    found = await _tries(caller, (dag_id, dag_run_id, task_id), map_index)
+    missing = f"The Task Instance `{task_id}` of run `{dag_run_id}` has no try {task_try_number}"
+    return query.first_of((each for each in found if each["try_number"] == task_try_number), missing)
 
 
-@router.get(f"{T}/dependencies", response_model=TaskDependencyCollectionResponse)
-@requires(Permission.READ_RUNS)
+@_get("/dependencies", models.TaskDependencyCollectionResponse, mapped="get_task_instance_dependencies_by_map_index")
 async def get_task_instance_dependencies(
-    dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndexAsked = -1
+    dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndex = -1
 ) -> dict[str, Any]:
     """The reasons why the task instance does not run."""
-    return await _dependencies(caller, (dag_id, dag_run_id, task_id), map_index)
+    async with caller.read() as conn:
+        row = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+        reasons = await gates.explain_task(conn, key_of(row))
+        found = await visible_reasons(caller, conn, reasons)
+    shown = sorted(found, key=lambda each: each.kind) if row.phase in ("waiting", "pending", "retrying") else []
+    return {"dependencies": [{"name": each.kind, "reason": describe(each)} for each in shown]}
 
 
-@router.get(f"{T}/{{map_index}}", response_model=TaskInstanceResponse)
-@requires(Permission.READ_RUNS)
+# After the other words that follow a task's name: they match a map index, too.
+@router.get(f"{T}/{{map_index}}", Permission.READ_RUNS, models.TaskInstanceResponse)
 async def get_mapped_task_instance(
     dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, caller: Who
 ) -> dict[str, Any]:
@@ -207,29 +174,13 @@ async def get_mapped_task_instance(
         return (await instance_documents(conn, [row]))[0]
 
 
-@router.get(f"{T}/{{map_index}}/tries", response_model=TaskInstanceHistoryCollectionResponse)
-@requires(Permission.READ_RUNS)
-async def get_mapped_task_instance_tries(
-    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, caller: Who
-) -> dict[str, Any]:
-    found = await _tries(caller, (dag_id, dag_run_id, task_id), map_index)
-    return {"task_instances": found, "total_entries": len(found)}
+@router.get(T, Permission.READ_RUNS, models.TaskInstanceResponse)
+async def get_task_instance(dag_id: str, dag_run_id: str, task_id: str, caller: Who) -> dict[str, Any]:
+    return await get_mapped_task_instance(dag_id, dag_run_id, task_id, -1, caller)
 
 
-@router.get(f"{T}/{{map_index}}/tries/{{task_try_number}}", response_model=TaskInstanceHistoryResponse)
-@requires(Permission.READ_RUNS)
-async def get_mapped_task_instance_try_details(
-    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, task_try_number: TryNumber, caller: Who
-) -> dict[str, Any]:
-    return await _try(caller, (dag_id, dag_run_id, task_id), map_index, task_try_number)
-
-
-@router.get(f"{T}/{{map_index}}/dependencies", response_model=TaskDependencyCollectionResponse)
-@requires(Permission.READ_RUNS)
-async def get_task_instance_dependencies_by_map_index(
-    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, caller: Who
-) -> dict[str, Any]:
-    return await _dependencies(caller, (dag_id, dag_run_id, task_id), map_index)
+def key_of(row: ListedTask) -> TaskKey:
+    return TaskKey(row.run_id, row.idx, row.map_index)
 
 
 async def instance_documents(conn: AsyncConnection, rows: Sequence[ListedTask]) -> list[dict[str, Any]]:
@@ -242,53 +193,46 @@ async def find_instance(
 ) -> ListedTask:
     run = await find_run(caller, conn, *names[:2])
     named = await tasks.by_name(conn, run_id=run.run_id, task=names[2], limit=1)
-    for row in await listings.tasks_of(conn, run_id=run.run_id, idxs={each.idx for each in named}):
-        if row.map_index == map_index:
-            return row
-    raise missing(*names)
+    rows = await listings.tasks_of(conn, run_id=run.run_id, idxs=sorted({each.idx for each in named}))
+    return query.first_of((row for row in rows if row.map_index == map_index), missing(*names, map_index))
 
 
-def missing(dag_id: str, dag_run_id: str, task_id: str) -> NotFound:
-    return NotFound(
-        f"The Task Instance with dag_id: `{dag_id}`, run_id: `{dag_run_id}` and task_id: `{task_id}` was not found"
-    )
+def missing(dag_id: str, dag_run_id: str, task_id: str, map_index: int = -1) -> str:
+    place = f"dag_id: `{dag_id}`, run_id: `{dag_run_id}`"
+    if map_index < 0:
+        return f"The Task Instance with {place} and task_id: `{task_id}` was not found"
+    return f"The Mapped Task Instance with {place}, task_id: `{task_id}`, and map_index: `{map_index}` was not found"
 
 
-def _filter(asked: MappedQuery) -> TaskFilter:
-    return TaskFilter(
+def _filter(asked: query.MappedQuery) -> TaskFilter:
+    return _task_filter(
         **states_asked(["none" if state == "no_status" else str(state) for state in asked.state or ()]),
         pools=asked.pool or None,
-        pool_like=contains(asked.pool_name_pattern),
-        pool_heads=begins(asked.pool_name_prefix_pattern),
+        **query.patterns(asked, pool="pool_name", queue="queue_name", operator="operator_name"),
         queues=asked.queue or None,
-        queue_like=contains(asked.queue_name_pattern),
-        queue_heads=begins(asked.queue_name_prefix_pattern),
         operators=asked.operator or None,
-        operator_like=contains(asked.operator_name_pattern),
-        operator_heads=begins(asked.operator_name_prefix_pattern),
         versions=asked.version_number or None,
         tries=asked.try_number or None,
         map_indexes=asked.map_index or None,
-        **WORDS,
-        **spans_of(asked),
+        **query.time_ranges(asked),
     )
 
 
 async def where(caller: ApiCaller, conn: AsyncConnection, dag_id: str, dag_run_id: str) -> dict[str, Any]:
     """The filter for the runs named in the path."""
-    if dag_run_id == EVERY:
+    if dag_run_id == query.EVERY:
         return await whose(caller, conn, dag_id)
-    if dag_id == EVERY:
+    if dag_id == query.EVERY:
         return {**await whose(caller, conn, dag_id), "text_ids": [dag_run_id]}
     return {"run_id": (await find_run(caller, conn, dag_id, dag_run_id)).run_id}
 
 
 async def _collection(
-    conn: AsyncConnection, wanted: TaskFilter, asked: MappedQuery | InstancesBatch, page: PageRequest
+    conn: AsyncConnection, wanted: TaskFilter, asked: query.MappedQuery | InstancesBatch, page: PageRequest
 ) -> dict[str, Any]:
     is_of_other_things = asked.executor or (
-        isinstance(asked, MappedQuery)
-        and (contains(asked.rendered_map_index_pattern) or begins(asked.rendered_map_index_prefix_pattern))
+        isinstance(asked, query.MappedQuery)
+        and (query.contains(asked.rendered_map_index_pattern) or query.begins(asked.rendered_map_index_prefix_pattern))
     )
     found, total = ([], 0) if is_of_other_things else await listings.list_tasks(conn, wanted, page)
     return {
@@ -298,43 +242,11 @@ async def _collection(
     }
 
 
-async def _by_cursor(
-    conn: AsyncConnection, wanted: TaskFilter, asked: InstanceQuery, order: list[tuple[str, bool]]
-) -> dict[str, Any]:
-    """The page after the cursor, ordered by run number and task index."""
-    up, down = ([(column, is_down) for column in PLACE] for is_down in (False, True))
-    if order not in ([], up, down):
-        raise UserError("A cursor supports only order_by id or -id. Omit order_by, or use offset.")
-    if asked.cursor:
-        at = list(read_cursor(asked.cursor, 0, 0, 0))
-        wanted = replace(wanted, before=at) if order == down else replace(wanted, after=at)
-    size = page_size(asked.limit)
-    found, _ = await listings.list_tasks(conn, wanted, PageRequest(limit=size + 1, order=order, is_counted=False))
-    page = found[:size]
-    more = encode_cursor(page[-1].run_id, page[-1].idx, page[-1].map_index) if len(found) > size else None
-    return {"task_instances": await instance_documents(conn, page), "next_cursor": more}
-
-
-async def _dependencies(caller: ApiCaller, names: tuple[str, str, str], map_index: int) -> dict[str, Any]:
-    async with caller.read() as conn:
-        row = await find_instance(caller, conn, names, map_index)
-        found = await visible_reasons(caller, conn, await gates.why(conn, TaskKey(row.run_id, row.idx, row.map_index)))
-    told = sorted(found, key=lambda each: each.kind) if row.phase in ("waiting", "pending", "retrying") else []
-    return {"dependencies": [{"name": each.kind, "reason": describe(each)} for each in told]}
-
-
-async def _try(caller: ApiCaller, names: tuple[str, str, str], map_index: int, number: int) -> dict[str, Any]:
-    for each in await _tries(caller, names, map_index):
-        if each["try_number"] == number:
-            return each
-    raise NotFound(f"The Task Instance `{names[2]}` of run `{names[1]}` has no try {number}")
-
-
 async def _tries(caller: ApiCaller, names: tuple[str, str, str], map_index: int) -> list[dict[str, Any]]:
     async with caller.read() as conn:
         row = await find_instance(caller, conn, names, map_index)
         (document,) = await instance_documents(conn, [row])
-        made = await tasks.attempts(conn, TaskKey(row.run_id, row.idx, row.map_index))
+        made = await tasks.attempts(conn, key_of(row))
     return [{**document, **_attempt(number, each)} for number, each in enumerate(made, 1)]
 
 

@@ -8,45 +8,28 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
 from typing import Annotated, Any
 
-from fastapi import APIRouter
 from psycopg import AsyncConnection
 from pydantic import ConfigDict, Field
 
-from evertick.api.airflow.bulk import BulkBody, Means, carry_out
-from evertick.api.airflow.models import (
-    BulkResponse,
-    ConnectionCollectionResponse,
-    ConnectionResponse,
-    ConnectionTestResponse,
-    VariableCollectionResponse,
-    VariableResponse,
-)
-from evertick.api.airflow.query import (
-    USUAL_ITEMS,
-    Body,
-    Limit,
-    Offset,
-    OrderBy,
-    Pattern,
-    Texts,
-    fits,
-    ordered,
-    page_size,
-)
-from evertick.api.auth import GuardedRoute, requires
+from evertick.api.airflow import models, query
+from evertick.api.airflow.resources import Resource, routes_of
 from evertick.api.context import ApiCaller, Who
 from evertick.db.queries import secrets
+from evertick.db.queries.secrets import NamedValue, ValueRow
 from evertick.domain.access import Permission
-from evertick.domain.encryption import Keyring
+from evertick.domain.dags.params import JsonValue
 from evertick.domain.errors import UserError
-from evertick.domain.stored_values import Connection, ValueKind, read_connection
+from evertick.domain.stored_values import Connection, ValueKind, read_connection, read_extra
 from evertick.engine import secrets as verbs
 from evertick.engine.secrets import About
-from evertick.secrets.keyring import load_keyring
+from evertick.operations.values import keyring_of, read_text
 
 HIDDEN = "***"
+MOST_DEPTH = 20
 
 
 # As in Airflow: a name that contains one of these is sensitive.
@@ -93,161 +76,108 @@ def _masked(value: Any) -> Any:
     return value
 
 
-variables_router = APIRouter(route_class=GuardedRoute, tags=["Variable"])
-
-
 VARIABLE = ValueKind.VARIABLE
 
 
 # Values are encrypted, so sorting by value sorts by name instead. Airflow sorts by ciphertext.
 _VARIABLE_KEYS = {
-    "key": lambda row: row.name,
-    "id": lambda row: row.name,
-    "_val": lambda row: row.name,
-    "description": lambda row: row.description,
-    "is_encrypted": lambda row: True,
-    "team_name": lambda row: None,
+    **dict.fromkeys(("key", "id", "_val"), "name"),
+    "description": "description",
+    "is_encrypted": None,
+    "team_name": None,
 }
 
 
-class VariableBody(Body):
+class VariableBody(query.Body):
     key: Annotated[str, Field(max_length=250)]
     value: Any
     description: Annotated[str | None, Field(max_length=2000)] = None
     team_name: Annotated[str | None, Field(max_length=50)] = None
 
 
-@variables_router.get("/variables", response_model=VariableCollectionResponse)
-@requires(Permission.READ_VALUES)
-async def get_variables(
-    caller: Who,
-    limit: Limit = USUAL_ITEMS,
-    offset: Offset = 0,
-    order_by: OrderBy = None,
-    variable_key_pattern: Pattern = None,
-    variable_key_prefix_pattern: Pattern = None,
-) -> dict[str, Any]:
-    async with caller.read() as conn:
-        rows = await secrets.names(conn, kind=VARIABLE, limit=verbs.MOST_VALUES)
-        fitting = [row for row in rows if fits(row.name, variable_key_pattern, variable_key_prefix_pattern)]
-        page = ordered(fitting, order_by, _VARIABLE_KEYS)[offset : offset + page_size(limit)]
-        values = await verbs.read_values(conn, _keyring(caller), [(VARIABLE, row.name) for row in page]) if page else {}
-    documents = [
+async def _variables_page(
+    caller: ApiCaller, conn: AsyncConnection, rows: list[NamedValue], order_by: list[str] | None, part: slice
+) -> list[dict[str, Any]]:
+    page = query.ordered(rows, order_by, _VARIABLE_KEYS)[part]
+    values = await verbs.read_values(conn, keyring_of(caller), [(VARIABLE, row.name) for row in page]) if page else {}
+    return [
         _variable_document(row.name, values[VARIABLE, row.name], row.description)
         for row in page
         if (VARIABLE, row.name) in values
     ]
-    return {"variables": documents, "total_entries": len(fitting)}
 
 
-@variables_router.post("/variables", response_model=VariableResponse, status_code=201)
-@requires(Permission.EDIT_VALUES)
-async def post_variable(body: VariableBody, caller: Who) -> dict[str, Any]:
-    async with caller.write() as conn:
-        await _put_variable(caller, conn, body, is_new=True)
-        return await _one_variable(caller, conn, body.key)
+async def _delete(kind: ValueKind, caller: ApiCaller, conn: AsyncConnection, name: str) -> None:
+    await verbs.delete_value(conn, kind=kind, name=name, actor=caller.actor)
 
 
-@variables_router.patch("/variables", response_model=BulkResponse)
-@requires(Permission.EDIT_VALUES)
-async def bulk_variables(body: BulkBody[VariableBody], caller: Who) -> dict[str, Any]:
-    async with caller.write() as conn:
-        means: Means[VariableBody] = Means(
-            name_of=lambda entity: entity.key,
-            create=lambda entity, is_new: _put_variable(caller, conn, entity, is_new=is_new),
-            update=lambda entity, mask: _patch_variable(caller, conn, entity.key, entity, mask),
-            delete=lambda name: verbs.delete_value(conn, kind=VARIABLE, name=name, actor=caller.actor),
-        )
-        return await carry_out(body, means)
-
-
-@variables_router.get("/variables/{variable_key:path}", response_model=VariableResponse)
-@requires(Permission.READ_VALUES)
-async def get_variable(variable_key: str, caller: Who) -> dict[str, Any]:
-    async with caller.read() as conn:
-        return await _one_variable(caller, conn, variable_key)
-
-
-@variables_router.patch("/variables/{variable_key:path}", response_model=VariableResponse)
-@requires(Permission.EDIT_VALUES)
-async def patch_variable(
-    variable_key: str, body: VariableBody, caller: Who, update_mask: Texts = None
-) -> dict[str, Any]:
-    if body.key != variable_key:
-        raise UserError("Invalid body, key from request body doesn't match uri parameter")
-    async with caller.write() as conn:
-        await _patch_variable(caller, conn, variable_key, body, update_mask)
-        return await _one_variable(caller, conn, variable_key)
-
-
-@variables_router.delete("/variables/{variable_key:path}", status_code=204)
-@requires(Permission.EDIT_VALUES)
-async def delete_variable(variable_key: str, caller: Who) -> None:
-    async with caller.write() as conn:
-        await verbs.delete_value(conn, kind=VARIABLE, name=variable_key, actor=caller.actor)
-
-
-async def _put_variable(caller: ApiCaller, conn: AsyncConnection, body: VariableBody, *, is_new: bool) -> None:
-    _refuse_team(body.team_name)
+async def _put_variable(caller: ApiCaller, conn: AsyncConnection, body: VariableBody, is_new: bool) -> None:
+    query.refuse_team(body.team_name)
     about = About(kind=VARIABLE, name=body.key, description=body.description, is_new=is_new)
-    await verbs.put_text(conn, _keyring(caller), about, _text(body.value), actor=caller.actor)
+    await verbs.put(conn, keyring_of(caller), about, _text(body.value), actor=caller.actor)
 
 
 async def _patch_variable(
     caller: ApiCaller, conn: AsyncConnection, key: str, body: VariableBody, update_mask: list[str] | None
 ) -> None:
     """Update fields in the mask. A masked value that is sent back unchanged keeps the stored value."""
-    _refuse_team(body.team_name)
-    row, before = await verbs.read_value(conn, _keyring(caller), kind=VARIABLE, name=key)
+    if body.key != key:
+        raise UserError("Invalid body, key from request body doesn't match uri parameter")
+    query.refuse_team(body.team_name)
+    row, before = await read_text(caller, conn, VARIABLE, key)
     is_kept = body.value == HIDDEN or (update_mask and "value" not in update_mask)
     text = before if is_kept else _text(body.value)
+    about = _about(VARIABLE, row, body, update_mask)
+    await verbs.put(conn, keyring_of(caller), about, text, actor=caller.actor)
+
+
+def _about(kind: ValueKind, row: ValueRow, body: VariableBody | ConnectionBody, update_mask: list[str] | None) -> About:
     is_told = not update_mask or "description" in update_mask
-    about = About(kind=VARIABLE, name=key, description=(body.description or "") if is_told else row.description)
-    await verbs.put_text(conn, _keyring(caller), about, text, actor=caller.actor)
+    return About(kind=kind, name=row.name, description=(body.description or "") if is_told else row.description)
 
 
 async def _one_variable(caller: ApiCaller, conn: AsyncConnection, key: str) -> dict[str, Any]:
-    row, value = await verbs.read_value(conn, _keyring(caller), kind=VARIABLE, name=key)
+    row, value = await read_text(caller, conn, VARIABLE, key)
     return _variable_document(key, value, row.description)
-
-
-def _keyring(caller: ApiCaller) -> Keyring:
-    return load_keyring(caller.desk.settings)
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _refuse_team(team: str | None) -> None:
-    if team is not None:
-        raise UserError("team_name must be null: Evertick has no teams.")
-
-
 def _variable_document(key: str, value: str, description: str | None) -> dict[str, Any]:
-    return {
-        "key": key,
-        "value": masked_text(key, value),
-        "description": description or None,
-        "is_encrypted": True,
-    }
+    return {"key": key, "value": masked_text(key, value), "description": description or None, "is_encrypted": True}
 
 
-connections_router = APIRouter(route_class=GuardedRoute, tags=["Connection"])
+variables_router = routes_of(
+    Resource(
+        name="variable",
+        parameter="variable_key",
+        path="/variables/{variable_key:path}",
+        entity=VariableBody,
+        change=VariableBody,
+        response=models.VariableResponse,
+        collection=models.VariableCollectionResponse,
+        reading=Permission.READ_VALUES,
+        editing=Permission.EDIT_VALUES,
+        rows=partial(secrets.names, kind=VARIABLE, limit=verbs.MOST_VALUES),
+        page=_variables_page,
+        find=_one_variable,
+        name_of=lambda entity: entity.key,
+        create=_put_variable,
+        update=_patch_variable,
+        delete=partial(_delete, VARIABLE),
+    )
+)
 
 
 CONNECTION = ValueKind.CONNECTION
 
 
 _CONNECTION_KEYS = {
-    "conn_id": lambda item: item["connection_id"],
-    "connection_id": lambda item: item["connection_id"],
-    "id": lambda item: item["connection_id"],
-    "conn_type": lambda item: item["conn_type"],
-    "description": lambda item: item["description"],
-    "host": lambda item: item["host"],
-    "port": lambda item: item["port"],
-    "team_name": lambda item: None,
+    **dict.fromkeys(("conn_id", "connection_id", "id"), "connection_id"),
+    **{name: name for name in ("conn_type", "description", "host", "port")},
+    "team_name": None,
 }
 
 
@@ -255,7 +185,7 @@ _CONNECTION_KEYS = {
 _BY_NAME = {"conn_id", "connection_id", "id", "description", "team_name"}
 
 
-class ConnectionBody(Body):
+class ConnectionBody(query.Body):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     connection_id: Annotated[str, Field(max_length=200)]
@@ -270,121 +200,45 @@ class ConnectionBody(Body):
     team_name: Annotated[str | None, Field(max_length=50)] = None
 
 
-@connections_router.get("/connections", response_model=ConnectionCollectionResponse)
-@requires(Permission.READ_VALUES)
-async def get_connections(
-    caller: Who,
-    limit: Limit = USUAL_ITEMS,
-    offset: Offset = 0,
-    order_by: OrderBy = None,
-    connection_id_pattern: Pattern = None,
-    connection_id_prefix_pattern: Pattern = None,
-) -> dict[str, Any]:
-    async with caller.read() as conn:
-        rows = await secrets.names(conn, kind=CONNECTION, limit=verbs.MOST_VALUES)
-        fitting = [row for row in rows if fits(row.name, connection_id_pattern, connection_id_prefix_pattern)]
-        known = {each.removeprefix("-") for each in order_by or ()}
-        stubs = [_stub(row.name, row.description) for row in fitting]
-        if known <= _BY_NAME:
-            page = ordered(stubs, order_by, _CONNECTION_KEYS)[offset : offset + page_size(limit)]
-            found = await _opened(caller, conn, page)
-        else:
-            # Sorting by an encrypted field needs all connections decrypted.
-            page = ordered(await _opened(caller, conn, stubs), order_by, _CONNECTION_KEYS)
-            found = page[offset : offset + page_size(limit)]
-    return {"connections": found, "total_entries": len(fitting)}
+async def _connections_page(
+    caller: ApiCaller, conn: AsyncConnection, rows: list[NamedValue], order_by: list[str] | None, part: slice
+) -> list[dict[str, Any]]:
+    stubs = [_stub(row.name, row.description) for row in rows]
+    if {each.removeprefix("-") for each in order_by or ()} <= _BY_NAME:
+        return await _opened(caller, conn, query.ordered(stubs, order_by, _CONNECTION_KEYS)[part])
+    # Sorting by an encrypted field needs all connections decrypted.
+    return query.ordered(await _opened(caller, conn, stubs), order_by, _CONNECTION_KEYS)[part]
 
 
-@connections_router.post("/connections", response_model=ConnectionResponse, status_code=201)
-@requires(Permission.EDIT_VALUES)
-async def post_connection(body: ConnectionBody, caller: Who) -> dict[str, Any]:
-    async with caller.write() as conn:
-        await _put_connection(caller, conn, body, is_new=True)
-        return await _one_connection(caller, conn, body.connection_id)
-
-
-@connections_router.patch("/connections", response_model=BulkResponse)
-@requires(Permission.EDIT_VALUES)
-async def bulk_connections(body: BulkBody[ConnectionBody], caller: Who) -> dict[str, Any]:
-    async with caller.write() as conn:
-        means: Means[ConnectionBody] = Means(
-            name_of=lambda entity: entity.connection_id,
-            create=lambda entity, is_new: _put_connection(caller, conn, entity, is_new=is_new),
-            update=lambda entity, mask: _patch_connection(caller, conn, entity, mask),
-            delete=lambda name: verbs.delete_value(conn, kind=CONNECTION, name=name, actor=caller.actor),
-        )
-        return await carry_out(body, means)
-
-
-@connections_router.post("/connections/test", response_model=ConnectionTestResponse)
-@requires(Permission.EDIT_VALUES)
-async def test_connection(body: ConnectionBody, caller: Who) -> dict[str, Any]:
-    """Disabled, as in Airflow by default: a server that connects to any requested host is a security risk."""
-    _connection(body)
-    return {
-        "status": False,
-        "message": "Testing connections is disabled. Test the connection on a machine that runs tasks.",
-    }
-
-
-@connections_router.post("/connections/defaults", status_code=204)
-@requires(Permission.EDIT_VALUES)
-async def create_default_connections(caller: Who) -> None:
-    """Does nothing: Evertick has no default connections."""
-
-
-@connections_router.get("/connections/{connection_id}", response_model=ConnectionResponse)
-@requires(Permission.READ_VALUES)
-async def get_connection(connection_id: str, caller: Who) -> dict[str, Any]:
-    async with caller.read() as conn:
-        return await _one_connection(caller, conn, connection_id)
-
-
-@connections_router.patch("/connections/{connection_id}", response_model=ConnectionResponse)
-@requires(Permission.EDIT_VALUES)
-async def patch_connection(
-    connection_id: str, body: ConnectionBody, caller: Who, update_mask: Texts = None
-) -> dict[str, Any]:
-    if body.connection_id != connection_id:
-        raise UserError("The connection_id in the request body does not match the URL parameter")
-    async with caller.write() as conn:
-        await _patch_connection(caller, conn, body, update_mask)
-        return await _one_connection(caller, conn, connection_id)
-
-
-@connections_router.delete("/connections/{connection_id}", status_code=204)
-@requires(Permission.EDIT_VALUES)
-async def delete_connection(connection_id: str, caller: Who) -> None:
-    async with caller.write() as conn:
-        await verbs.delete_value(conn, kind=CONNECTION, name=connection_id, actor=caller.actor)
-
-
-async def _put_connection(caller: ApiCaller, conn: AsyncConnection, body: ConnectionBody, *, is_new: bool) -> None:
+async def _put_connection(caller: ApiCaller, conn: AsyncConnection, body: ConnectionBody, is_new: bool) -> None:
     about = About(kind=CONNECTION, name=body.connection_id, description=body.description, is_new=is_new)
-    await verbs.put_connection(conn, _keyring(caller), about, _connection(body), actor=caller.actor)
+    made = _connection(body)
+    await verbs.put(conn, keyring_of(caller), about, made, extra=_extra(body), actor=caller.actor)
 
 
 async def _patch_connection(
-    caller: ApiCaller, conn: AsyncConnection, body: ConnectionBody, update_mask: list[str] | None
+    caller: ApiCaller, conn: AsyncConnection, name: str, body: ConnectionBody, update_mask: list[str] | None
 ) -> None:
     """Update fields in the mask. A masked value that is sent back unchanged keeps the stored value."""
-    row, text = await verbs.read_value(conn, _keyring(caller), kind=CONNECTION, name=body.connection_id)
+    if body.connection_id != name:
+        raise UserError("The connection_id in the request body does not match the URL parameter")
+    row, text = await read_text(caller, conn, CONNECTION, name)
     before, after = read_connection(text), _connection(body)
-    ours = {"conn_type": "type", "schema": "schema", **{e: e for e in ("host", "port", "login", "password", "extra")}}
+    ours = {"conn_type": "type", "schema": "schema", **{e: e for e in ("host", "port", "login", "password")}}
     kept = {ours[each] for each in ours if update_mask and each not in update_mask}
     if body.password == HIDDEN:
         kept.add("password")
-    after = replace(after, extra={k: before.extra.get(k, v) if v == HIDDEN else v for k, v in after.extra.items()})
     after = replace(after, **{each: getattr(before, each) for each in kept})
-    is_told = not update_mask or "description" in update_mask
-    description = (body.description or "") if is_told else row.description
-    about = About(kind=CONNECTION, name=body.connection_id, description=description)
-    await verbs.put_connection(conn, _keyring(caller), about, after, actor=caller.actor)
+    extra = read_extra(text)
+    if not update_mask or "extra" in update_mask:
+        extra = {name: _unmasked(each, extra.get(name)) for name, each in _extra(body).items()}
+    about = _about(CONNECTION, row, body, update_mask)
+    await verbs.put(conn, keyring_of(caller), about, after, extra=extra, actor=caller.actor)
 
 
 async def _one_connection(caller: ApiCaller, conn: AsyncConnection, name: str) -> dict[str, Any]:
-    row, text = await verbs.read_value(conn, _keyring(caller), kind=CONNECTION, name=name)
-    return _connection_document(_stub(name, row.description), read_connection(text))
+    row, text = await read_text(caller, conn, CONNECTION, name)
+    return _connection_document(_stub(name, row.description), text)
 
 
 async def _opened(caller: ApiCaller, conn: AsyncConnection, stubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -392,23 +246,16 @@ async def _opened(caller: ApiCaller, conn: AsyncConnection, stubs: list[dict[str
     for first in range(0, len(stubs), 500):
         part = stubs[first : first + 500]
         wanted = [(str(CONNECTION), stub["connection_id"]) for stub in part]
-        texts = await verbs.read_values(conn, _keyring(caller), wanted)
+        texts = await verbs.read_values(conn, keyring_of(caller), wanted)
         for stub, key in zip(part, wanted, strict=True):
             if key in texts:
-                found.append(_connection_document(stub, read_connection(texts[key])))
+                found.append(_connection_document(stub, texts[key]))
         await asyncio.sleep(0)
     return found
 
 
 def _connection(body: ConnectionBody) -> Connection:
-    if body.team_name is not None:
-        raise UserError("team_name must be null: Evertick has no teams.")
-    try:
-        extra = json.loads(body.extra) if body.extra else {}
-    except (ValueError, RecursionError):
-        extra = None
-    if not isinstance(extra, dict):
-        raise UserError("extra must be a string that contains a JSON object.")
+    query.refuse_team(body.team_name)
     return Connection(
         type=body.conn_type,
         host=body.host or "",
@@ -416,16 +263,45 @@ def _connection(body: ConnectionBody) -> Connection:
         login=body.login or "",
         password=body.password or "",
         schema=body.var_schema or "",
-        extra={key: value if isinstance(value, str) else json.dumps(value) for key, value in extra.items()},
     )
+
+
+def _extra(body: ConnectionBody) -> dict[str, JsonValue]:
+    try:
+        extra = json.loads(body.extra) if body.extra else {}
+    except (ValueError, RecursionError):
+        extra = None
+    if not isinstance(extra, dict) or _is_deep(extra):
+        raise UserError(f"extra must be a string that contains a JSON object, nested at most {MOST_DEPTH} deep.")
+    return extra
+
+
+def _is_deep(value: JsonValue) -> bool:
+    """Whether it is nested too deeply to be masked by recursion."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        nested = [each for each in level if isinstance(each, dict | list)]
+        level = [child for each in nested for child in (each.values() if isinstance(each, dict) else each)]
+    return bool(level)
+
+
+def _unmasked(value: JsonValue, before: JsonValue) -> JsonValue:
+    """The value with the stored ones in place of those that come back masked."""
+    if value == HIDDEN and before is not None:
+        return before
+    if isinstance(value, dict) and isinstance(before, dict):
+        return {key: _unmasked(each, before.get(key)) for key, each in value.items()}
+    if isinstance(value, list) and isinstance(before, list):
+        return [_unmasked(each, old) for each, old in zip_longest(value, before[: len(value)])]
+    return value
 
 
 def _stub(name: str, description: str | None) -> dict[str, Any]:
     return {"connection_id": name, "description": description or None}
 
 
-def _connection_document(stub: dict[str, Any], connection: Connection) -> dict[str, Any]:
-    extra = dict.fromkeys(connection.extra, HIDDEN)
+def _connection_document(stub: dict[str, Any], text: str) -> dict[str, Any]:
+    connection, extra = read_connection(text), _masked(read_extra(text))
     return {
         **stub,
         "conn_type": connection.type,
@@ -436,3 +312,40 @@ def _connection_document(stub: dict[str, Any], connection: Connection) -> dict[s
         "schema": connection.schema or None,
         "extra": json.dumps(extra) if extra else None,
     }
+
+
+connections_router = routes_of(
+    Resource(
+        name="connection",
+        parameter="connection_id",
+        path="/connections/{connection_id}",
+        entity=ConnectionBody,
+        change=ConnectionBody,
+        response=models.ConnectionResponse,
+        collection=models.ConnectionCollectionResponse,
+        reading=Permission.READ_VALUES,
+        editing=Permission.EDIT_VALUES,
+        rows=partial(secrets.names, kind=CONNECTION, limit=verbs.MOST_VALUES),
+        page=_connections_page,
+        find=_one_connection,
+        name_of=lambda entity: entity.connection_id,
+        create=_put_connection,
+        update=_patch_connection,
+        delete=partial(_delete, CONNECTION),
+    )
+)
+
+
+@connections_router.post("/connections/test", Permission.EDIT_VALUES, models.ConnectionTestResponse)
+async def test_connection(body: ConnectionBody, caller: Who) -> dict[str, Any]:
+    """Disabled, as in Airflow by default: a server that connects to any requested host is a security risk."""
+    _connection(body)
+    return {
+        "status": False,
+        "message": "Testing connections is disabled. Test the connection on a machine that runs tasks.",
+    }
+
+
+@connections_router.post("/connections/defaults", Permission.EDIT_VALUES, status_code=204)
+async def create_default_connections(caller: Who) -> None:
+    """Does nothing: Evertick has no default connections."""

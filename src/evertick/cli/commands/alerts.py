@@ -1,5 +1,4 @@
-"""`evertick alerts`, `notifications`, `notify` and `quarantine`: missed deadlines, messages about them, and what fails every
-time."""
+"""`evertick alerts`, `notifications` and `quarantine`: missed deadlines, messages about them, and repeated failures."""
 
 from __future__ import annotations
 
@@ -12,47 +11,37 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 
-from evertick.cli.options import Json, Limit, noun
-from evertick.cli.output import Cell, clock, document, facts, hint, line, print_json, show, table
-from evertick.client.connect import open_client
+from evertick.cli.app import Group, Single
+from evertick.cli.options import DagFilter, Json, Limit, noun
+from evertick.cli.output import Cell, clock, document, facts, hint, line, print_json, show, show_list
+from evertick.client.connect import open_client, read, read_pages
 from evertick.client.local import database_url, opened
 from evertick.config import read_settings
 from evertick.db.connect import Purpose
-from evertick.db.queries.notifications import Alert, QuarantinedRow
+from evertick.db.queries.notifications import Alert, QuarantinedItem
 from evertick.domain.durations import relative
 from evertick.domain.errors import DeliveryFailed, UserError
 from evertick.domain.notifications import Destination, headline, parse_destination
 from evertick.notifications.delivery import Sending
-from evertick.operations.notifications import (
-    Again,
-    DeliveryState,
-    Notification,
-    list_alerts,
-    list_notifications,
-    list_quarantine,
-    retry,
-    retry_all,
-    show_notification,
-)
+from evertick.operations import notifications
+from evertick.operations.notifications import DeliveryState, Notification, RetryRequest
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="List missed deadlines.")
-notifications_app = typer.Typer(no_args_is_help=True, add_completion=False, help="List, show and retry notifications.")
-notify_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Test a destination.")
-quarantine_app = typer.Typer(add_completion=False)
+app = Group()
+notifications_app = Group()
+quarantine_app = Single()
 
-DagFilter = Annotated[str | None, typer.Argument(metavar="[DAG]", help="Only of this DAG.")]
 All = Annotated[bool, typer.Option("--all", help="Also alerts that are over.")]
 StateFilter = Annotated[DeliveryState | None, typer.Option("--state", help="Only notifications in this state.")]
 RunFilter = Annotated[int | None, typer.Option("--run", help="Only notifications about this run.")]
 SinkFilter = Annotated[str | None, typer.Option("--sink", help="Only notifications to this destination.")]
 Number = Annotated[int, typer.Argument(metavar="NUMBER", help="The notification's number, as the list shows it.")]
 Numbers = Annotated[
-    list[int] | None, typer.Argument(metavar="[NUMBER]...", help="Numbers of notifications; see also --all and --sink.")
+    list[int] | None, typer.Argument(metavar="NUMBER", help="Numbers of notifications; see also --all and --sink.")
 ]
 AllFailed = Annotated[bool, typer.Option("--all", help="All failed notifications; with --sink, those to it.")]
 SinkText = Annotated[
     str,
-    typer.Argument(metavar="SINK", help="webhook:URL, webhook:secret/NAME, slack:secret/NAME, email:ADDRESS."),
+    typer.Argument(metavar="DESTINATION", help="webhook:URL, webhook:secret/NAME, slack:secret/NAME, email:ADDRESS."),
 ]
 
 _MISSED = {
@@ -63,11 +52,6 @@ _MISSED = {
 _STYLES = {"sent": "green", "failed": "bold red", "waiting": "yellow"}
 
 
-@app.callback()
-def _alerts() -> None:
-    pass
-
-
 @app.command("list", epilog="Example: evertick alerts list --all")
 def list_alerts_command(
     dag: DagFilter = None, everything: All = False, limit: Limit = 100, as_json: Json = False
@@ -76,21 +60,16 @@ def list_alerts_command(
 
     One alert is one episode: it ends when the schedule fires again, or a later run is in time.
     """
-    with open_client() as client:
-        found = client.pages(list_alerts, limit, dag=dag, all=everything)
-        if as_json:
-            print_json({"alerts": [document(each) for each in found]})
-        elif found:
-            now = client.now
-            columns = ("DAG", "SCHEDULE", "WHAT", "#RUN", "DUE", "#TIMES", "RAISED", "OVER")
-            show(table(columns, [_alert_cells(each, now) for each in found]))
-        else:
-            show(
-                hint(
-                    "No alerts. A schedule gets deadlines with start_within and finish_within, a task with"
-                    " finish_within."
-                )
-            )
+    found, now = read_pages(notifications.list_alerts, limit, dag=dag, with_ended=everything)
+    columns = ("DAG", "SCHEDULE", "MISSED", "#RUN", "DUE", "#TIMES", "RAISED", "OVER")
+
+    def cells(each: Alert) -> list[Cell]:
+        over: Cell = relative(each.ended_at, now) if each.ended_at else line("open", "bold red")
+        due, raised = clock(each.due_at), relative(each.raised_at, now)
+        return [each.dag, each.schedule, _what(each), each.run_id, due, each.count, raised, over]
+
+    empty = "No alerts. A schedule gets deadlines with start_within and finish_within, a task with finish_within."
+    show_list("alerts", found, columns, cells, as_json=as_json, empty=empty)
 
 
 def alert_text(alert: Alert) -> str:
@@ -103,26 +82,7 @@ def _what(alert: Alert) -> str:
     return f"{alert.task} {_MISSED[alert.kind]}" if alert.task else _MISSED[alert.kind]
 
 
-def _alert_cells(each: Alert, now: datetime) -> list[Cell]:
-    over: Cell = relative(each.ended_at, now) if each.ended_at else line("open", "bold red")
-    return [
-        each.dag,
-        each.schedule,
-        _what(each),
-        each.run_id,
-        clock(each.due_at),
-        each.count,
-        relative(each.raised_at, now),
-        over,
-    ]
-
-
 # Notifications --------------------------------------------------------------------------------------------------------
-
-
-@notifications_app.callback()
-def _notifications() -> None:
-    pass
 
 
 @notifications_app.command("list", epilog="Example: evertick notifications list --state failed")
@@ -134,28 +94,30 @@ def list_notifications_command(
     limit: Limit = 100,
     as_json: Json = False,
 ) -> None:
-    """List notifications, newest first: the event, the destination, the attempts, and its last answer."""
-    with open_client() as client:
-        found = client.pages(list_notifications, limit, dag=dag, state=state, run_id=run, sink=sink)
-        if as_json:
-            print_json({"notifications": [_notification_document(each) for each in found]})
-        elif found:
-            now = client.now
-            columns = ("#NUMBER", "STATE", "WHAT", "SINK", "WHEN", "#TRIES", "NEXT", "ANSWER")
-            show(table(columns, [_notification_cells(each, now) for each in found]))
-        else:
-            show(hint("No notifications. A DAG or task sends them with on_failure=[notify.email(...)]."))
+    """List notifications, newest first: the event, the destination, the attempts, and the last response."""
+    found, now = read_pages(notifications.list_notifications, limit, dag=dag, state=state, run_id=run, sink=sink)
+    columns = ("#NUMBER", "STATE", "EVENT", "SINK", "WHEN", "#TRIES", "NEXT", "LAST RESPONSE")
+
+    def cells(each: Notification) -> list[Cell]:
+        then = relative(each.due_at, now) if each.state == "waiting" else None
+        made: list[Cell] = [
+            each.notification_id,
+            line(each.state, _STYLES[each.state]),
+            headline(each.payload),
+            each.sink,
+        ]
+        return [*made, relative(each.created_at, now), each.attempts, then, each.last_response]
+
+    empty = "No notifications. A DAG or task sends them with on_failure=[notify.email(...)]."
+    show_list("notifications", found, columns, cells, as_json=as_json, empty=empty, to_json=_notification_document)
 
 
 @notifications_app.command("show", epilog="Example: evertick notifications show 17")
 def show_notification_command(number: Number, as_json: Json = False) -> None:
     """Show one notification with its content."""
-    with open_client() as client:
-        found = client.call(show_notification, number=number)
-        now = client.now
+    found, now = read(notifications.show_notification, notification_id=number)
     if as_json:
-        print_json(_notification_document(found))
-        return
+        return print_json(_notification_document(found))
     rows: dict[str, Cell] = {
         "state": line(found.state, _STYLES[found.state]),
         "sink": found.sink,
@@ -163,10 +125,10 @@ def show_notification_command(number: Number, as_json: Json = False) -> None:
         "tries": found.attempts,
         "next try": relative(found.due_at, now) if found.state == "waiting" else None,
         "ended": clock(found.ended_at) if found.ended_at else None,
-        "answer": found.answer,
-        **{f"fact: {name}": str(value) for name, value in found.fact.items()},
+        "last response": found.last_response,
+        **{f"payload: {name}": str(value) for name, value in found.payload.items()},
     }
-    show(line(headline(found.fact), "bold"), facts(rows))
+    show(line(headline(found.payload), "bold"), facts(rows))
 
 
 @notifications_app.command("retry", epilog="Example: evertick notifications retry 17 18")
@@ -176,39 +138,21 @@ def retry_command(numbers: Numbers = None, everything: AllFailed = False, sink: 
         raise UserError("Name the notifications by their numbers, or give --all or --sink.")
     with open_client() as client:
         if not numbers:
-            count = client.call(retry_all, body=Again(sink=sink)).count
+            count = client.call(notifications.retry_notifications, body=RetryRequest(sink=sink)).count
             show(line(f"{noun(count, 'notification')} will be tried again."))
             return
         for number in numbers:
-            client.call(retry, number=number)
+            client.call(notifications.retry_notification, notification_id=number)
             show(line(f"Notification {number} will be tried again."))
 
 
 def _notification_document(found: Notification) -> dict[str, object]:
-    return {"delivery_id": found.number, **document(found, without=["number"])}
+    return document(found)
 
 
-def _notification_cells(each: Notification, now: datetime) -> list[Cell]:
-    return [
-        each.number,
-        line(each.state, _STYLES[each.state]),
-        headline(each.fact),
-        each.sink,
-        relative(each.created_at, now),
-        each.attempts,
-        relative(each.due_at, now) if each.state == "waiting" else None,
-        each.answer,
-    ]
-
-
-@notify_app.callback()
-def _notify() -> None:
-    pass
-
-
-@notify_app.command("test", epilog="Example: evertick notify test email:ops@example.com")
+@notifications_app.command("test", epilog="Example: evertick notifications test email:ops@example.com")
 def send_test_command(sink: SinkText, as_json: Json = False) -> None:
-    """Send a test message to a destination and print its answer. Exit status 1 if the message was not accepted.
+    """Test a notification destination: send it a message and print its answer. Exit status 1 if delivery failed.
 
     The message is not stored. It is sent from this machine with its settings: the network of the scheduler's machine may
     differ.
@@ -221,10 +165,11 @@ def send_test_command(sink: SinkText, as_json: Json = False) -> None:
         answer, is_sent = str(error), False
     seconds = time.monotonic() - began
     if as_json:
-        print_json({"sink": chosen.text, "is_sent": is_sent, "answer": answer, "seconds": round(seconds, 3)})
+        print_json({"sink": chosen.text, "is_sent": is_sent, "response": answer, "seconds": round(seconds, 3)})
     else:
         verb = "Sent to" if is_sent else "Not sent to"
         show(line(f"{verb} {chosen.text}: {answer} ({seconds * 1000:.0f} ms)", "green" if is_sent else "bold red"))
+        show(hint("With the settings of this machine; a scheduler on another one may have others."))
     if not is_sent:
         raise typer.Exit(1)
 
@@ -236,12 +181,9 @@ async def _send_test(sink: Destination) -> str:
         async def connect() -> AsyncConnection:
             return conn
 
+        fact = {"event": "test", "dag": "Evertick", "reason": "If you read this, notifications work."}
         sending = Sending(settings, connect=connect)
-        try:
-            fact = {"event": "test", "dag": "Evertick", "reason": "If you read this, notifications work."}
-            return await sending.send(sink.text, fact, delivery=f"test-{secrets.token_hex(4)}")
-        finally:
-            sending.close()
+        return await sending.send(sink.text, fact, delivery=f"test-{secrets.token_hex(4)}")
 
 
 # Quarantine -----------------------------------------------------------------------------------------------------------
@@ -249,33 +191,20 @@ async def _send_test(sink: Destination) -> str:
 
 @quarantine_app.command(epilog="Example: evertick quarantine")
 def quarantine_command(limit: Limit = 1000, as_json: Json = False) -> None:
-    """List the quarantine: runs, schedules and DAGs that fail every time, why, since when, and the next attempt."""
-    with open_client() as client:
-        found = client.pages(list_quarantine, limit)
-        if as_json:
-            print_json({"quarantine": [document(each) for each in found]})
-        elif found:
-            now = client.now
-            columns = ("WHAT", "WHERE", "SINCE", "#FAILURES", "TRIED AGAIN", "WHY")
-            show(table(columns, [_quarantine_cells(each, now) for each in found]))
-        else:
-            show(hint("Nothing is in quarantine."))
+    """List runs, schedules and DAGs suspended after repeated errors: the reason, since when, and the next attempt."""
+    found, now = read_pages(notifications.list_quarantine, limit)
+    columns = ("OBJECT", "WHERE", "SINCE", "#FAILURES", "TRIED AGAIN", "REASON")
+
+    def cells(each: QuarantinedItem) -> list[Cell]:
+        subject = f"run {each.subject_id}" if each.kind == "run" else each.kind
+        where = f"{each.dag}, schedule {each.schedule}" if each.schedule else each.dag
+        reason = f"{each.verb}: {each.reason}"
+        return [subject, where, relative(each.since, now), each.failures, tried_again(each, now), reason]
+
+    show_list("quarantine", found, columns, cells, as_json=as_json, empty="Nothing is in quarantine.")
 
 
-def _quarantine_cells(each: QuarantinedRow, now: datetime) -> list[Cell]:
-    what = f"run {each.subject_id}" if each.kind == "run" else each.kind
-    where = f"{each.dag}, schedule {each.schedule}" if each.schedule else each.dag
-    return [
-        what,
-        where,
-        relative(each.since, now),
-        each.failures,
-        tried_again(each, now),
-        f"{each.verb}: {each.reason}",
-    ]
-
-
-def tried_again(each: QuarantinedRow, now: datetime) -> str:
+def tried_again(each: QuarantinedItem, now: datetime) -> str:
     if each.retry_at is None:
-        return "when it is published anew"
+        return "when it is published again"
     return relative(each.retry_at, now) if each.retry_at > now else "with the next round"

@@ -14,6 +14,7 @@ import typer
 from psycopg import AsyncConnection
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from evertick.cli.app import Group
 from evertick.cli.options import DryRun, Json, Yes, confirm, noun
 from evertick.cli.output import Cell, clock, console, document, facts, hint, line, print_json, show, state
 from evertick.client.local import database_url, opened, user_name
@@ -25,17 +26,18 @@ from evertick.db.failover import Timeline
 from evertick.db.migrate import SchemaStatus, migrate, status
 from evertick.db.queries import retention, runners, server, shards
 from evertick.db.queries.server import TableSize
+from evertick.domain.access import Actor
 from evertick.domain.durations import length, parse_duration, relative
 from evertick.domain.errors import NotLeader, SchemaMismatch, UserError
 from evertick.domain.retention import Dated, choose, rest_seconds
 from evertick.engine.retention import Kind
-from evertick.scheduler.retention import Limits, PruneRound, limits_of, old_run_ids
+from evertick.scheduler.retention import PruneRound, RetentionLimits, limits_of, old_run_ids
 
 SHARD = 0
 _LARGEST = 3
 _WALK = 1000
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Migrate, prune and show the database.")
+app = Group()
 
 # Singular and plural, for messages.
 _NAMES = {
@@ -55,11 +57,7 @@ _NAMES = {
 
 OlderThan = Annotated[
     str | None,
-    typer.Option(
-        "--older-than",
-        metavar="LENGTH",
-        help="Minimum age: 30d, 12h. By default the retention (EVERTICK_RETENTION_DAYS).",
-    ),
+    typer.Option("--older-than", metavar="DURATION", help="Minimum age: 30d, 12h; EVERTICK_RETENTION_DAYS by default."),
 ]
 Advance = Callable[[int], None]
 
@@ -68,7 +66,7 @@ Advance = Callable[[int], None]
 def migrate_database() -> None:
     """Apply every migration that the database lacks. Safe to run at any time, by several at once, while services work.
 
-    If a table stays locked for long, the migration lets the others go on and tries again, for ten minutes.
+    If a table stays locked for long, the migration lets the others continue and tries again, for ten minutes.
     """
     url = database_url(read_settings())
 
@@ -91,7 +89,7 @@ def make_roles(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the SQL that makes a role for each kind of service, with the right to what it needs and nothing else.
+    """Print the SQL that makes a role for each kind of service, with only the rights that it needs.
 
     Afterwards make a login for each machine: create role berlin login password '...' in role evertick_runner.
     Migrations renew these rights by themselves.
@@ -104,7 +102,7 @@ def make_roles(
             if newer and not keeps_older:
                 raise SchemaMismatch(
                     f"The database at {where(url)} has {newer[-1].label} of a later release, whose services need rights that"
-                    " this program does not know of. Run this with that release, or with --keep."
+                    " this program does not know. Run this with that release, or with --keep."
                 )
             lines = await roles.script(conn, keeps_older=keeps_older)
             if is_applied:
@@ -115,14 +113,14 @@ def make_roles(
     if as_json:
         print_json({"is_applied": is_applied, "roles": list(roles.MAY), "statements": lines})
     elif is_applied:
-        show(line(f"{', '.join(roles.MAY)} have what they need in the database at {where(url)}.", "green"))
+        show(line(f"{', '.join(roles.MAY)} have their rights in the database at {where(url)}.", "green"))
         show(hint("Make a login in one of them: create role berlin login password '...' in role evertick_runner;"))
     else:
         typer.echo("begin;\n" + "".join(f"{each};\n" for each in lines) + "commit;")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class DatabaseStatus:
     """The status of a database. Leader, runners, timelines and sizes are known only for a current schema."""
 
     place: str
@@ -142,15 +140,15 @@ class Standing:
 
 @app.command("status", epilog="Example: evertick db status --json")
 def show_status(as_json: Json = False) -> None:
-    """Show the database's address, schema, leader, runners, size and age, and what failovers lost."""
+    """Show the database's address, schema, leader, runners, size and age, and writes lost in failovers."""
     url = database_url(read_settings())
 
-    async def look() -> Standing:
+    async def read() -> DatabaseStatus:
         with with_advice(url):
             async with await connect(url, purpose=Purpose.READ) as conn:
-                return await _look(conn, where(url))
+                return await _read_status(conn, where(url))
 
-    found = asyncio.run(look())
+    found = asyncio.run(read())
     if as_json:
         print_json(_document(found))
     else:
@@ -159,11 +157,11 @@ def show_status(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-async def _look(conn: AsyncConnection, place: str) -> Standing:
+async def _read_status(conn: AsyncConnection, place: str) -> DatabaseStatus:
     schema = await status(conn)
     leader = await shards.leader(conn, shard=SHARD) if schema.is_current else None
     version = conn.info.server_version
-    return Standing(
+    return DatabaseStatus(
         place=place,
         server_version=f"{version // 10000}.{version % 10000}",
         schema=schema,
@@ -176,7 +174,7 @@ async def _look(conn: AsyncConnection, place: str) -> Standing:
     )
 
 
-def _document(found: Standing) -> dict[str, object]:
+def _document(found: DatabaseStatus) -> dict[str, object]:
     return {
         "database": found.place,
         "server_version": found.server_version,
@@ -195,7 +193,7 @@ def _document(found: Standing) -> dict[str, object]:
     }
 
 
-def _show(found: Standing) -> None:
+def _show(found: DatabaseStatus) -> None:
     applied, is_current = found.schema.applied, found.schema.is_current
     newest = applied[-1].label if applied else "none"
     schema = state("success", f"current ({newest})") if is_current else state("failed", f"behind ({newest})")
@@ -220,7 +218,7 @@ def _show(found: Standing) -> None:
         show(hint(f"Pending: {names}. Apply them with: evertick db migrate"))
 
 
-def _age_and_size(found: Standing) -> dict[str, Cell]:
+def _age_and_size(found: DatabaseStatus) -> dict[str, Cell]:
     largest = ", ".join(f"{table.name} {_megabytes(table.bytes)}" for table in found.tables[:_LARGEST])
     oldest = found.oldest_run
     return {
@@ -240,7 +238,7 @@ def _megabytes(count: int) -> str:
 def prune_database(
     older_than: OlderThan = None, dry_run: DryRun = False, yes: Yes = False, as_json: Json = False
 ) -> None:
-    """Delete runs that ended long ago, with their tasks, logs and results, and all that nothing needs any more.
+    """Delete old runs with their tasks, logs and results, and all unused data.
 
     The leader does this by itself for runs older than the retention. Other work continues and is not slowed down.
     """
@@ -301,9 +299,9 @@ async def _count(url: str, before: datetime, now: datetime, advance: Advance) ->
     return {Kind.RUNS: runs, Kind.JOURNAL: old.journal, Kind.SKIP_RECORDS: old.skip_records}
 
 
-async def _prune(url: str, limits: Limits, advance: Advance) -> PruneRound:
+async def _prune(url: str, limits: RetentionLimits, advance: Advance) -> PruneRound:
     """In the name of the leader of each step. The leader may change between two steps."""
-    done = PruneRound(limits, actor=f"cli:{user_name()}")
+    done = PruneRound(limits, actor=Actor(f"cli:{user_name()}"))
     async with opened(url, Purpose.SCHEDULER) as conn:
         while not done.is_over:
             leader = await shards.leader(conn, shard=SHARD)
@@ -338,8 +336,9 @@ def _bar(ids: range, *, shown: bool) -> Iterator[Advance]:
 
 def _show_pruned(counts: Mapping[Kind, int], before: datetime, kept: timedelta, *, as_json: bool, is_dry: bool) -> None:
     if as_json:
-        print_json({"before": before, "is_dry_run": is_dry, **{kind.value: counts.get(kind, 0) for kind in Kind}})
-        return
+        return print_json(
+            {"before": before, "is_dry_run": is_dry, **{kind.value: counts.get(kind, 0) for kind in Kind}}
+        )
     parts = [f"{count:,} {_NAMES[kind][count != 1]}" for kind, count in counts.items() if count]
     age = f"older than {length(kept.total_seconds())} (before {clock(before)})"
     if not parts:

@@ -7,6 +7,7 @@ import asyncio
 import psycopg
 import typer
 
+from evertick.cli.app import Single
 from evertick.cli.options import Json, noun
 from evertick.cli.output import document, hint, line, print_json, show
 from evertick.config import Settings, read_settings
@@ -18,16 +19,16 @@ from evertick.doctor.machine import examine_machine
 from evertick.domain.errors import EvertickError, InvalidSettings, PostgresUnavailable
 from evertick.supervisor.postgres_home import own_database_url
 
-app = typer.Typer(add_completion=False)
+app = Single()
 
 
 @app.command(epilog="Example: evertick doctor")
 def doctor(as_json: Json = False) -> None:
     """Check the database and its settings, this machine, the leader and the runners, secrets, and access to the API.
 
-    Each finding says why it matters and what to do. Changes nothing. Exit status 1 if there is an error, 0 for warnings.
+    Each finding has its reason and the next step. Changes nothing. Exit status 1 if there is an error, 0 for warnings.
     """
-    found = _look()
+    found = _examine()
     errors = [each for each in found if each.grade is Severity.ERROR]
     if as_json:
         print_json({"is_well": not errors, "findings": [document(each) for each in found]})
@@ -37,16 +38,16 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _look() -> list[Finding]:
+def _examine() -> list[Finding]:
     try:
         settings = read_settings()
     except InvalidSettings as wrong:
         return [error("settings", str(wrong), "Nothing of Evertick starts so.", "Correct it where it is set.")]
-    found = [*examine_machine(settings), *asyncio.run(_look_at_database(settings))]
+    found = [*examine_machine(settings), *asyncio.run(_examine_database(settings))]
     return sorted(found, key=lambda each: each.grade is not Severity.ERROR)
 
 
-async def _look_at_database(settings: Settings) -> list[Finding]:
+async def _examine_database(settings: Settings) -> list[Finding]:
     try:
         # The database of this machine, even if a server is selected.
         url = own_database_url(settings)

@@ -9,35 +9,18 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from evertick.cli.app import Group
 from evertick.cli.options import Json, Limit, Yes, confirm, noun
-from evertick.cli.output import Cell, document, heading, hint, line, print_json, show, state, table
-from evertick.client.connect import open_client
-from evertick.db.queries.gates import GateTask
+from evertick.cli.output import Cell, document, heading, hint, line, print_json, show, show_list, state, table
+from evertick.client.connect import call, open_client, read, read_pages
+from evertick.db.queries.gates import Gate, GateTask
 from evertick.domain.dags.gates import EXCLUSIVE
 from evertick.domain.durations import length, relative
-from evertick.operations.gates import (
-    MOST_TASKS,
-    Gate,
-    GatePage,
-    PoolSlots,
-    list_keys,
-    list_pools,
-    put_pool,
-    remove_pool,
-    show_key,
-    show_pool,
-)
+from evertick.operations import gates
+from evertick.operations.gates import MOST_TASKS, GateDetails, PoolRequest
 
-pools = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help='Pools: named slots that tasks share. A task takes its slots with `@task(pool="warehouse")`.',
-)
-keys = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help="Mutex keys, ordered keys, rates and limits in use: their holders, and the tasks that wait.",
-)
+pools = Group('Pools: named slots that tasks share. A task takes its slots with `@task(pool="warehouse")`.')
+keys = Group()
 
 Pool = Annotated[str, typer.Argument(metavar="POOL", help="The pool's name.")]
 Slots = Annotated[int, typer.Argument(metavar="SLOTS", min=0, help="Number of slots; 0 closes the pool.")]
@@ -47,28 +30,23 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="The key, as `evertick k
 @pools.command("list", epilog="Example: evertick pools list")
 def list_pools_command(limit: Limit = 1000, as_json: Json = False) -> None:
     """List the pools: their slots, how many are taken, and how many tasks wait."""
-    with open_client() as client:
-        found = client.call(list_pools).items[:limit]
-    if as_json:
-        print_json({"pools": [_gate_document(each) for each in found]})
-        return
-    if not found:
-        show(hint("There are no pools. Create one with: evertick pools set warehouse 4"))
-        return
-    columns = ("POOL", "#SLOTS", "#USED", "#FREE", "#TASKS", "#WAITING")
-    rows: list[list[Cell]] = [
-        [each.name, each.slots, each.used, max(each.slots - each.used, 0), each.holders, each.waiters] for each in found
-    ]
-    show(table(columns, rows))
+    found, _ = read_pages(gates.list_pools, limit)
+    show_list(
+        "pools",
+        found,
+        ("POOL", "#SLOTS", "#USED", "#FREE", "#TASKS", "#WAITING"),
+        lambda it: [it.name, it.slots, it.used, max(it.slots - it.used, 0), it.holders, it.waiters],
+        as_json=as_json,
+        empty="There are no pools. Create one with: evertick pools set warehouse 4",
+        to_json=_gate_document,
+    )
 
 
 @pools.command("show", epilog="Example: evertick pools show warehouse")
 def show_pool_command(pool: Pool, limit: Limit = 20, as_json: Json = False) -> None:
     """Show the tasks that hold a pool's slots, and the tasks that wait for them in their order."""
-    with open_client() as client:
-        found = client.call(show_pool, name=pool, limit=min(limit, MOST_TASKS)).record
-        now = client.now
-    _show_gates("pools", [found], now, as_json=as_json)
+    found, now = read(gates.show_pool, name=pool, limit=min(limit, MOST_TASKS))
+    _show_gates("pools", [found.record], now, as_json=as_json)
 
 
 # A negative number would otherwise be taken for an option, and the reason would be hidden.
@@ -77,11 +55,9 @@ def show_pool_command(pool: Pool, limit: Limit = 20, as_json: Json = False) -> N
 )
 def set_pool_command(pool: Pool, slots: Slots) -> None:
     """Create a pool, or change its slots at once. If more slots are taken, no other task starts until slots are free."""
-    with open_client() as client:
-        done = client.call(put_pool, name=pool, body=PoolSlots(slots=slots)).record
-    show(
-        line(f"{'Created' if done.is_new else 'Pool'} {pool} {'with' if done.is_new else 'has'} {noun(slots, 'slot')}.")
-    )
+    done = call(gates.put_pool, name=pool, body=PoolRequest(slots=slots)).record
+    now_has = f"Created {pool} with" if done.is_new else f"Pool {pool} has"
+    show(line(f"{now_has} {noun(slots, 'slot')}."))
     if done.used > slots:
         show(hint(f"{done.used} are taken: running tasks continue, and no other starts until fewer than {slots} are."))
     elif done.admitted:
@@ -92,24 +68,23 @@ def set_pool_command(pool: Pool, slots: Slots) -> None:
 def delete_pool_command(pool: Pool, yes: Yes = False) -> None:
     """Delete a pool that no DAG needs and no task holds."""
     confirm(f"Delete pool {pool}?", yes=yes)
-    with open_client() as client:
-        client.call(remove_pool, name=pool)
+    call(gates.delete_pool, name=pool)
     show(line(f"Deleted pool {pool}."))
 
 
 @keys.command("list", epilog="Example: evertick keys list")
 def list_keys_command(limit: Limit = 1000, as_json: Json = False) -> None:
     """List the keys (mutex and ordered), rates and limits that tasks hold or wait for now."""
-    with open_client() as client:
-        found = client.call(list_keys).items[:limit]
-    if as_json:
-        print_json({"keys": [_gate_document(each) for each in found]})
-        return
-    if not found:
-        show(hint('No key is in use. A task takes one with @task(mutex="table:{params.table}").'))
-        return
-    rows: list[list[Cell]] = [[each.kind, each.name, _used_text(each), each.holders, each.waiters] for each in found]
-    show(table(("KIND", "KEY", "USED", "#HOLDERS", "#WAITING"), rows))
+    found, _ = read_pages(gates.list_keys, limit)
+    show_list(
+        "keys",
+        found,
+        ("KIND", "KEY", "USED", "#HOLDERS", "#WAITING"),
+        lambda each: [each.kind, each.name, _used_text(each), each.holders, each.waiters],
+        as_json=as_json,
+        empty='No key is in use. A task takes one with @task(mutex="table:{params.table}").',
+        to_json=_gate_document,
+    )
 
 
 @keys.command("show", epilog="Example: evertick keys show table:orders")
@@ -117,18 +92,17 @@ def show_key_command(key: Key, limit: Limit = 20, as_json: Json = False) -> None
     """Show the tasks that hold a key, and the tasks that wait for it in their order."""
     most = min(limit, MOST_TASKS)
     with open_client() as client:
-        kinds = [each.kind for each in client.call(list_keys).items if each.name == key]
+        kinds = [each.kind for each in client.pages(gates.list_keys, MOST_TASKS) if each.name == key]
         # The error for an unknown key suggests a similar one.
-        found = [client.call(show_key, name=key, kind=kind, limit=most) for kind in kinds]
-        found = found or [client.call(show_key, name=key, limit=most)]
+        found = [client.call(gates.show_key, name=key, kind=kind, limit=most) for kind in kinds]
+        found = found or [client.call(gates.show_key, name=key, limit=most)]
         now = client.now
     _show_gates("keys", found, now, as_json=as_json)
 
 
-def _show_gates(plural: str, found: Sequence[GatePage], now: datetime, *, as_json: bool) -> None:
+def _show_gates(plural: str, found: Sequence[GateDetails], now: datetime, *, as_json: bool) -> None:
     if as_json:
-        print_json({plural: [_gate_document(each) for each in found]})
-        return
+        return print_json({plural: [_gate_document(each) for each in found]})
     for gate in found:
         show(line(f"{gate.kind} {gate.name}: {_used_text(gate)}", "bold"))
         show(heading("Held by"), _task_table(gate.held_by, now, gate) if gate.held_by else hint("no task"))
@@ -148,7 +122,8 @@ def _used_text(gate: Gate) -> str:
     if gate.kind == "order":
         return "free" if gate.version is None else f"version {gate.version}"
     if gate.kind == "rate":
-        return f"{gate.used}/{gate.slots} in {_span(gate.period or 0)}"
+        # The period in its own unit: `10 s`, `1 min`, `24 h`.
+        return f"{gate.used}/{gate.slots} in {length(gate.period or 0).removesuffix(' 0 s')}"
     if gate.kind == "past":
         return "run before"
     if gate.kind != "mutex":
@@ -156,11 +131,6 @@ def _used_text(gate: Gate) -> str:
     if gate.used == 0:
         return "free"
     return "exclusive" if gate.used >= EXCLUSIVE else "shared"
-
-
-def _span(seconds: float) -> str:
-    """A period in its own unit: `10 s`, `1 min`, `24 h`."""
-    return length(seconds).removesuffix(" 0 s")
 
 
 def _task_table(found: Sequence[GateTask], now: datetime, gate: Gate) -> Table:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 import psycopg
 import typer
 from rich.text import Text
 
+from evertick.cli.app import Single
 from evertick.cli.commands.alerts import alert_text
 from evertick.cli.options import Json
 from evertick.cli.output import Cell, line, print_json, show, table
@@ -18,11 +19,14 @@ from evertick.db.connect import Purpose
 from evertick.db.queries import notifications, runners, shards
 from evertick.domain.durations import length
 from evertick.domain.errors import EvertickError, PostgresUnavailable, UserError
-from evertick.observability.health import HEALTHY, UNHEALTHY, Document
+from evertick.observability.health import HEALTHY, UNHEALTHY
 from evertick.observability.health_endpoint import get, living_notes
 from evertick.supervisor.postgres_home import holder_of
 
-app = typer.Typer(add_completion=False)
+app = Single()
+
+# The answer of a process is any JSON object.
+Document = dict[str, Any]
 
 ASK_SECONDS = 3.0
 DATABASE_SECONDS = 10.0
@@ -33,7 +37,7 @@ SILENT_HEARTBEATS = 3
 
 Urls = Annotated[
     list[str] | None,
-    typer.Option("--url", metavar="URL", help="Only the health port at this address; repeat it for more."),
+    typer.Option("--url", metavar="URL", help="Only the health port at this address; repeat for several."),
 ]
 
 
@@ -43,7 +47,7 @@ def health(url: Urls = None, as_json: Json = False) -> None:
 
     Exit status 0 if all are healthy, 1 if one is not.
     """
-    document = asyncio.run(_look(read_settings(), url or []))
+    document = asyncio.run(_read_health(read_settings(), url or []))
     if as_json:
         print_json(document)
     else:
@@ -52,7 +56,7 @@ def health(url: Urls = None, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-async def _look(settings: Settings, urls: list[str]) -> Document:
+async def _read_health(settings: Settings, urls: list[str]) -> Document:
     """The health at these addresses, or without any of all that this machine and the database know of."""
     document: Document = {}
     if not urls:
@@ -61,7 +65,7 @@ async def _look(settings: Settings, urls: list[str]) -> Document:
         document |= await _ask_database(settings, has_processes=bool(notes))
     processes = await asyncio.gather(*(_ask_process(each) for each in urls))
     # `evertick up` reports its children itself.
-    children = {pid for each in processes for pid in _pids_of_children(each)}
+    children = {part.get("pid") for each in processes for part in _components(each).values()} - {None}
     document["processes"] = [each for each in processes if each.get("pid") not in children]
     statuses = [part["status"] for part in _parts(document)]
     return {"status": HEALTHY if all(each == HEALTHY for each in statuses) else UNHEALTHY, **document}
@@ -125,7 +129,7 @@ def _leader_document(leader: shards.Leader | None) -> Document:
         return {"status": UNHEALTHY, "leader": None, "reasons": [f"{missing}. Start one with: evertick scheduler"]}
     document: Document = {"status": HEALTHY, "leader": leader.owner, "epoch": leader.epoch}
     document |= {"lease_until": leader.lease_until}
-    return document | ({"shards": leader.of_shards, "leaders": leader.leaders} if leader.of_shards > 1 else {})
+    return document | ({"shards": leader.shard_count, "leaders": leader.leaders} if leader.shard_count > 1 else {})
 
 
 def _runner_document(runner: runners.BusyRunner, settings: Settings) -> Document:
@@ -149,17 +153,10 @@ def _components(process: Document) -> dict[str, Document]:
     return {name: part for name, part in process.items() if isinstance(part, dict) and "status" in part}
 
 
-def _pids_of_children(process: Document) -> list[object]:
-    return [part["pid"] for part in _components(process).values() if "pid" in part]
-
-
 def _parts(document: Document) -> list[Document]:
     """All parts whose status counts."""
-    found = [part for name in ("metadatabase", "scheduler") if isinstance(part := document.get(name), dict)]
-    for name in ("runners", "processes"):
-        several = document.get(name)
-        found += several if isinstance(several, list) else []
-    return found
+    alone = [document[name] for name in ("metadatabase", "scheduler") if name in document]
+    return [*alone, *document.get("runners", []), *document["processes"]]
 
 
 def _rows(document: Document) -> list[list[Cell]]:
@@ -171,20 +168,17 @@ def _rows(document: Document) -> list[list[Cell]]:
             parts = _components(part).items()
             rows += [[f"{part['service']}: {name}", _state(each), None, _detail(each)] for name, each in parts]
         elif "runner_id" in part:
-            rows.append(["runner", _state(part), _text(part["runner_id"]), _detail(part)])
+            rows.append(["runner", _state(part), part["runner_id"], _detail(part)])
         elif "leader" in part:
-            rows.append(["leader", _state(part), _text(part["leader"]), _detail(part)])
+            rows.append(["leader", _state(part), part["leader"], _detail(part)])
         else:
             rows.append(["database", _state(part), None, _detail(part)])
-    alerts_of = document.get("alerts")
-    for each in alerts_of if isinstance(alerts_of, list) else []:
-        rows.append(["alert", line("open", "bold red"), None, each["detail"]])
+    rows += [["alert", line("open", "bold red"), None, each["detail"]] for each in document.get("alerts", [])]
     return rows
 
 
 def _state(part: Document) -> Text:
-    is_healthy = part["status"] == HEALTHY
-    return line(str(part["status"]), "green" if is_healthy else "bold red")
+    return line(str(part["status"]), "green" if part["status"] == HEALTHY else "bold red")
 
 
 def _detail(part: Document) -> str | None:
@@ -198,7 +192,3 @@ def _detail(part: Document) -> str | None:
     if part.get("restarts"):
         said.append(f"{part['restarts']} restarts, last: {part['last_exit']}")
     return "; ".join(said) or None
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)

@@ -1,4 +1,4 @@
-"""`evertick runners`, `queues`, `shards` and `route`: list them, drain runners, set the number of shards, try routing rules."""
+"""`evertick runners`, `queues`, `shards` and `routing`: list them, drain runners, set the number of shards, try routing rules."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
+from evertick.cli.app import Group
 from evertick.cli.errors import TIMED_OUT
-from evertick.cli.options import Json, Limit, Timeout, noun, seconds_of
-from evertick.cli.output import Cell, document, hint, line, print_json, show, state, table
-from evertick.client.connect import Client, open_client, refuse_server
+from evertick.cli.options import Json, Limit, Timeout, noun
+from evertick.cli.output import Cell, document, hint, line, print_json, show, show_list, state, table
+from evertick.client.connect import Client, call, open_client, read_pages, refuse_server
 from evertick.client.local import database_url, opened
 from evertick.config import read_settings
 from evertick.db.connect import Purpose
@@ -25,37 +26,21 @@ from evertick.db.queries.shards import MOST_COUNTED, ShardRow
 from evertick.domain.durations import length, relative
 from evertick.domain.errors import EvertickError, UserError
 from evertick.domain.routing import Address, Routing, Tried, address_text, read_address, route, try_rules
-from evertick.engine.maintenance import set_shards
+from evertick.engine.shards import set_shards
+from evertick.operations import runners as operations
 from evertick.operations.caller import Caller
-from evertick.operations.runners import (
-    MOST_QUEUED,
-    DrainSeveral,
-    Runner,
-    Undrain,
-    drain_runners,
-    list_queues,
-    list_runners,
-    list_shards,
-    undrain_runners,
-)
+from evertick.operations.paging import MOST_LISTED
+from evertick.operations.runners import MOST_QUEUED, DrainRunnersRequest, RunnerStatus, UndrainRequest
 from evertick.publisher.routing_file import load_routing
 
-runners = typer.Typer(no_args_is_help=True, add_completion=False, help="Live runners, and how busy they are.")
-queues = typer.Typer(no_args_is_help=True, add_completion=False)
-shards = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help="Shards: parts of the DAGs, each planned by one scheduler at a time. Most installations need one.",
-)
-routing = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help="Routing rules: list them, and show which rule matches a task. Works without a database.",
-)
+runners = Group()
+queues = Group()
+shards = Group()
+routing = Group()
 
 Which = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[RUNNER]...", help="Its id, name or session, as `evertick runners list` shows them."),
+    typer.Argument(metavar="RUNNER", help="Its id, name or session, as `evertick runners list` shows them."),
 ]
 All = Annotated[bool, typer.Option("--all", help="All live runners.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until their attempts have ended.")]
@@ -66,10 +51,10 @@ File = Annotated[
 ]
 TaskName = Annotated[str, typer.Argument(metavar="DAG::TASK", help="The task's full name, with its groups in between.")]
 
-
-@queues.callback()
-def about_queues() -> None:
-    """Queues: how many tasks wait there, for how long, and how many runners serve them."""
+_RUNNER_COLUMNS = (
+    *("RUNNER", "NAME", "STATE", "#BUSY", "QUEUES", "EXECUTOR", "PATTERNS"),
+    *("HOST", "#PID", "STARTED", "HEARTBEAT", "VERSION", "SESSION"),
+)
 
 
 # Runners --------------------------------------------------------------------------------------------------------------
@@ -78,24 +63,22 @@ def about_queues() -> None:
 @runners.command("list", epilog="Example: evertick runners list")
 def list_runners_command(limit: Limit = 1000, as_json: Json = False) -> None:
     """List the live runners, with the queues and patterns that they serve and how many slots are taken."""
-    with open_client() as client:
-        found = client.call(list_runners).items[:limit]
-        now = client.now
-    if as_json:
-        print_json({"runners": [{**document(each), "state": _state_of(each)} for each in found]})
-        return
-    if not found:
-        show(hint("No runner is alive, so nothing can run. Start one with: evertick runner (or all with: evertick up)"))
-        return
-    rows: list[list[Cell]] = []
-    for each in found:
-        name, how = each.name, state(_state_of(each))
-        place: list[Cell] = [f"{each.busy}/{each.slots}", ", ".join(each.queues), each.executor]
-        place += [", ".join(each.match) or None, each.host, each.pid]
-        times: list[Cell] = [relative(each.started_at, now), relative(each.beat_at, now)]
-        rows.append([each.runner_id, name, how, *place, *times, each.version, each.session])
-    titles = ("STATE", "#BUSY", "QUEUES", "EXECUTOR", "MATCH", "HOST", "#PID")
-    show(table(("RUNNER", "NAME", *titles, "STARTED", "HEARTBEAT", "VERSION", "SESSION"), rows))
+    found, now = read_pages(operations.list_runners, limit)
+
+    def cells(it: RunnerStatus) -> list[Cell]:
+        place: list[Cell] = [f"{it.busy}/{it.slots}", ", ".join(it.queues), it.executor, ", ".join(it.match) or None]
+        times = [relative(it.started_at, now), relative(it.beat_at, now)]
+        return [it.runner_id, it.name, state(_state_of(it)), *place, it.host, it.pid, *times, it.version, it.session]
+
+    show_list(
+        "runners",
+        found,
+        _RUNNER_COLUMNS,
+        cells,
+        as_json=as_json,
+        empty="No runner is alive, so nothing can run. Start one with: evertick runner (or all with: evertick up)",
+        to_json=lambda each: {**document(each), "state": _state_of(each)},
+    )
 
 
 @runners.command("drain", epilog="Example: evertick runners drain gpu-1 --wait")
@@ -104,19 +87,18 @@ def drain_command(
 ) -> None:
     """Take runners out of service: each takes no new work and finishes its attempts.
 
-    A drained runner stays alive until it is stopped or undrained; with --stop it ends. An id or name of several runners
-    means all of them. With --wait the exit status is 0 when they have finished, and 124 after a timeout.
+    A drained runner stays alive until it is stopped or undrained; with --stop it ends. An id or name of
+    several runners means all of them. With --wait the exit status is 0 when they have finished, and 124 after a timeout.
     """
-    within_seconds = seconds_of(timeout)
-    if within_seconds is not None and not wait:
+    if timeout is not None and not wait:
         raise UserError("--timeout limits a wait: add --wait.")
     _refuse_unclear(runner, is_all=every)
     with open_client() as client:
-        wanted = DrainSeveral(runners=runner or (), is_all=every, then_leave=stop)
-        found = client.call(drain_runners, body=wanted).runners
+        wanted = DrainRunnersRequest(runners=runner or (), is_all=every, then_leave=stop)
+        found = client.call(operations.drain_runners, body=wanted).runners
         _show_each(found, "drains, and ends when its attempts have ended" if stop else "drains")
         if wait and found:
-            _wait_until_idle(client, found, within_seconds)
+            _wait_until_idle(client, found, timeout)
         elif found:
             show(hint("Follow it with: evertick runners list. Undo it with: evertick runners undrain"))
 
@@ -125,8 +107,7 @@ def drain_command(
 def undrain_command(runner: Which = None, every: All = False) -> None:
     """Let drained runners take work again."""
     _refuse_unclear(runner, is_all=every)
-    with open_client() as client:
-        found = client.call(undrain_runners, body=Undrain(runners=runner or (), is_all=every)).runners
+    found = call(operations.undrain_runners, body=UndrainRequest(runners=runner or (), is_all=every)).runners
     _show_each(found, "takes work again")
     if not found:
         show(line("None of them was drained."))
@@ -137,26 +118,26 @@ def _refuse_unclear(which: Sequence[str] | None, *, is_all: bool) -> None:
         raise UserError("Name a runner, or all of them with --all. List live runners with `evertick runners list`.")
 
 
-def _show_each(found: Sequence[Runner], what: str) -> None:
+def _show_each(found: Sequence[RunnerStatus], what: str) -> None:
     for each in found:
         running = f" ({noun(each.busy, 'task')} running)" if each.busy else ""
         show(line(f"Runner {each.runner_id} (session {each.session}) {what}{running}."))
 
 
-def _wait_until_idle(client: Client, found: Sequence[Runner], within_seconds: float | None) -> None:
+def _wait_until_idle(client: Client, found: Sequence[RunnerStatus], within_seconds: float | None) -> None:
     sessions = {each.session for each in found}
 
     def are_idle() -> bool:
-        alive = client.call(list_runners).items
+        alive = client.pages(operations.list_runners, MOST_LISTED)
         return not any(each.busy for each in alive if each.session in sessions)
 
     if not client.poll(are_idle, within_seconds=within_seconds):
-        show(line("They have not finished yet, and go on draining."))
+        show(line("They have not finished yet and are still draining."))
         raise typer.Exit(TIMED_OUT)
-    show(line("Nothing runs there any more."))
+    show(line("All of their attempts have ended."))
 
 
-def _state_of(runner: Runner) -> str:
+def _state_of(runner: RunnerStatus) -> str:
     if runner.request is not None:
         return "draining" if runner.busy else "idle (drained)"
     return "busy" if runner.busy else "idle"
@@ -171,20 +152,18 @@ def list_queues_command(limit: Limit = 1000, as_json: Json = False) -> None:
 
     A queue is listed if a task waits or runs there, a runner serves it, or a published task goes there.
     """
-    with open_client() as client:
-        found = client.call(list_queues).items[:limit]
-        now = client.now
-    if as_json:
-        print_json(
-            {"queues": [{**document(each), "oldest_wait_seconds": _waited_seconds(each, now)} for each in found]}
-        )
-        return
-    if not found:
-        show(hint("No queue is in use: no DAG is published and no runner is alive. Start with: evertick up"))
-        return
-    rows: list[list[Cell]] = [[each.queue, *_queue_cells(each, now)] for each in found]
-    show(table(("QUEUE", "#QUEUED", "OLDEST", "#RUNNING", "#SLOTS", "RUNNERS"), rows))
-    if unserved := [each.queue for each in found if each.depth and not each.runners]:
+    found, now = read_pages(operations.list_queues, limit)
+    show_list(
+        "queues",
+        found,
+        ("QUEUE", "#QUEUED", "OLDEST", "#RUNNING", "#SLOTS", "RUNNERS"),
+        lambda each: [each.queue, *_queue_cells(each, now)],
+        as_json=as_json,
+        empty="No queue is in use: no DAG is published and no runner is alive. Start with: evertick up",
+        to_json=lambda each: {**document(each), "oldest_wait_seconds": _waited_seconds(each, now)},
+    )
+    unserved = [each.queue for each in found if each.depth and not each.runners]
+    if unserved and not as_json:
         show(hint(f"No runner serves {', '.join(unserved)}. Start one with: evertick runner --queues {unserved[0]}"))
 
 
@@ -215,12 +194,9 @@ def _waited_seconds(queue: QueueRow, now: datetime) -> float | None:
 @shards.command("list", epilog="Example: evertick shards list")
 def list_shards_command(as_json: Json = False) -> None:
     """List the shards: their leaders, since when, how many DAGs they have, and how many rows must still move."""
-    with open_client() as client:
-        found = client.call(list_shards).items
-        now = client.now
+    found, now = read_pages(operations.list_shards, MOST_LISTED)
     if as_json:
-        print_json({"shards": found})
-        return
+        return print_json({"shards": found})
     rows = [_shard_cells(each, now) for each in found]
     show(table(("SHARD", "STATE", "LEADER", "SINCE", "#EPOCH", "#DAGS", "#TO MOVE"), rows))
     if unled := [str(each.shard) for each in found if not each.is_live]:
@@ -231,10 +207,9 @@ def list_shards_command(as_json: Json = False) -> None:
 # A negative number would otherwise be taken for an option, and the reason would be hidden.
 @shards.command("set", epilog="Example: evertick shards set 4", context_settings={"ignore_unknown_options": True})
 def set_shards_command(count: Count) -> None:
-    """Change the number of shards, at any time. DAGs move while everything goes on; no fire is lost or late."""
+    """Set the number of shards, at any time. DAGs move while all services run; no fire is lost or late."""
     refuse_server()
-    with open_client() as client:
-        client.call(_set_shards, count=count)
+    call(_set_shards, count=count)
     show(line(f"{noun(count, 'shard')} from now on."))
     show(hint("The schedulers take over their shards and move the DAGs. Follow it with: evertick shards list"))
 
@@ -255,7 +230,7 @@ def _shard_cells(each: ShardRow, now: datetime) -> list[Cell]:
 # Routing rules --------------------------------------------------------------------------------------------------------
 
 
-@routing.command("list", epilog="Example: evertick route list --file routing.toml")
+@routing.command("list", epilog="Example: evertick routing list --file routing.toml")
 def list_rules_command(file: File = None, as_json: Json = False) -> None:
     """List the rules in the order in which they are tried. The first rule that matches wins; the default comes last.
 
@@ -264,17 +239,16 @@ def list_rules_command(file: File = None, as_json: Json = False) -> None:
     rules, source = _rules(file)
     if as_json:
         shown = [{"match": rule.pattern.text, "queue": rule.queue} for rule in rules.rules]
-        print_json({"file": source, "rules": shown, "default": rules.default})
-        return
+        return print_json({"file": source, "rules": shown, "default": rules.default})
     rows: list[list[Cell]] = [
         [str(number), rule.pattern.text, rule.queue] for number, rule in enumerate(rules.rules, start=1)
     ]
-    show(table(("RULE", "MATCH", "QUEUE"), [*rows, ["default", None, rules.default]]))
+    show(table(("RULE", "PATTERN", "QUEUE"), [*rows, ["default", None, rules.default]]))
     if source is None:
         show(hint("There are no rules, because EVERTICK_ROUTING_FILE is not set. Tasks go to the default queue."))
 
 
-@routing.command("explain", epilog="Example: evertick route explain etl::load")
+@routing.command("explain", epilog="Example: evertick routing explain etl::load")
 def explain_command(task: TaskName, file: File = None, as_json: Json = False) -> None:
     """Show the queue that the rules give a task, the rule that matched, and why the others did not.
 
@@ -287,7 +261,7 @@ def explain_command(task: TaskName, file: File = None, as_json: Json = False) ->
     # A queue in the DAG file takes precedence; it is known only for published DAGs.
     written = now.written if now is not None else None
     if as_json:
-        print_json(
+        return print_json(
             {
                 "task": address_text(address),
                 "file": source,
@@ -298,8 +272,15 @@ def explain_command(task: TaskName, file: File = None, as_json: Json = False) ->
                 "published": document(now) if now else None,
             }
         )
-        return
-    _show_decision(address, rules, tried, written)
+    name = address_text(address)
+    if written:
+        show(line(f"{name} goes to queue {written}: its own queue= takes precedence over the rules."))
+    else:
+        show(line(f"{name} goes to queue {queue}, by {_decider(tried)}."))
+    rows: list[list[Cell]] = [[str(each.number), each.match, each.queue, _verdict(each)] for each in tried]
+    is_default = not any(each.is_first for each in tried)
+    last: list[Cell] = ["default", None, rules.default, state("success", "taken") if is_default else "not reached"]
+    show(table(("RULE", "PATTERN", "QUEUE", "VERDICT"), [*rows, last]))
     show(hint(_compare(now, written or queue)))
 
 
@@ -310,19 +291,6 @@ def _rules(file: Path | None) -> tuple[Routing, str | None]:
 
 def _decider(tried: list[Tried]) -> str:
     return next((f"rule {each.number}" for each in tried if each.is_first), "default")
-
-
-def _show_decision(address: Address, rules: Routing, tried: list[Tried], written: str | None) -> None:
-    name = address_text(address)
-    if written:
-        show(line(f"{name} goes to queue {written}: its own queue= takes precedence over the rules."))
-    else:
-        queue = next((each.queue for each in tried if each.is_first), rules.default)
-        show(line(f"{name} goes to queue {queue}, by {_decider(tried)}."))
-    rows: list[list[Cell]] = [[str(each.number), each.match, each.queue, _verdict(each)] for each in tried]
-    is_default = not any(each.is_first for each in tried)
-    last: list[Cell] = ["default", None, rules.default, state("success", "taken") if is_default else "not reached"]
-    show(table(("RULE", "MATCH", "QUEUE", "VERDICT"), [*rows, last]))
 
 
 def _verdict(tried: Tried) -> Cell:
@@ -348,5 +316,5 @@ def _compare(now: PublishedRoute | None, queue: str) -> str:
     if now is None:
         return "The task is not published in a database that this command can reach, so its own queue= is not known."
     if now.queue == queue:
-        return f"Published: it waits in queue {now.queue} now."
-    return f"Published: it waits in queue {now.queue} now. The publisher uses other rules than these."
+        return f"The published version uses queue {now.queue}."
+    return f"The published version uses queue {now.queue}: the publisher uses other rules than these."

@@ -3,78 +3,50 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
+from evertick.cli import options
+from evertick.cli.app import Group
 from evertick.cli.commands.simulate import explain, next_fires, simulate
 from evertick.cli.dag_view import published_spec, schedule_document, show_missed
-from evertick.cli.options import (
-    CatchUpOption,
-    DagName,
-    DryRun,
-    ExpectVersion,
-    Json,
-    Limit,
-    ParamOption,
-    ScheduleName,
-    WindowOption,
-    Yes,
-    ZoneOption,
-    confirm,
-    read_catch_up,
-    read_pairs,
-    seconds_of,
-)
-from evertick.cli.output import Cell, clock, document, hint, line, print_json, show, state, table
-from evertick.client.connect import Client, open_client
-from evertick.db.queries.schedules import ScheduleVersion
+from evertick.cli.options import DagFilter, DagName, DryRun, ExpectVersion, Json, Limit, ScheduleName, Yes, duration
+from evertick.cli.output import Cell, clock, document, hint, line, print_json, show, show_list, state, table
+from evertick.client.connect import call, open_client, read_pages
+from evertick.db.queries.schedules import ScheduleVersion, SkipRecord
 from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
 from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy
 from evertick.domain.schedules.spec import ScheduleSpec, parse_schedule
 from evertick.engine.fire_schedules import JsonObject, in_words, spec_json
 from evertick.operations import schedules
-from evertick.operations.dags import Unpause, show_dag
-from evertick.operations.schedules import PutSchedule, Schedule, all_skips, list_all_schedules, schedule_etag
+from evertick.operations.dags import CatchUpOptions, show_dag
+from evertick.operations.paging import MOST_LISTED
+from evertick.operations.schedules import Schedule, ScheduleRequest, list_all_schedules, list_skips, schedule_etag
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="List, preview, change, pause and delete the schedules of DAGs."
-)
+app = Group()
 
-DagFilter = Annotated[str | None, typer.Argument(metavar="[DAG]", help="Only schedules of this DAG.")]
-NameFilter = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only schedules with this name.")]
+NameFilter = Annotated[str | None, typer.Argument(metavar="NAME", help="Only schedules with this name.")]
 Deleted = Annotated[bool, typer.Option("--deleted", help="Also deleted schedules.")]
-Cron = Annotated[
-    str | None, typer.Option("--cron", metavar="EXPR", help="When: '30 6 * * MON-FRI', '@daily', '@every 90s'.")
-]
-At = Annotated[
-    list[str] | None, typer.Option("--at", metavar="TIME", help="An instant instead; repeat it for more instants.")
-]
+At = Annotated[list[str] | None, typer.Option("--at", metavar="TIME", help="An instant instead; repeat for several.")]
 Start = Annotated[str | None, typer.Option("--start", metavar="TIME", help="No fire before this.")]
 End = Annotated[str | None, typer.Option("--end", metavar="TIME", help="No fire after this.")]
 Anchor = Annotated[str | None, typer.Option("--anchor", metavar="TIME", help="Start of the first interval.")]
-Jitter = Annotated[
-    str | None,
-    typer.Option("--jitter", metavar="LENGTH", help="Deterministic jitter: delay each fire by up to this long, as 5m."),
-]
+Jitter = Annotated[float | None, duration("--jitter", "Fixed delay of up to this duration, as 5m.")]
 Misfire = Annotated[MisfirePolicy | None, typer.Option("--misfire", help="Policy for missed fires.")]
-Window = Annotated[
-    str | None, typer.Option("--catchup-window", metavar="LENGTH", help="Maximum age of a missed fire that still runs.")
-]
+Window = Annotated[float | None, duration("--catchup-window", "Maximum age of a missed fire that still runs.")]
 Most = Annotated[
     int | None, typer.Option("--catchup-limit", min=1, max=1000, help="Maximum number of missed fires that run.")
 ]
 Overlap = Annotated[OverlapPolicy | None, typer.Option("--overlap", help="Policy while an earlier run is open.")]
 StartWithin = Annotated[
-    str | None, typer.Option("--start-within", metavar="LENGTH", help="Alert if a run has not started after this: 10m.")
+    float | None, duration("--start-within", "Alert if a run has not started within this time, as 10m.")
 ]
 FinishWithin = Annotated[
-    str | None,
-    typer.Option("--finish-within", metavar="LENGTH", help="Alert if a run has not finished after this: 2h."),
+    float | None, duration("--finish-within", "Alert if a run has not finished within this time, as 2h.")
 ]
 _KEPT_OF_SPEC = ("timezone", "start_at", "end_at", "jitter_seconds")
 _RULES = ("misfire", "window_seconds", "catchup_limit", "overlap", "start_within", "finish_within", "params")
@@ -92,30 +64,15 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    """What the options say about a schedule; everything else keeps its value."""
-
-    cron: str | None
-    at: Sequence[str]
-    times: Mapping[str, Any]
-    rules: Mapping[str, Any]
-    pairs: Sequence[str]
-    expected: int | None
-
-
 @app.command("list", epilog="Example: evertick schedules list")
 def list_command(dag: DagFilter = None, limit: Limit = 200, deleted: Deleted = False, as_json: Json = False) -> None:
     """List schedules with their state, next and last fire, and origin.
 
-    Origin `code`: declared in the DAG's file. `by hand`: changed by a user since, so publishing does not change it.
+    Source `code`: declared in the DAG file. `edited`: changed by a user since, so the DAG file no longer controls it.
     """
-    with open_client() as client:
-        found = client.pages(list_all_schedules, limit, dag=dag, with_deleted=deleted)
-        now = client.now
+    found, now = read_pages(list_all_schedules, limit, dag=dag, with_deleted=deleted)
     if as_json:
-        print_json({"schedules": [{"dag": each.dag, **schedule_document(each)} for each in found]})
-        return
+        return print_json({"schedules": [{"dag": each.dag, **schedule_document(each)} for each in found]})
     if not found:
         subject = f"{dag} has no schedule" if dag else "No DAG has a schedule yet"
         show(hint(f"{subject}. Add one to a DAG with @dag(schedule='@daily'), or '@every 5m', or '30 6 * * *'."))
@@ -124,13 +81,9 @@ def list_command(dag: DagFilter = None, limit: Limit = 200, deleted: Deleted = F
     for each in found:
         last = relative(each.last_fired, now)
         rows.append([each.dag, each.name, _status(each), each.when, _next(each, now), last, _origin(each), each.error])
-    show(table(("DAG", "NAME", "STATUS", "WHEN", "NEXT", "LAST", "FROM", "ERROR"), rows))
+    show(table(("DAG", "NAME", "STATUS", "WHEN", "NEXT", "LAST", "SOURCE", "ERROR"), rows))
     if any(each.origin == "user" for each in found):
-        show(
-            hint(
-                "By hand: publishing leaves it alone. `evertick schedules reset DAG NAME` restores the code's version."
-            )
-        )
+        show(hint("Edited schedules ignore the DAG file. Restore one with: evertick schedules reset DAG NAME"))
     if len(found) == limit:
         show(hint(f"The first {limit:,} schedules; see more with --limit"))
 
@@ -145,18 +98,18 @@ app.command(
 )(simulate)
 
 
-@app.command("put", epilog="Example: evertick schedules put etl nightly --cron '30 2 * * *' --tz Europe/Berlin")
-def put_command(
+@app.command("set", epilog="Example: evertick schedules set etl nightly --cron '30 2 * * *' --tz Europe/Berlin")
+def set_command(
     dag: DagName,
     name: ScheduleName,
-    cron: Cron = None,
+    cron: options.CronOption = None,
     at: At = None,
-    tz: ZoneOption = None,
+    tz: options.ZoneOption = None,
     start: Start = None,
     end: End = None,
     anchor: Anchor = None,
     jitter: Jitter = None,
-    param: ParamOption = None,
+    param: options.ParamOption = None,
     misfire: Misfire = None,
     catchup_window: Window = None,
     catchup_limit: Most = None,
@@ -166,40 +119,50 @@ def put_command(
     expect_version: ExpectVersion = None,
     as_json: Json = False,
 ) -> None:
-    """Create or change a schedule of a DAG. Omitted options keep their values; fires that are already due still run.
+    """Create or change a schedule of a DAG. Options not given are unchanged; fires that are already due still run.
 
-    Publishing no longer changes the schedule until `evertick schedules reset` restores the code's version. If another
+    The DAG file no longer controls the schedule until `evertick schedules reset` restores it. If another
     user changes it at the same time, one of the two changes is refused.
     """
     if cron is not None and at:
         raise UserError("Give an expression with --cron, or instants with --at: one of the two.")
-    when = {"timezone": tz, "start_at": start, "end_at": end, "anchor_at": anchor}
-    rules: dict[str, Any] = {"misfire": misfire, "overlap": overlap, "catchup_limit": catchup_limit}
-    rules |= {"catchup_window_seconds": seconds_of(catchup_window, "--catchup-window")}
-    rules |= {"start_within_seconds": seconds_of(start_within, "--start-within") or None}
-    rules |= {"finish_within_seconds": seconds_of(finish_within, "--finish-within") or None}
-    wanted = _Wanted(
-        cron=cron,
-        at=at or (),
-        times=_given({**when, "jitter_seconds": seconds_of(jitter, "--jitter")}),
-        rules=_given(rules),
-        pairs=param or (),
-        expected=expect_version,
+    times = _given(timezone=tz, start_at=start, end_at=end, anchor_at=anchor, jitter_seconds=jitter)
+    rules = _given(
+        misfire=misfire,
+        overlap=overlap,
+        catchup_limit=catchup_limit,
+        catchup_window_seconds=catchup_window,
+        start_within_seconds=start_within or None,
+        finish_within_seconds=finish_within or None,
     )
     with open_client() as client:
-        old = {each.name: each for each in client.call(schedules.list_schedules, dag=dag).items}.get(name)
-        done = _put(client, dag, name, wanted, old)
+        old = {each.name: each for each in client.pages(schedules.list_schedules, MOST_LISTED, dag=dag)}.get(name)
+        page = client.call(show_dag, dag=dag).record
+        spec = _spec(cron, at or [], times, page.timezone, old)
+        params = old.params if old else {}
+        if param:
+            params = {**params, **options.read_pairs(published_spec(client, page).params, param)}
+        body = ScheduleRequest(when=spec_json(spec), timezone=spec.timezone, params=params, **{**_rules(old), **rules})
+        expected = expect_version if expect_version is not None else old.version if old else 0
+        # Only this command has the key, so that the call can be repeated when its answer was lost.
+        key, etag = secrets.token_hex(8), schedule_etag(expected)
+        done = client.call(
+            schedules.put_schedule, dag=dag, name=name, body=body, if_match=etag, idempotency_key=key
+        ).record
         now = client.now
+    _show_set(dag, done, now, is_new=old is None, as_json=as_json)
+
+
+def _show_set(dag: str, done: Schedule, now: datetime, *, is_new: bool, as_json: bool) -> None:
     if as_json:
-        facts = {"schedule": done.when, "version": done.version, "next_due": done.next_due, "is_new": old is None}
-        print_json({"dag": dag, "name": name, **facts})
-        return
-    show(line(f"Schedule {name} of {dag}: {done.when} (version {done.version})."))
+        facts = {"schedule": done.when, "version": done.version, "next_due": done.next_due, "is_new": is_new}
+        return print_json({"dag": dag, "name": done.name, **facts})
+    show(line(f"Schedule {done.name} of {dag}: {done.when} (version {done.version})."))
     if done.next_due is None:
         show(line("It never fires: all of its instants are over.", "yellow"))
     else:
         show(hint(f"Next: {clock(done.next_due)}, {relative(done.next_due, now)}."))
-    show(hint("Publishing leaves it alone from now on. See its changes with: evertick schedules history"))
+    show(hint("The DAG file no longer controls this schedule. Show its changes with: evertick schedules history"))
 
 
 @app.command("pause", epilog="Example: evertick schedules pause etl nightly")
@@ -207,11 +170,9 @@ def pause_command(
     dag: DagName, name: ScheduleName, expect_version: ExpectVersion = None, as_json: Json = False
 ) -> None:
     """Pause one schedule. Fires that are already due still run; later fires are recorded as skipped."""
-    with open_client() as client:
-        version = client.call(schedules.pause, dag=dag, name=name, if_match=_etag(expect_version)).version
+    version = call(schedules.pause_schedule, dag=dag, name=name, if_match=_etag(expect_version)).version
     if as_json:
-        print_json({"dag": dag, "name": name, "version": version, "is_paused_itself": True})
-        return
+        return print_json({"dag": dag, "name": name, "version": version, "is_paused_directly": True})
     show(line(f"Schedule {name} of {dag} is paused (version {version})."))
     show(hint(f"Resume it with: evertick schedules unpause {dag} {name}"))
 
@@ -220,25 +181,25 @@ def pause_command(
 def unpause_command(
     dag: DagName,
     name: ScheduleName,
-    catch_up: CatchUpOption = MisfirePolicy.SKIP,
-    window: WindowOption = None,
+    catch_up: options.CatchUpOption = MisfirePolicy.SKIP,
+    window: options.WindowOption = None,
     expect_version: ExpectVersion = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Resume one schedule with its next fire, or catch up if you ask. --dry-run shows what would run."""
-    window_seconds = read_catch_up(catch_up, window)
-    body = Unpause(catch_up=catch_up, window_seconds=window_seconds, is_preview=dry_run)
-    with open_client() as client:
-        done = client.call(schedules.unpause, dag=dag, name=name, body=body, if_match=_etag(expect_version))
+    """Resume one schedule with its next fire, or catch up if asked. --dry-run shows the runs."""
+    options.check_catch_up(catch_up, window)
+    body = CatchUpOptions(catch_up=catch_up, window_seconds=window, is_preview=dry_run)
+    done = call(schedules.unpause_schedule, dag=dag, name=name, body=body, if_match=_etag(expect_version))
     if as_json:
         version = None if dry_run else done.version
-        print_json({"dag": dag, "name": name, "version": version, "missed": [asdict(each) for each in done.missed]})
-        return
+        return print_json(
+            {"dag": dag, "name": name, "version": version, "missed": [asdict(each) for each in done.missed]}
+        )
     if not dry_run:
-        show(line(f"Schedule {name} of {dag} goes on (version {done.version})."))
+        show(line(f"Schedule {name} of {dag} resumed (version {done.version})."))
     show_missed(done.missed, is_done=not dry_run)
-    if done.is_paused and not done.is_paused_itself:
+    if done.is_paused and not done.is_paused_directly:
         show(hint(f"The DAG is paused as well; resume it with: evertick dags unpause {dag}"))
 
 
@@ -247,17 +208,16 @@ def delete_command(dag: DagName, name: ScheduleName, expect_version: ExpectVersi
     """Delete one schedule. Fires that are already due still run; its runs, skipped fires and history remain."""
     with open_client() as client:
         version = client.call(schedules.show_schedule, dag=dag, name=name).record.version
-        confirm(f"Delete schedule {name} of {dag} (version {version})?", yes=yes)
-        client.call(schedules.delete, dag=dag, name=name, if_match=_etag(expect_version))
+        options.confirm(f"Delete schedule {name} of {dag} (version {version})?", yes=yes)
+        client.call(schedules.delete_schedule, dag=dag, name=name, if_match=_etag(expect_version))
     show(line(f"Deleted schedule {name} of {dag}. Publishing does not bring it back."))
     show(hint(f"If the DAG's file declares it, restore it with: evertick schedules reset {dag} {name}"))
 
 
 @app.command("reset", epilog="Example: evertick schedules reset etl nightly")
 def reset_command(dag: DagName, name: ScheduleName) -> None:
-    """Restore one schedule to the declaration in the DAG's file, unpaused; delete it if the file does not declare it."""
-    with open_client() as client:
-        is_declared = client.call(schedules.reset, dag=dag, name=name).is_declared
+    """Restore the schedule from the DAG file, unpaused; delete it if the file does not declare it."""
+    is_declared = call(schedules.reset_schedule, dag=dag, name=name).is_declared
     rest = "is as the DAG's file declares it." if is_declared else "is deleted: the DAG's file does not declare it."
     show(line(f"Schedule {name} of {dag} {rest}"))
 
@@ -266,15 +226,13 @@ def reset_command(dag: DagName, name: ScheduleName) -> None:
 def history_command(dag: DagName, name: ScheduleName, limit: Limit = 50, as_json: Json = False) -> None:
     """List the versions of a schedule, newest first, with the user and the change; also of a deleted schedule."""
     with open_client() as client:
-        count = min(limit, client.items_per_page)
-        found = client.call(schedules.history, dag=dag, name=name, count=count).items
+        found = client.pages(schedules.list_schedule_versions, limit, dag=dag, name=name)
     if as_json:
-        print_json({"dag": dag, "name": name, "versions": [document(each) for each in found]})
-        return
+        return print_json({"dag": dag, "name": name, "versions": [document(each) for each in found]})
     rows: list[list[Cell]] = []
     for place, each in enumerate(found):
         before = found[place + 1].settings if place + 1 < len(found) else {}
-        words = in_words(_object(each.settings["spec"]))
+        words = in_words(cast(JsonObject, each.settings["spec"]))
         rows.append([each.version, clock(each.changed_at), each.changed_by, each.change, words, _changed(each, before)])
     show(table(("#VERSION", "CHANGED", "BY", "CHANGE", "WHEN", "ALSO CHANGED"), rows))
 
@@ -283,93 +241,56 @@ def history_command(dag: DagName, name: ScheduleName, limit: Limit = 50, as_json
 def skips_command(dag: DagFilter = None, name: NameFilter = None, limit: Limit = 50, as_json: Json = False) -> None:
     """List fires without a run, newest first: the first and last instant of each range, the count, and the reason."""
     with open_client() as client:
-        found = client.call(all_skips, dag=dag, name=name, count=min(limit, client.items_per_page)).items
-    if as_json:
-        print_json({"skips": [document(each) for each in found]})
-        return
-    if not found:
-        show(hint("No fire was skipped."))
-        return
-    rows: list[list[Cell]] = []
-    for each in found:
+        found = client.pages(list_skips, limit, dag=dag, name=name)
+
+    def cells(each: SkipRecord) -> list[Cell]:
         reason = _REASONS.get(each.reason, each.reason)
-        rows.append([each.dag, each.name, clock(each.first_at), clock(each.last_at), each.count, reason])
-    show(table(("DAG", "NAME", "FIRST", "LAST", "#COUNT", "WHY"), rows))
+        return [each.dag, each.name, clock(each.first_at), clock(each.last_at), each.count, reason]
+
+    columns = ("DAG", "NAME", "FIRST", "LAST", "#COUNT", "REASON")
+    show_list("skips", found, columns, cells, as_json=as_json, empty="No fire was skipped.")
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+def _given(**options: object) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _put(client: Client, dag: str, name: str, wanted: _Wanted, old: Schedule | None) -> Schedule:
-    page = client.call(show_dag, dag=dag).record
-    spec = _spec(wanted, page.timezone, old)
-    params = read_pairs(published_spec(client, page).params, wanted.pairs) if wanted.pairs else {}
-    expected = wanted.expected if wanted.expected is not None else old.version if old else 0
-    return client.call(
-        schedules.change,
-        dag=dag,
-        name=name,
-        body=PutSchedule(
-            when=spec_json(spec),
-            timezone=spec.timezone,
-            params={**(old.params if old else {}), **params},
-            **{**_rules(old), **wanted.rules},
-        ),
-        if_match=schedule_etag(expected),
-        # Only this command has the key, so that the call can be repeated when its answer was lost.
-        idempotency_key=secrets.token_hex(8),
-    ).record
 
 
 def _etag(version: int | None) -> str | None:
     return None if version is None else schedule_etag(version)
 
 
-def _spec(wanted: _Wanted, timezone: str, old: Schedule | None) -> ScheduleSpec:
+def _spec(cron: str | None, at: list[str], times: dict[str, Any], timezone: str, old: Schedule | None) -> ScheduleSpec:
     """The requested times. Fields that are not given keep their values; a new schedule has the DAG's time zone."""
-    when: str | list[str] | None = wanted.cron
-    if when is None and wanted.at:
-        when = f"@once {wanted.at[0]}" if len(wanted.at) == 1 else list(wanted.at)
+    when: str | list[str] | None = cron
+    if at:
+        when = f"@once {at[0]}" if len(at) == 1 else at
     if old is None:
         if when is None:
-            raise UserError("This schedule is new: say when, with --cron EXPR or --at TIME.")
-        return parse_schedule(when, **{"timezone": timezone, **wanted.times})
+            raise UserError("This schedule is new: give its times with --cron EXPR or --at TIME.")
+        return parse_schedule(when, **{"timezone": timezone, **times})
     if when is None:
-        return parse_schedule(old.spec | dict(wanted.times))
-    kept: dict[str, Any] = {key: old.spec[key] for key in _KEPT_OF_SPEC if key in old.spec}
-    return parse_schedule(when, **(kept | dict(wanted.times)))
+        return parse_schedule(old.spec | times)
+    kept = {key: old.spec[key] for key in _KEPT_OF_SPEC if key in old.spec}
+    return parse_schedule(when, **(kept | times))
 
 
 def _rules(old: Schedule | None) -> dict[str, Any]:
     if old is None:
         return {}
-    return {
-        "misfire": MisfirePolicy(old.misfire),
-        "overlap": OverlapPolicy(old.overlap),
-        "catchup_window_seconds": old.catchup_window_seconds,
-        "catchup_limit": old.catchup_limit,
-        "start_within_seconds": old.start_within_seconds,
-        "finish_within_seconds": old.finish_within_seconds,
-    }
+    limits = ("catchup_window_seconds", "catchup_limit", "start_within_seconds", "finish_within_seconds")
+    policies = {"misfire": MisfirePolicy(old.misfire), "overlap": OverlapPolicy(old.overlap)}
+    return {**policies, **{each: getattr(old, each) for each in limits}}
 
 
 def _changed(version: ScheduleVersion, before: JsonObject) -> str | None:
     """The rules that differ from the version before."""
-    found = [
-        f"{name}={version.settings.get(name)}"
-        for name in _RULES
-        if before and version.settings.get(name) != before.get(name)
-    ]
+    now = version.settings
+    found = [f"{name}={now.get(name)}" for name in _RULES if before and now.get(name) != before.get(name)]
     return ", ".join(found) or None
 
 
-def _object(raw: object) -> JsonObject:
-    return raw if isinstance(raw, dict) else {}
-
-
 def _origin(row: Schedule) -> str:
-    return "code" if row.origin == "code" else f"by hand ({row.changed_by})"
+    return "code" if row.origin == "code" else f"edited ({row.changed_by})"
 
 
 def _status(row: Schedule) -> Cell:

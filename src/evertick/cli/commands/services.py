@@ -7,66 +7,59 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evertick.cli.app import Single
 from evertick.config import LOCAL, Settings, read_settings, user_environment
 from evertick.domain.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from evertick.observability.logging import Log
+    from evertick.supervisor.service import BackgroundTask, MakeService
 
-scheduler_app = typer.Typer(add_completion=False)
-runner_app = typer.Typer(add_completion=False)
-publisher_app = typer.Typer(add_completion=False)
-api_app = typer.Typer(add_completion=False)
-agent_app = typer.Typer(add_completion=False)
+scheduler_app = Single()
+runner_app = Single()
+publisher_app = Single()
+api_app = Single()
+agent_app = Single()
 
 Queues = Annotated[str | None, typer.Option("--queues", metavar="A,B", help="The queues to serve.")]
-Match = Annotated[
-    list[str] | None,
-    typer.Option("--match", metavar="PATTERN", help="Only tasks whose names match, as ml::*; repeat it for more."),
+TaskPatterns = Annotated[
+    str | None,
+    typer.Option("--task-patterns", metavar="A,B", help="Only tasks whose names match, such as 'ml::*,heavy_*'."),
 ]
 Slots = Annotated[int | None, typer.Option("--slots", help="The number of tasks that run at once.")]
-Executor = Annotated[
+ApiHost = Annotated[
     str | None,
     typer.Option(
-        "--executor", metavar="NAME", help="Where tasks run: local, process, kubernetes, or your own module:factory."
+        "--host", help="The address on which the API listens; addresses other than localhost require a password."
     ),
 ]
-Id = Annotated[
-    str | None, typer.Option("--id", metavar="ID", help="The runner's readable id; host and pid by default.")
+ApiPort = Annotated[
+    int | None, typer.Option("--port", min=0, max=65_535, help="The API's port; 8080, or any if that is taken.")
 ]
-Name = Annotated[
-    str | None, typer.Option("--name", metavar="NAME", help="A display name; several runners may share it.")
+Executor = Annotated[
+    str | None, typer.Option("--executor", metavar="NAME", help="local, process, kubernetes, or your module:factory.")
 ]
+Id = Annotated[str | None, typer.Option("--id", metavar="ID", help="A readable id; host and pid by default.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="A display name, not unique.")]
 Dags = Annotated[Path | None, typer.Option("--dags", metavar="FOLDER", help="The folder to watch.")]
-Host = Annotated[str | None, typer.Option("--host", help="The address to listen on; others need a password first.")]
-Port = Annotated[int | None, typer.Option("--port", min=0, max=65_535, help="The port; 8080, or any if that is taken.")]
-TokenFile = Annotated[
-    Path | None, typer.Option("--token-file", metavar="FILE", help="The file with the start token; see above.")
-]
-OutcomeFile = Annotated[
-    Path | None,
-    typer.Option("--outcome-file", metavar="FILE", help="The file for the outcome, as /dev/termination-log."),
-]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", metavar="FILE", help="The file with the start token.")]
+OutcomeFile = Annotated[Path | None, typer.Option("--outcome-file", metavar="FILE", help="The file for the outcome.")]
 
 # By name: the API imports the framework and the pages with its first request.
 APPLICATION = "evertick.ui.app"
 # The modules that each command below imports when it is called.
 _IMPORTS = {
-    "scheduler": (
-        "evertick.cli.serve",
-        "evertick.scheduler.telemetry",
-        "evertick.scheduler.scheduler",
-        "evertick.scheduler.telemetry",
-    ),
-    "runner": ("evertick.cli.serve", "evertick.runner.runner"),
-    "publisher": ("evertick.cli.serve", "evertick.publisher.publisher"),
-    "api": ("evertick.cli.serve", "evertick.api.service"),
+    "scheduler": ("evertick.supervisor.service", "evertick.scheduler.scheduler", "evertick.scheduler.telemetry"),
+    "runner": ("evertick.supervisor.service", "evertick.runner.runner"),
+    "publisher": ("evertick.supervisor.service", "evertick.publisher.publisher"),
+    "api": ("evertick.supervisor.service", "evertick.api.service"),
     "agent": ("evertick.agent.agent",),
 }
 
@@ -79,19 +72,25 @@ def preload(service: str) -> None:
 
 @scheduler_app.command(epilog="Example: EVERTICK_DATABASE_URL=postgresql://db/evertick evertick scheduler")
 def scheduler() -> None:
-    """Run one scheduler. It fires schedules and repairs what crashes left behind. More schedulers stand by."""
-    from evertick.cli.serve import serve
+    """Run one scheduler. It fires schedules and repairs inconsistencies after crashes. More schedulers stand by."""
     from evertick.processes.identity import process_name
     from evertick.scheduler.scheduler import Scheduler
     from evertick.scheduler.telemetry import QueueDepth
 
     settings = read_settings()
-    serve(
+    _serve(
         "scheduler",
         settings,
         lambda url, log: Scheduler(settings, url=url, owner=process_name(), log=log),
-        beside=[lambda url, log: QueueDepth(url, log=log).run(), lambda url, log: _trace(settings, url, log)],
+        background=[lambda url, log: QueueDepth(url, log=log).run(), lambda url, log: _trace(settings, url, log)],
     )
+
+
+def _serve(name: str, settings: Settings, make: MakeService, *, background: Sequence[BackgroundTask] = ()) -> None:
+    from evertick.supervisor.service import serve
+
+    if not serve(name, settings, make, background=background):
+        raise typer.Exit(1)
 
 
 async def _trace(settings: Settings, url: str, log: Log) -> None:
@@ -103,10 +102,10 @@ async def _trace(settings: Settings, url: str, log: Log) -> None:
         await Tracing(url, make=make, log=log).run()
 
 
-@runner_app.command(epilog="Example: evertick runner --queues default,gpu --match 'ml::*' --slots 8 --id gpu-1")
+@runner_app.command(epilog="Example: evertick runner --queues default,gpu --task-patterns 'ml::*' --slots 8 --id gpu-1")
 def runner(
     queues: Queues = None,
-    match: Match = None,
+    task_patterns: TaskPatterns = None,
     slots: Slots = None,
     executor: Executor = None,
     readable_id: Id = None,
@@ -119,11 +118,10 @@ def runner(
     SIGTERM or Ctrl-C lets running tasks end within the grace period and returns the rest; a second one returns all at
     once.
     """
-    from evertick.cli.serve import serve
 
     settings = read_settings(
-        runner_queues=None if queues is None else tuple(part.strip() for part in queues.split(",") if part.strip()),
-        runner_task_patterns=None if match is None else tuple(match),
+        runner_queues=_names(queues),
+        runner_task_patterns=_names(task_patterns),
         runner_slots=slots,
         executor=executor,
         runner_id=readable_id,
@@ -132,32 +130,34 @@ def runner(
     if settings.executor == LOCAL:
         from evertick.runner.runner import Runner
 
-        serve("runner", settings, lambda url, log: Runner(settings, url=url, log=log, environment=user_environment()))
+        _serve("runner", settings, lambda url, log: Runner(settings, url=url, log=log, environment=user_environment()))
     else:
         from evertick.runner.remote.session import make_remote_runner
 
-        serve("runner", settings, lambda url, log: make_remote_runner(settings, url=url, log=log))
+        _serve("runner", settings, lambda url, log: make_remote_runner(settings, url=url, log=log))
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 @publisher_app.command(epilog="Example: evertick publisher --dags /srv/dags")
 def publisher(dags: Dags = None) -> None:
     """Watch a folder and publish its DAGs, now and after every change of a file."""
-    from evertick.cli.serve import serve
     from evertick.publisher.publisher import Publisher
 
     settings = read_settings(dags_folder=dags)
     visible = user_environment()
-    serve("publisher", settings, lambda url, log: Publisher(settings, url=url, environment=visible, log=log))
+    _serve("publisher", settings, lambda url, log: Publisher(settings, url=url, environment=visible, log=log))
 
 
 @api_app.command(epilog="Example: evertick api --port 8080")
-def api(host: Host = None, port: Port = None) -> None:
+def api(host: ApiHost = None, port: ApiPort = None) -> None:
     """Serve the web pages and the HTTP API: /api/v1, Airflow's /api/v2, and signing in. It loads with the first request."""
     from evertick.api.service import Api
-    from evertick.cli.serve import serve
 
     settings = read_settings(api_host=host, api_port=port)
-    serve("api", settings, lambda url, log: Api(settings, url=url, log=log, application=APPLICATION))
+    _serve("api", settings, lambda url, log: Api(settings, url=url, log=log, application=APPLICATION))
 
 
 @agent_app.command(

@@ -8,43 +8,33 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Annotated, assert_never
 
 import typer
 from rich.text import Text
 
 from evertick.cli.dag_view import schedule_document
-from evertick.cli.options import CronOption, EveryOption, Json, ZoneOption, noun, read_moment
+from evertick.cli.options import CronOption, DagFilter, EveryOption, Json, ZoneOption, noun, read_moment
 from evertick.cli.output import heading, hint, iso, line, print_json, show, state, table
-from evertick.client.connect import open_client
+from evertick.client.connect import read_pages
 from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
+from evertick.domain.schedules import preview
 from evertick.domain.schedules.cron_text import cron_in_words, rule_in_words
-from evertick.domain.schedules.preview import (
-    ChangeEffect,
-    ChangeOutcome,
-    DayCount,
-    clock_changes,
-    count_fires,
-    days_between,
-    fires_between,
-    outcome_of,
-)
+from evertick.domain.schedules.preview import ChangeEffect, ChangeOutcome, DayCount
 from evertick.domain.schedules.spec import ScheduleKind, ScheduleSpec, describe, parse_schedule
 from evertick.domain.schedules.time_zones import find_zone
 from evertick.engine.fire_schedules import UNPLANNABLE, read_spec
+from evertick.operations.paging import MOST_LISTED
 from evertick.operations.schedules import Schedule, list_schedules, upcoming_fires
 
-DagFilter = Annotated[str | None, typer.Argument(metavar="[DAG]", help="Use this DAG's schedules.")]
 NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Only this one of the DAG's schedules.")]
 FromOption = Annotated[
-    str | None,
-    typer.Option("--from", metavar="TIME", help="From when: 2025-03-30, 2025-03-30T02:30, …Z. Now if left out."),
+    str | None, typer.Option("--from", metavar="TIME", help="Start: 2025-03-30, 2025-03-30T02:30, …Z; by default now.")
 ]
 ToOption = Annotated[
-    str | None,
-    typer.Option("--to", metavar="TIME", help="Until when; a day means all of it. A year later if left out."),
+    str | None, typer.Option("--to", metavar="TIME", help="End, with all of a day; by default one year later.")
 ]
 Count = Annotated[int, typer.Option("-n", "--count", min=1, max=1000, help="How many fires to show.")]
 Most = Annotated[
@@ -63,19 +53,7 @@ class ScheduleCase:
     """A schedule to examine. `row` is set for a saved schedule."""
 
     spec: ScheduleSpec
-    name: str | None = None
     row: Schedule | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationRequest:
-    """What to examine: the schedules of a DAG, one of them, or an expression."""
-
-    dag: str | None
-    name: str | None = None
-    cron: str | None = None
-    every: str | None = None
-    tz: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,53 +66,42 @@ class ScheduleCases:
     now: datetime
 
 
-def find_cases(request: SimulationRequest) -> ScheduleCases:
-    if len([each for each in (request.dag, request.cron, request.every) if each is not None]) != 1:
-        raise UserError("Name a DAG, or give an expression with --cron, or a length with --every: one of them.")
-    if request.dag is None:
-        if request.name is not None:
-            raise UserError("--name picks one of a DAG's schedules: name the DAG, too.")
-        text = request.cron if request.cron is not None else f"@every {request.every}"
-        alone = ScheduleCase(spec=parse_schedule(text, timezone=request.tz))
+def find_cases(dag: str | None, name: str | None, cron: str | None, every: str | None, tz: str | None) -> ScheduleCases:
+    """The schedules of a DAG, one of them, or an expression."""
+    if [dag, cron, every].count(None) != 2:
+        raise UserError("Name a DAG, or give an expression with --cron, or a duration with --every: one of them.")
+    if dag is None:
+        if name is not None:
+            raise UserError("--name selects one of a DAG's schedules: name the DAG, too.")
+        alone = ScheduleCase(spec=parse_schedule(cron if cron is not None else f"@every {every}", timezone=tz))
         return ScheduleCases(cases=[alone], unreadable=[], now=datetime.now(UTC))
-    if request.tz is not None:
+    if tz is not None:
         raise UserError("--tz goes with --cron and --every: a DAG's schedules have their own time zones.")
-    with open_client() as client:
-        found = client.call(list_schedules, dag=request.dag).items
-        now = client.now
-    if request.name is not None:
-        names = ", ".join(each.name for each in found) or "none"
-        found = [each for each in found if each.name == request.name]
-        if not found:
-            raise UserError(f"{request.dag} has no schedule {request.name!r}. It has: {names}.")
-    read = [(each, _case(each)) for each in found]
-    return ScheduleCases(
-        cases=[case for _, case in read if case is not None],
-        unreadable=[each for each, case in read if case is None],
-        now=now,
-    )
-
-
-def _case(row: Schedule) -> ScheduleCase | None:
-    try:
-        return ScheduleCase(spec=read_spec(row.spec), name=row.name, row=row)
-    except UNPLANNABLE:
-        return None
+    listed, now = read_pages(list_schedules, MOST_LISTED, dag=dag)
+    found = [each for each in listed if name in (None, each.name)]
+    if name is not None and not found:
+        names = ", ".join(each.name for each in listed) or "none"
+        raise UserError(f"{dag} has no schedule {name!r}. It has: {names}.")
+    cases, unreadable = list[ScheduleCase](), list[Schedule]()
+    for row in found:
+        try:
+            cases.append(ScheduleCase(spec=read_spec(row.spec), row=row))
+        except UNPLANNABLE:
+            unreadable.append(row)
+    return ScheduleCases(cases=cases, unreadable=unreadable, now=now)
 
 
 def read_range(zone: str, since: str | None, until: str | None, now: datetime) -> tuple[datetime, datetime]:
     """The first and last instant; by default one year from now. A day as the end includes all of it."""
     first = now if since is None else read_moment("--from", since, zone)
-    last = _end_of_year(first) if until is None else read_moment("--to", until, zone, is_end=True)
+    last = first + timedelta(days=365) - timedelta(microseconds=1)
+    if until is not None:
+        last = read_moment("--to", until, zone, is_end=True)
     if last < first:
         raise UserError(f"--to {until} is before --from {since or 'now'}: swap them.")
     if last - first > _LONGEST_RANGE:
-        raise UserError("From --from to --to it may be at most 100 years: choose a shorter range.")
+        raise UserError("The range from --from to --to is longer than 100 years.")
     return first, last
-
-
-def _end_of_year(first: datetime) -> datetime:
-    return first + timedelta(days=365) - timedelta(microseconds=1)
 
 
 def next_fires(
@@ -147,22 +114,21 @@ def next_fires(
     count: Count = 5,
     as_json: Json = False,
 ) -> None:
-    """Show the next fires of a DAG's schedules, or of an expression that you want to try."""
-    found = find_cases(SimulationRequest(dag=dag, name=name, cron=cron, every=every, tz=tz))
+    """Show the next fires of a DAG's schedules, or of an expression."""
+    found = find_cases(dag, name, cron, every, tz)
     now = found.now
     told = [(each, _next_of(each, since, now, count)) for each in found.cases]
     if as_json:
-        _print_next(dag, told, found)
-        return
+        return _print_next(dag, told, found)
     _show_rest(dag, found)
     for each, fires in told:
         _show_head(each)
         if each.row is not None and each.row.error:
             show(state("failed", each.row.error))
         elif each.row is not None and each.row.is_paused and since is None:
-            show(state("paused", "paused: it fires nothing until it is unpaused"))
+            show(state("paused", "paused: it does not fire until it is unpaused"))
         elif not fires and each.spec.after:
-            show(hint("It waits for other work, not for a time."))
+            show(hint("It waits for other DAGs or assets, not for a time."))
         elif not fires:
             show(hint("It has ended: no fire is left."))
         else:
@@ -180,14 +146,14 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Describe a schedule in words, with the effect of every clock change."""
-    found = find_cases(SimulationRequest(dag=dag, name=name, cron=cron, every=every, tz=tz))
+    found = find_cases(dag, name, cron, every, tz)
     told = []
     for each in found.cases:
         first, last = read_range(each.spec.timezone, since, until, found.now)
         told.append((each, first, last, _outcomes(each.spec, first, last)))
     if as_json:
         documents = [
-            {**_head(each), **_range(first, last), "clock_changes": [_change_document(out) for out in outcomes]}
+            {**_head(each), "from": first, "to": last, "clock_changes": [_change_document(out) for out in outcomes]}
             for each, first, last, outcomes in told
         ]
         _print_all(dag, documents, found)
@@ -213,18 +179,19 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Show all fires of a schedule between two instants: a calendar, the clock changes, and a table."""
-    found = find_cases(SimulationRequest(dag=dag, name=name, cron=cron, every=every, tz=tz))
+    found = find_cases(dag, name, cron, every, tz)
     documents = []
     for each in found.cases:
         first, last = read_range(each.spec.timezone, since, until, found.now)
         outcomes = _outcomes(each.spec, first, last)
-        days = list(days_between(each.spec, first, last))
-        fires, total = fires_between(each.spec, first, last, count), count_fires(each.spec, first, last)
+        days = list(preview.days_between(each.spec, first, last))
+        fires, total = preview.fires_between(each.spec, first, last, count), preview.count_fires(each.spec, first, last)
         if as_json:
             documents.append(
                 {
                     **_head(each),
-                    **_range(first, last),
+                    "from": first,
+                    "to": last,
                     "count": total,
                     "fires": [_fire_document(each.spec, fire, outcomes) for fire in fires],
                     "days": [{"day": day.day.isoformat(), "count": day.count} for day in days if day.count],
@@ -234,7 +201,7 @@ def simulate(
             continue
         _show_head(each)
         show(line(f"{noun(total, 'fire')} from {wall(first, each.spec)} to {wall(last, each.spec)}", "bold"))
-        _show_calendar(each.spec, days, outcomes)
+        _show_calendar(days, outcomes)
         _show_changes(each.spec, first, last, outcomes)
         if fires:
             show(heading("Fires"))
@@ -248,17 +215,17 @@ def simulate(
 
 
 def _next_of(each: ScheduleCase, since: str | None, now: datetime, count: int) -> list[datetime]:
-    """A saved schedule goes on from where it stands, unless another beginning is request for."""
+    """The next fires: of a saved schedule from its cursor, unless --from is given."""
     if since is None and each.row is not None:
         return upcoming_fires(each.row, count)
     after = now + timedelta(microseconds=1) if since is None else read_moment("--from", since, each.spec.timezone)
-    return fires_between(each.spec, after, _FAR, count)
+    return preview.fires_between(each.spec, after, _FAR, count)
 
 
 def _show_rest(dag: str | None, found: ScheduleCases) -> None:
     """A note about schedules that are missing or cannot be read."""
     if not found.cases and not found.unreadable:
-        show(hint(f"{dag} has no schedule: it runs by hand, with `evertick dags trigger {dag}`."))
+        show(hint(f"{dag} has no schedule. Start it with `evertick dags trigger {dag}`."))
     for row in found.unreadable:
         show(heading(row.name), state("failed", f"cannot be read: {row.error or 'publish a corrected one'}"))
 
@@ -269,21 +236,20 @@ def _print_all(dag: str | None, documents: list[dict[str, object]], found: Sched
 
 
 def _print_next(dag: str | None, told: Sequence[tuple[ScheduleCase, list[datetime]]], found: ScheduleCases) -> None:
-    if dag is not None:
-        rows = [schedule_document(each.row, fires) for each, fires in told if each.row is not None]
-        print_json({"dag": dag, "schedules": [*rows, *(schedule_document(row, []) for row in found.unreadable)]})
-    else:
+    if dag is None:
         (each, fires), *_ = told
-        print_json({"schedule": describe(each.spec), "next_fires": fires})
+        return print_json({"schedule": describe(each.spec), "next_fires": fires})
+    rows = [schedule_document(each.row, fires) for each, fires in told if each.row is not None]
+    print_json({"dag": dag, "schedules": [*rows, *(schedule_document(row, []) for row in found.unreadable)]})
 
 
 def _outcomes(spec: ScheduleSpec, first: datetime, last: datetime) -> list[ChangeOutcome]:
-    return [outcome_of(spec, change) for change in clock_changes(spec.timezone, first, last)]
+    return [preview.outcome_of(spec, change) for change in preview.clock_changes(spec.timezone, first, last)]
 
 
 def _show_head(each: ScheduleCase) -> None:
-    if each.name is not None:
-        show(heading(each.name))
+    if each.row is not None:
+        show(heading(each.row.name))
     show(hint(describe(each.spec)))
 
 
@@ -298,7 +264,7 @@ def _show_fires(spec: ScheduleSpec, fires: list[datetime], now: datetime, outcom
     show(table(columns, rows))
 
 
-def _show_calendar(spec: ScheduleSpec, days: list[DayCount], outcomes: list[ChangeOutcome]) -> None:
+def _show_calendar(days: list[DayCount], outcomes: list[ChangeOutcome]) -> None:
     months = sorted({(each.day.year, each.day.month) for each in days})
     kept = set(months[:_LONGEST_CALENDAR])
     shown = [each for each in days if (each.day.year, each.day.month) in kept]
@@ -306,23 +272,19 @@ def _show_calendar(spec: ScheduleSpec, days: list[DayCount], outcomes: list[Chan
     back = {out.change.wall_before.date() for out in outcomes if not out.change.is_gap}
     show(line(""), *calendar_picture(shown, forward=forward, back=back))
     if len(months) > len(kept):
-        show(hint(f"and {noun(len(months) - len(kept), 'month')} more; look at a part with --from and --to"))
+        show(hint(f"and {noun(len(months) - len(kept), 'month')} more; select a part with --from and --to"))
 
 
 def _show_changes(spec: ScheduleSpec, first: datetime, last: datetime, outcomes: list[ChangeOutcome]) -> None:
-    show(heading("Changes of the clock"))
+    show(heading("Clock changes"))
     if not outcomes:
-        show(hint(f"None in {spec.timezone} from {wall(first, spec)} to {wall(last, spec)}."))
-        return
+        return show(hint(f"None in {spec.timezone} from {wall(first, spec)} to {wall(last, spec)}."))
+    form = "%Y-%m-%d %H:%M"
     rows = [
-        [
-            f"{out.change.wall_before:%Y-%m-%d %H:%M}",
-            f"{out.change.wall_after:%Y-%m-%d %H:%M}",
-            effect_in_words(spec, out),
-        ]
+        [out.change.wall_before.strftime(form), out.change.wall_after.strftime(form), effect_in_words(spec, out)]
         for out in outcomes
     ]
-    show(table(("AT", "BECOMES", "WHAT HAPPENS"), rows))
+    show(table(("AT", "BECOMES", "EFFECT"), rows))
 
 
 def _meaning(spec: ScheduleSpec) -> str:
@@ -331,12 +293,8 @@ def _meaning(spec: ScheduleSpec) -> str:
 
 
 def _head(each: ScheduleCase) -> dict[str, object]:
-    named: dict[str, object] = {} if each.name is None else {"name": each.name}
+    named = {} if each.row is None else {"name": each.row.name}
     return {**named, "schedule": describe(each.spec), "in_words": _meaning(each.spec), "timezone": each.spec.timezone}
-
-
-def _range(first: datetime, last: datetime) -> dict[str, object]:
-    return {"from": first, "to": last}
 
 
 def _fire_document(spec: ScheduleSpec, fire: datetime, outcomes: list[ChangeOutcome]) -> dict[str, object]:
@@ -372,17 +330,17 @@ def effect_in_words(spec: ScheduleSpec, out: ChangeOutcome) -> str:
         case ChangeEffect.NOTHING_DUE:
             return f"nothing: none of its times is among the {kind} ones"
         case ChangeEffect.RUNS_AFTER:
-            return f"{_walls(out)} never happens: it fires once right after the gap, at {_at(spec, change.at)}"
+            at = f"{change.at.astimezone(find_zone(spec.timezone)):%H:%M} ({iso(change.at)})"
+            return f"{_walls(out)} never happens: it fires once right after the gap, at {at}"
         case ChangeEffect.SKIPPED if spec.cron.fields.is_elapsed:
             return f"{_walls(out)} never happens and does not fire: it keeps real time"
         case ChangeEffect.SKIPPED:
-            return (
-                f"{_walls(out)} never happens and is skipped: the gap of {_hours(change.shift)} is longer than 3 hours"
-            )
+            gap = f"{change.shift.total_seconds() / 3600:g} hours"
+            return f"{_walls(out)} never happens and is skipped: the gap of {gap} is longer than 3 hours"
         case ChangeEffect.FIRST_ONLY:
-            return f"{_walls(out)} happens twice: it fires at the first, {_fires(spec, out)}"
+            return f"{_walls(out)} happens twice: it fires at the first, {_fires(out)}"
         case ChangeEffect.BOTH:
-            return f"{_walls(out)} happens twice and fires both times, {_fires(spec, out)}: it keeps real time"
+            return f"{_walls(out)} happens twice and fires both times, {_fires(out)}: it keeps real time"
     assert_never(out.effect)
 
 
@@ -394,10 +352,9 @@ def note_of(spec: ScheduleSpec, fire: datetime, outcomes: list[ChangeOutcome]) -
             return f"for {_walls(out)}, which never happens"
         if out.effect not in (ChangeEffect.FIRST_ONLY, ChangeEffect.BOTH) or abs(fire - change.at) > -change.shift:
             continue
-        if change.at <= fire < change.at - change.shift:
-            return f"the second {fire.astimezone(find_zone(spec.timezone)):%H:%M} of that day"
-        if change.at + change.shift <= fire < change.at:
-            return f"the first {fire.astimezone(find_zone(spec.timezone)):%H:%M} of that day"
+        if change.at + change.shift <= fire < change.at - change.shift:
+            copy = "first" if fire < change.at else "second"
+            return f"the {copy} {fire.astimezone(find_zone(spec.timezone)):%H:%M} of that day"
     return None
 
 
@@ -413,16 +370,8 @@ def _walls(out: ChangeOutcome) -> str:
     return f"{shown} and {rest:,} more" if rest > 0 else shown
 
 
-def _fires(spec: ScheduleSpec, out: ChangeOutcome) -> str:
+def _fires(out: ChangeOutcome) -> str:
     return " and ".join(iso(each) for each in out.fires) if len(out.fires) < 3 else f"from {iso(out.fires[0])} on"
-
-
-def _at(spec: ScheduleSpec, instant: datetime) -> str:
-    return f"{instant.astimezone(find_zone(spec.timezone)):%H:%M} ({iso(instant)})"
-
-
-def _hours(length: timedelta) -> str:
-    return f"{length.total_seconds() / 3600:g} hours"
 
 
 def calendar_picture(days: Iterable[DayCount], *, forward: Collection[date], back: Collection[date]) -> list[Text]:
@@ -441,12 +390,8 @@ def calendar_picture(days: Iterable[DayCount], *, forward: Collection[date], bac
 
 
 def _ruler() -> str:
-    ticks: Sequence[int] = (1, 5, 10, 15, 20, 25, 30)
-    line = " " * (_INDENT + 62)
-    for tick in ticks:
-        place = _INDENT + 2 * (tick - 1)
-        line = line[:place] + str(tick) + line[place + len(str(tick)) :]
-    return line.rstrip()
+    ticks = (1, 5, 10, 15, 20, 25, 30)
+    return " " * _INDENT + "".join(str(tick).ljust(2 * (after - tick)) for tick, after in pairwise((*ticks, 31)))
 
 
 def _cell(day: DayCount) -> tuple[str, str]:

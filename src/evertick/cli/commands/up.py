@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import re
 import shutil
 import signal
 import sys
@@ -15,7 +16,8 @@ from typing import Annotated
 
 import typer
 
-from evertick.cli.commands.services import preload
+from evertick.cli.app import Single
+from evertick.cli.commands.services import ApiHost, ApiPort, Slots, preload
 from evertick.cli.options import noun
 from evertick.config import Settings, environment_for, read_settings
 from evertick.db.connect import with_advice
@@ -23,12 +25,13 @@ from evertick.db.connection import where
 from evertick.domain.errors import InvalidSettings
 from evertick.observability.logging import configure
 from evertick.processes.identity import process_name
+from evertick.processes.linux import forget_variable
 from evertick.publisher.routing_file import load_routing
-from evertick.supervisor.fork_server import ForkServer
-from evertick.supervisor.postgres_home import HomeDirectory, holder_of, shown
+from evertick.supervisor.fork_server import ServiceForkServer
+from evertick.supervisor.postgres_home import PostgresDirectory, holder_of, shown
 from evertick.supervisor.supervisor import SERVICES, Supervisor
 
-app = typer.Typer(add_completion=False)
+app = Single()
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 # Examples that need a pool, which must exist before they can be published.
@@ -39,14 +42,10 @@ HomeOption = Annotated[Path | None, typer.Option("--home", help="The folder of t
 UrlOption = Annotated[
     str | None, typer.Option("--database-url", metavar="URL", help="Use this PostgreSQL instead of the embedded one.")
 ]
-Dags = Annotated[Path | None, typer.Option("--dags", metavar="FOLDER", help="The folder of your DAG files.")]
-ApiHost = Annotated[
-    str | None, typer.Option("--host", help="The address on which the API listens; others need a password first.")
+Dags = Annotated[
+    Path | None, typer.Option("--dags", metavar="FOLDER", help="The folder of your DAG files; it must exist.")
 ]
-ApiPort = Annotated[
-    int | None, typer.Option("--port", min=0, max=65_535, help="The API's port; 8080, or any if taken.")
-]
-Slots = Annotated[int | None, typer.Option("--slots", help="The number of tasks that run at once.")]
+NoExamples = Annotated[bool, typer.Option("--no-examples", help="Create ./dags without example DAGs.")]
 
 
 @app.command(epilog="Example: evertick up --dags ./dags")
@@ -54,6 +53,7 @@ def up(
     home: HomeOption = None,
     database_url: UrlOption = None,
     dags: Dags = None,
+    no_examples: NoExamples = False,
     slots: Slots = None,
     host: ApiHost = None,
     port: ApiPort = None,
@@ -66,13 +66,15 @@ def up(
     settings = read_settings(
         home=home, database_url=database_url, dags_folder=dags, runner_slots=slots, api_host=host, api_port=port
     )
+    forget_variable("EVERTICK_ADMIN_PASSWORD")  # before any process is started, so that no task can read it
     load_routing(settings.routing_file)
     log = configure(service="evertick", owner=process_name(), as_json=settings.log == "json")
-    fork_server = ForkServer(_services())
+    fork_server = ServiceForkServer(_services())
     supervisor = Supervisor(settings, environment=environment_for(settings), fork_server=fork_server, say=_say, log=log)
     # If another one runs already, the supervisor reports it, and there is nothing to announce.
     if settings.database_url or holder_of(settings.home) is None:
-        copied = put_examples(settings.dags_folder)
+        refuse_missing(settings.dags_folder)
+        copied = put_examples(settings.dags_folder, are_wanted=not no_examples)
         make_first_key(settings)
         supervisor.port.start()
         if settings.log == "text":
@@ -100,14 +102,22 @@ def make_first_key(settings: Settings) -> None:
     make_key(settings)
 
 
-def put_examples(folder: Path) -> list[str]:
+def refuse_missing(folder: Path) -> None:
+    """Only the default folder is created: another name may be a typing error, and examples would run from there."""
+    if not folder.exists() and folder != Settings().dags_folder:
+        raise InvalidSettings(
+            f"There is no folder {folder}. Create it with `mkdir -p {folder}`, or correct --dags (EVERTICK_DAGS_FOLDER)."
+        )
+
+
+def put_examples(folder: Path, *, are_wanted: bool = True) -> list[str]:
     """Make the folder and copy the example DAGs into it, unless it exists. Returns the names of the copied files."""
     if folder.exists():
         if not folder.is_dir():
             raise InvalidSettings(f"{folder} is not a folder. Name a folder for DAG files with --dags.")
         return []
     folder.mkdir(parents=True)
-    examples = sorted(path for path in _EXAMPLES.glob("*.py") if path.name not in _NOT_AT_ONCE)
+    examples = sorted(path for path in _EXAMPLES.glob("*.py") if are_wanted and path.name not in _NOT_AT_ONCE)
     for example in examples:
         shutil.copy(example, folder / example.name)
     return [example.name for example in examples]
@@ -119,9 +129,9 @@ def banner(settings: Settings, copied: list[str], health_url: str | None = None)
     if not any(settings.dags_folder.glob("**/*.py")):
         examples = " (empty: put a DAG file there)"
     place = where(settings.database_url) if settings.database_url else f"embedded, in {shown(settings.home)}"
-    program = _program()
+    command = program(shutil.which("evertick"), sys.argv[0])
     if settings.home != Settings().home and not settings.database_url:
-        program = f"EVERTICK_HOME={settings.home.absolute()} {program}"
+        command = f"EVERTICK_HOME={settings.home.absolute()} {command}"
     dag = "etl" if (settings.dags_folder / "etl.py").exists() else "DAG"
     lines = [
         f"DAGs      {shown(settings.dags_folder)}{examples}",
@@ -129,19 +139,22 @@ def banner(settings: Settings, copied: list[str], health_url: str | None = None)
         f"Database  {place}",
         f"Health    {health_url}/monitor/health" if health_url else "Health    no port; see EVERTICK_HEALTH",
         "Try in another terminal" + (", with EVERTICK_DATABASE_URL set:" if settings.database_url else ":"),
-        f"  {program} dags list",
-        f"  {program} runs list",
-        f"  {program} dags trigger {dag} --wait",
+        f"  {command} dags list",
+        f"  {command} runs list",
+        f"  {command} dags trigger {dag} --wait",
         "",
     ]
     return "\n".join(lines)
 
 
-def _program() -> str:
-    """How to call this program from another terminal, in the same folder."""
-    if shutil.which("evertick"):
-        return "evertick"
-    return sys.argv[0] if not sys.argv[0].endswith(".py") else f"{sys.executable} -m evertick.cli.main"
+def program(found: str | None, called: str) -> str:
+    """How to call this program from another terminal, in the same folder. `found`: its file on the PATH of this process,
+    to which `uvx` adds a folder of its cache, which no other terminal has."""
+    if found is None:
+        return called if not called.endswith(".py") else f"{sys.executable} -m evertick"
+    return (
+        found if any(re.fullmatch(r"(archive|environments)-v\d+", part) for part in Path(found).parts) else "evertick"
+    )
 
 
 async def _supervise(supervisor: Supervisor, settings: Settings) -> None:
@@ -150,7 +163,7 @@ async def _supervise(supervisor: Supervisor, settings: Settings) -> None:
         # Under nohup the terminal may close while the work continues.
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, _stop, supervisor)
-    with with_advice(settings.database_url or HomeDirectory(settings.home).url):
+    with with_advice(settings.database_url or PostgresDirectory(settings.home).url):
         await supervisor.run()
     # All children have ended. If this process still waits for something, it prints the stack and exits.
     faulthandler.dump_traceback_later(LONGEST_END_SECONDS, exit=True)

@@ -8,52 +8,41 @@ from __future__ import annotations
 import json
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 from urllib.parse import urlsplit
 
 import typer
 
-from evertick.cli.options import Json, Limit, Yes, confirm, run_number
-from evertick.cli.output import Cell, clock, document, hint, line, print_json, show, state, table
-from evertick.client.connect import open_client
-from evertick.client.credentials import Login, chosen_server, keep_login, read_address, read_logins
+from evertick.cli.app import Group, Single
+from evertick.cli.options import Json, Limit, Yes, confirm, read_number
+from evertick.cli.output import Cell, clock, document, hint, line, print_json, show, show_list, state
+from evertick.client.connect import call, open_client, read_pages
+from evertick.client.credentials import StoredLogin, chosen_server, keep_login, read_address, read_logins
 from evertick.config import read_settings
+from evertick.db.queries.accounts import AuditEntry
 from evertick.domain.access import Role
 from evertick.domain.durations import relative
 from evertick.domain.errors import EvertickError, UserError
 from evertick.engine.accounts import TOKEN_DAYS
-from evertick.engine.public_access import is_loopback
-from evertick.operations.users import (
-    NewToken,
-    NewUser,
-    Token,
-    UserChange,
-    add_user,
-    change_user,
-    list_entries,
-    list_tokens,
-    list_users,
-    make_link,
-    make_token,
-    revoke_token,
-    show_user,
-)
-from evertick.runtime.listen_socket import DEFAULT_PORT
+from evertick.observability.health_endpoint import living_notes
+from evertick.operations import users
+from evertick.operations.users import NewToken, NewUser, Token, User, UserChange
+from evertick.runtime.listen_socket import API_NOTES, DEFAULT_PORT
 
 if TYPE_CHECKING:
     from evertick.client.http import HttpClient
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
-tokens_app = typer.Typer(no_args_is_help=True, add_completion=False)
-audit_app = typer.Typer(add_completion=False)
-login_app = typer.Typer(add_completion=False)
-logout_app = typer.Typer(add_completion=False)
+app = Group()
+tokens_app = Group()
+audit_app = Single()
+login_app = Single()
+logout_app = Single()
 
 UserName = Annotated[str, typer.Argument(metavar="NAME", help="The user's name.")]
-NewRole = Annotated[Role, typer.Option("--role", help="The user's rights; see docs/reference/permissions.md.")]
-OtherRole = Annotated[Role | None, typer.Option("--role", help="The user's new rights.")]
+NewRole = Annotated[Role, typer.Option("--role", help="The user's role; see docs/reference/permissions.md.")]
+OtherRole = Annotated[Role | None, typer.Option("--role", help="The user's new role.")]
 Tags = Annotated[
-    list[str] | None, typer.Option("--tag", metavar="TAG", help="Only DAGs with this tag; repeat it for more tags.")
+    list[str] | None, typer.Option("--tag", metavar="TAG", help="Only DAGs with this tag; repeat for several.")
 ]
 AllDags = Annotated[bool, typer.Option("--all-dags", help="All DAGs again, whatever their tags.")]
 Disabled = Annotated[
@@ -62,19 +51,15 @@ Disabled = Annotated[
 ]
 NoPassword = Annotated[bool, typer.Option("--no-password", help="A user that only uses tokens, as a program does.")]
 TokenUser = Annotated[str, typer.Argument(metavar="USER", help="The user of the token.")]
-UserFilter = Annotated[str | None, typer.Argument(metavar="[USER]", help="Only tokens of this user.")]
+UserFilter = Annotated[str | None, typer.Argument(metavar="USER", help="Only tokens of this user.")]
 TokenName = Annotated[str, typer.Argument(metavar="NAME", help="The purpose of the token, as lists show it.")]
-MostRole = Annotated[Role | None, typer.Option("--role", help="The most rights that the token has.")]
-Days = Annotated[float | None, typer.Option("--days", help="Lifetime in days: 90 by default; 0 has no end.")]
-TokenNumber = Annotated[
-    int, typer.Argument(metavar="ID", help="The token's number, as `evertick tokens list` shows it.")
-]
-Verb = Annotated[
-    str | None, typer.Option("--verb", help="Only this action: trigger, cancel, mark, refuse, add_token …")
-]
+MostRole = Annotated[Role | None, typer.Option("--role", help="Limit the token to this role.")]
+Days = Annotated[float | None, typer.Option("--days", help="Lifetime in days: 90 by default; 0 = never expires.")]
+TokenNumber = Annotated[int, typer.Argument(metavar="ID", help="Its number, as `evertick tokens list` shows it.")]
+Verb = Annotated[str | None, typer.Option("--verb", help="Only this action: trigger, cancel, refuse, add_token …")]
 Actor = Annotated[str | None, typer.Option("--actor", help="Only by this actor, as user:alice or cli:alice.")]
 DagFilter = Annotated[str | None, typer.Option("--dag", help="Only about this DAG.")]
-RunFilter = Annotated[str | None, typer.Option("--run", help="Only about this run.")]
+RunFilter = Annotated[int | None, typer.Option("--run", parser=read_number, help="Only about this run.")]
 Address = Annotated[str, typer.Argument(metavar="URL", help="The server: https://evertick.example.com:8080")]
 LoginUser = Annotated[str | None, typer.Option("--user", "-u", help="The user's name; asked for if left out.")]
 WithToken = Annotated[
@@ -82,38 +67,33 @@ WithToken = Annotated[
 ]
 
 
-@app.callback()
-def _users() -> None:
-    """Manage the users of the API."""
-
-
 @app.command("list", epilog="Example: evertick users list")
 def list_users_command(limit: Limit = 1000, as_json: Json = False) -> None:
     """List the users with their roles, their tags, and whether they have a password."""
-    with open_client() as client:
-        found = client.pages(list_users, limit)
-        now = client.now
-    if as_json:
-        print_json({"users": [document(each) for each in found]})
-        return
-    if not found:
-        show(hint("No users yet. `evertick up` makes the first one; or: evertick users add NAME --role admin"))
-        return
-    cells: list[list[Cell]] = []
-    for each in found:
+    found, now = read_pages(users.list_users, limit)
+    columns = ("USER", "STATUS", "ROLE", "TAGS", "PASSWORD", "CREATED")
+
+    def cells(each: User) -> list[Cell]:
         status = state("failed", "disabled") if each.is_disabled else state("success", "active")
         password = "yes" if each.has_password else "no"
-        tags = ", ".join(each.tags or []) or None
-        cells.append([each.name, status, each.role, tags, password, relative(each.created_at, now)])
-    show(table(("USER", "STATUS", "ROLE", "TAGS", "PASSWORD", "CREATED"), cells))
+        return [
+            each.name,
+            status,
+            each.role,
+            ", ".join(each.tags or []) or None,
+            password,
+            relative(each.created_at, now),
+        ]
+
+    empty = "No users yet. `evertick up` makes the first one; or: evertick users add NAME --role admin"
+    show_list("users", found, columns, cells, as_json=as_json, empty=empty)
 
 
 @app.command("add", epilog="Example: evertick users add ci --role operator --no-password")
 def add_command(name: UserName, role: NewRole = Role.VIEWER, tag: Tags = None, no_password: NoPassword = False) -> None:
-    """Add a user. Asks for a password, unless the user only uses tokens."""
+    """Add a user. Asks for a password, or reads a line from a pipe, unless the user only uses tokens."""
     password = None if no_password else _ask_password(name)
-    with open_client() as client:
-        client.call(add_user, body=NewUser(name=name, role=role, tags=tag or None, password=password))
+    call(users.add_user, body=NewUser(name=name, role=role, tags=tag or None, password=password))
     show(line(f"Added user {name} ({role})."))
     if no_password:
         show(hint(f"Give it a token with: evertick tokens create {name} NAME"))
@@ -123,104 +103,98 @@ def add_command(name: UserName, role: NewRole = Role.VIEWER, tag: Tags = None, n
 def set_command(
     name: UserName, role: OtherRole = None, tag: Tags = None, all_dags: AllDags = False, disabled: Disabled = None
 ) -> None:
-    """Change a user's rights, or disable the user. Options that are left out keep their values."""
+    """Change a user's role and tags, or disable the user. Options not given are unchanged."""
     if role is None and not tag and not all_dags and disabled is None:
-        raise UserError("Say what to change: --role, --tag, --all-dags, --disable or --enable.")
+        raise UserError("Nothing to change. Give --role, --tag, --all-dags, --disable or --enable.")
     if tag and all_dags:
         raise UserError("--tag limits the user to some DAGs and --all-dags removes that limit: give one of them.")
     wanted = UserChange(role=role, tags=tag or None, all_dags=all_dags, is_disabled=disabled)
-    with open_client() as client:
-        client.call(change_user, name=name, body=wanted)
+    call(users.change_user, name=name, body=wanted)
     show(line(f"Changed user {name}."))
 
 
 @app.command("password", epilog="Example: evertick users password admin")
 def password_command(name: UserName) -> None:
-    """Set a user's password. Asks for it. All of the user's sessions and tokens end."""
+    """Set a user's password. Asks for it, or reads a line from a pipe. All of the user's sessions and tokens end."""
     with open_client() as client:
-        client.call(show_user, name=name)
-        client.call(change_user, name=name, body=UserChange(password=_ask_password(name)))
+        client.call(users.show_user, name=name)
+        client.call(users.change_user, name=name, body=UserChange(password=_ask_password(name)))
     show(line(f"Set the password of {name}. Its sessions and tokens have ended."))
 
 
 @app.command("link", epilog="Example: evertick users link admin")
 def link_command(name: UserName) -> None:
-    """Print a path that signs the user in once, within the hour. Open it at the API's address."""
-    with open_client() as client:
-        path = client.call(make_link, name=name).path
+    """Print a one-time sign-in link, valid for one hour. Open it at the API's address."""
+    path = call(users.make_link, name=name).path
     show(line(path))
+    show(hint(f"At the API's address: {chosen_server() or _own_address()}{path}"))
+
+
+def _own_address() -> str:
+    """Of the API of this home, which may have taken another port than the configured one."""
     settings = read_settings()
-    host = settings.api_host if is_loopback(settings.api_host) else "127.0.0.1"
-    address = chosen_server() or f"http://{host}:{settings.api_port or DEFAULT_PORT}"
-    show(hint(f"At the API's address: {address}{path}"))
+    if settings.public_url:
+        return settings.public_url.rstrip("/")
+    notes = living_notes(settings.home, API_NOTES)
+    address = notes[-1].url if notes else f"http://{settings.api_host}:{settings.api_port or DEFAULT_PORT}"
+    return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def _ask_password(name: str) -> str:
-    """From the terminal, or from a pipe for scripts. Never from an argument, which others can see."""
-    found: str = typer.prompt(f"Password for {name}", hide_input=True, confirmation_prompt=True, err=True)
+    return _ask_secret(f"Password for {name}", confirm=True)
+
+
+def _ask_secret(prompt: str, *, confirm: bool = False) -> str:
+    """From the terminal, or one line of a pipe for scripts. Never from an argument, which others can see."""
+    if sys.stdin.isatty():
+        return str(typer.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True))
+    if not (found := sys.stdin.readline().rstrip("\r\n")):
+        raise UserError(f"{prompt}: standard input is empty. Write it as one line into the pipe, or use a terminal.")
     return found
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------------
 
 
-@tokens_app.callback()
-def _tokens() -> None:
-    """Manage tokens and sessions of the API."""
-
-
 @tokens_app.command("list", epilog="Example: evertick tokens list ci")
 def list_tokens_command(user: UserFilter = None, limit: Limit = 1000, as_json: Json = False) -> None:
     """List valid tokens and sessions: the user, the purpose, and the last use with its address."""
-    with open_client() as client:
-        found = client.pages(list_tokens, limit, user=user)
-        now = client.now
-    if as_json:
-        print_json({"tokens": [_token_document(each) for each in found]})
-        return
-    if not found:
-        show(hint("No valid token. Make one with: evertick tokens create USER NAME"))
-        return
-    cells: list[list[Cell]] = []
-    for each in found:
+    found, now = read_pages(users.list_tokens, limit, user=user)
+    columns = ("#ID", "USER", "KIND", "NAME", "LIMITED TO", "EXPIRES", "LAST USED")
+
+    def cells(each: Token) -> list[Cell]:
         limits = ", ".join([*([each.role] if each.role else []), *(each.tags or [])]) or None
         used = f"{relative(each.used_at, now)} from {each.used_from}" if each.used_at else None
         ends = relative(each.expires_at, now) if each.expires_at else "never"
-        cells.append([each.id, each.user, each.kind, each.name, limits, ends, used])
-    show(table(("#ID", "USER", "KIND", "NAME", "AT MOST", "EXPIRES", "LAST USED"), cells))
+        return [each.token_id, each.user, each.kind, each.name, limits, ends, used]
+
+    empty = "No valid token. Make one with: evertick tokens create USER NAME"
+    show_list("tokens", found, columns, cells, as_json=as_json, empty=empty, to_json=_token_document)
 
 
 @tokens_app.command("create", epilog="Example: evertick tokens create ci deploys --role operator --days 30")
 def create_command(
-    user: TokenUser,
-    name: TokenName,
-    role: MostRole = None,
-    tag: Tags = None,
-    days: Days = None,
-    as_json: Json = False,
+    user: TokenUser, name: TokenName, role: MostRole = None, tag: Tags = None, days: Days = None, as_json: Json = False
 ) -> None:
     """Make a token and print it. It is shown only this once."""
     wanted = NewToken(name=name, user=user, role=role, tags=tag or None, days=TOKEN_DAYS if days is None else days)
-    with open_client() as client:
-        made = client.call(make_token, body=wanted)
+    made = call(users.make_token, body=wanted)
     if as_json:
-        print_json(document(made))
-        return
+        return print_json(made)
     show(line(made.token))
-    show(hint(f"Token {made.id} of {user}. Send it as: Authorization: Bearer TOKEN. It is not shown again."))
+    show(hint(f"Token {made.token_id} of {user}. Send it as: Authorization: Bearer TOKEN. It is not shown again."))
 
 
 @tokens_app.command("revoke", epilog="Example: evertick tokens revoke 12 --yes")
 def revoke_command(number: TokenNumber, yes: Yes = False) -> None:
     """Revoke a token or end a session, at once."""
     confirm(f"Revoke token {number}?", yes=yes)
-    with open_client() as client:
-        client.call(revoke_token, token_id=number)
+    call(users.revoke_token, token_id=number)
     show(line(f"Revoked token {number}."))
 
 
 def _token_document(found: Token) -> dict[str, object]:
-    return {"credential_id": found.id, "account": found.user, **document(found, without=["id", "user"])}
+    return {"account": found.user, **document(found, without=["user"])}
 
 
 # The audit log --------------------------------------------------------------------------------------------------------
@@ -236,20 +210,14 @@ def audit_command(
     as_json: Json = False,
 ) -> None:
     """Show the audit log, newest first: each action with its time, actor and origin, and each refusal."""
-    run_id = None if run is None else run_number(run)
-    with open_client() as client:
-        found = client.pages(list_entries, limit, verb=verb, actor=by, dag=dag, run_id=run_id)
-    if as_json:
-        print_json({"entries": [document(each) for each in found]})
-        return
-    if not found:
-        show(hint("No entry of the audit log matches."))
-        return
-    rows: list[list[Cell]] = []
-    for each in found:
-        what = each.dag or (f"run {each.run_id}" if each.run_id else None)
-        rows.append([clock(each.occurred_at), each.verb, each.actor, each.origin, what, json.dumps(each.detail)])
-    show(table(("WHEN", "WHAT", "BY", "FROM", "OF", "DETAIL"), rows))
+    found, _ = read_pages(users.list_audit, limit, verb=verb, actor=by, dag=dag, run_id=run)
+    columns = ("WHEN", "ACTION", "BY", "FROM", "OBJECT", "DETAIL")
+
+    def cells(each: AuditEntry) -> list[Cell]:
+        subject = each.dag or (f"run {each.run_id}" if each.run_id else None)
+        return [clock(each.occurred_at), each.verb, each.actor, each.origin, subject, json.dumps(each.detail)]
+
+    show_list("entries", found, columns, cells, as_json=as_json, empty="No entry of the audit log matches.")
 
 
 # Signing in at a server -----------------------------------------------------------------------------------------------
@@ -264,15 +232,15 @@ def login_command(url: Address, user: LoginUser = None, token: WithToken = False
     if urlsplit(address).scheme == "http" and urlsplit(address).hostname not in ("127.0.0.1", "localhost", "::1"):
         sys.stderr.write("Warning: without https others on the network can read what you send, and your token.\n")
     if token:
-        secret = typer.prompt("Token", hide_input=True, err=True).strip()
+        secret = _ask_secret("Token").strip()
     else:
         name = user or typer.prompt("User", err=True)
-        password = typer.prompt(f"Password for {name}", hide_input=True, err=True)
+        password = _ask_secret(f"Password for {name}")
         with _http_client(address, None) as client:
             secret = client.request("POST", "/auth/token", {"username": name, "password": password})["access_token"]
     with _http_client(address, secret) as client:
         session = client.request("GET", "/auth/session")
-    path = keep_login(address, Login(user=session["user"], token=secret, is_session=not token))
+    path = keep_login(address, StoredLogin(user=session["user"], token=secret, is_session=not token))
     show(line(f"Signed in at {address} as {session['user']} ({session['role']}); the token is in {path}."))
     show(hint(f"Try: evertick --server {address} runs list. Or for all commands: export EVERTICK_SERVER={address}"))
 
@@ -296,5 +264,4 @@ def logout_command(url: Address) -> None:
 
 def _http_client(address: str, token: str | None) -> HttpClient:
     """Loaded late: commands on the database do not need HTTP."""
-    made: HttpClient = import_module("evertick.client.http").HttpClient(address, token)
-    return made
+    return cast("HttpClient", import_module("evertick.client.http").HttpClient(address, token))

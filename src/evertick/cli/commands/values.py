@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
+from evertick.cli.app import Group
 from evertick.cli.options import Json, Limit, Yes, confirm, noun
-from evertick.cli.output import Cell, hint, line, print_json, show, table
-from evertick.client.connect import open_client, refuse_server
+from evertick.cli.output import hint, line, print_json, show, show_list
+from evertick.client.connect import call, open_client, read_pages, refuse_server
 from evertick.client.credentials import chosen_server
 from evertick.config import read_settings
 from evertick.db.queries import secrets as store
@@ -22,49 +23,45 @@ from evertick.domain.errors import UserError
 from evertick.domain.stored_values import ValueKind, check_name, read_connection
 from evertick.engine import secrets as verbs
 from evertick.operations.caller import Caller
-from evertick.operations.values import NewValue, delete_value, keyring_of, list_values, put_value, show_value
+from evertick.operations.values import ValueRequest, delete_value, keyring_of, list_values, put_value, show_value
 from evertick.secrets.keyring import add_key, keep_first_key, load_keyring, make_key
 from evertick.secrets.masking import SHORTEST
 
-variables = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help='Variables: values that tasks get by declaring them, `@task(variables=["region"])`. A change needs no deploy.',
+variables = Group(
+    'Variables: values that tasks get by declaring them, `@task(variables=["region"])`. A change needs no deploy.'
 )
-connections = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help='Connections: addresses with passwords, stored encrypted. A task gets one with `@task(connections=["db"])`.',
+connections = Group(
+    'Connections: addresses with passwords, stored encrypted. A task gets one with `@task(connections=["db"])`.'
 )
-secrets = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help='Secrets: stored encrypted, hidden in logs, results and errors. Tasks get one by `@task(secrets=["token"])`.',
+secrets = Group(
+    'Secrets: stored encrypted, hidden in logs, results and errors. Tasks get one by `@task(secrets=["token"])`.'
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name, as tasks declare it.")]
+Value = Annotated[str | None, typer.Argument(metavar="VALUE", help="Only for a variable: its value.")]
 Description = Annotated[str | None, typer.Option("--description", help="Purpose; shown in lists.")]
-Reveal = Annotated[bool, typer.Option("--reveal", help="Show its secret parts.")]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Print its secret parts.")]
 SameKey = Annotated[bool, typer.Option("--same-key", help="Make no key: re-encrypt everything with the first one.")]
-Forget = Annotated[
-    bool,
-    typer.Option("--forget", help="Then remove the other keys from the key file, once every runner has the new one."),
-]
+Forget = Annotated[bool, typer.Option("--forget", help="Then remove the old keys; every runner must have the new one.")]
 
 
 def _add_commands(app: typer.Typer, kind: ValueKind) -> None:
     """The four commands that all kinds have."""
     example = {ValueKind.VARIABLE: "region", ValueKind.CONNECTION: "warehouse", ValueKind.SECRET: "token"}[kind]
     form = "an address such as postgresql://anna:PASSWORD@host/shop" if kind is ValueKind.CONNECTION else "its value"
-    get_help = "Show a variable." if kind is ValueKind.VARIABLE else f"Show a {kind}, without --reveal not its secrets."
+    get_help = {
+        ValueKind.VARIABLE: "Show a variable.",
+        ValueKind.CONNECTION: "Show a connection without its password; --reveal prints it, too.",
+        ValueKind.SECRET: "Show a secret's metadata; --reveal prints the value.",
+    }[kind]
 
     @app.command(
         "set",
         help=f"Set a {kind}: {form}, from standard input or a prompt.",
         epilog=f"Example: evertick {kind}s set {example} < value.txt",
     )
-    def set_command(name: Name, description: Description = None) -> None:
-        _set(kind, name, description)
+    def set_command(name: Name, value: Value = None, description: Description = None) -> None:
+        _set(kind, name, description, value)
 
     @app.command("get", help=get_help, epilog=f"Example: evertick {kind}s get {example}")
     def get_command(name: Name, reveal: Reveal = False, as_json: Json = False) -> None:
@@ -83,8 +80,7 @@ def _add_commands(app: typer.Typer, kind: ValueKind) -> None:
     )
     def delete_command(name: Name, yes: Yes = False) -> None:
         confirm(f"Delete {kind} {name}?", yes=yes)
-        with open_client() as client:
-            client.call(delete_value, kind=kind, name=name)
+        call(delete_value, kind=kind, name=name)
         show(line(f"Deleted {kind} {name}."))
 
 
@@ -95,7 +91,7 @@ _add_commands(secrets, ValueKind.SECRET)
 
 @secrets.command("rotate", epilog="Example: evertick secrets rotate")
 def rotate_command(same_key: SameKey = False, forget: Forget = False) -> None:
-    """Make a new key, and re-encrypt every secret, connection and variable with it. Makes the first key, too."""
+    """Make a new key and re-encrypt all values with it; creates the first key if none exists."""
     refuse_server()
     settings = read_settings()
     with open_client() as client:
@@ -109,9 +105,8 @@ def rotate_command(same_key: SameKey = False, forget: Forget = False) -> None:
     if forget:
         show(line(f"Removed {noun(keep_first_key(settings), 'old key')}."))
     elif not settings.secret_keys:
-        show(
-            hint(f"The keys are in {settings.secret_key_place}. Copy the file to every runner that does not share it.")
-        )
+        place = settings.secret_key_place
+        show(hint(f"The keys are in {place}. Copy the file to every runner that does not share it."))
 
 
 # Not operations: a server must not offer them.
@@ -131,20 +126,22 @@ async def _reveal(caller: Caller, *, kind: ValueKind, name: str) -> str:
     return read_connection(value).uri if kind is ValueKind.CONNECTION else value
 
 
-def _set(kind: ValueKind, name: str, description: str | None) -> None:
+def _set(kind: ValueKind, name: str, description: str | None, given: str | None) -> None:
     # The name and the key are checked before the user types a value.
     check_name(kind, name)
+    if given is not None and kind is not ValueKind.VARIABLE:
+        raise UserError(
+            f"A {kind} is never an argument, which others can see. Pipe it: evertick {kind}s set {name} < value.txt"
+        )
     if chosen_server() is None:
         load_keyring(read_settings())
-    value = _read_value(kind, name)
-    with open_client() as client:
-        body = NewValue(value=value, description=description)
-        is_new = client.call(put_value, kind=kind, name=name, body=body).record.is_new
+    value = _read_value(kind, name) if given is None else given
+    body = ValueRequest(value=value, description=description)
+    is_new = call(put_value, kind=kind, name=name, body=body).record.is_new
     show(line(f"{'Created' if is_new else 'Changed'} {kind} {name}."))
     if kind is ValueKind.SECRET and len(value) < SHORTEST:
-        show(
-            hint(f"It has fewer than {SHORTEST} characters, so it is not hidden in logs: short texts occur everywhere.")
-        )
+        reason = "short texts occur everywhere"
+        show(hint(f"It has fewer than {SHORTEST} characters, so it is not hidden in logs: {reason}."))
     show(hint(f'A task gets it by declaring it: @task({kind}s=["{name}"])'))
 
 
@@ -168,25 +165,20 @@ def _get(kind: ValueKind, name: str, *, reveal: bool, as_json: bool) -> None:
 
 
 def _list(kind: ValueKind, *, limit: int, as_json: bool) -> None:
-    with open_client() as client:
-        found = client.call(list_values, kind=kind).items[:limit]
-        now = client.now
-    if as_json:
-        print_json({f"{kind}s": found})
-        return
-    if not found:
-        show(hint(f"There are no {kind}s. Create one with: evertick {kind}s set NAME"))
-        return
-    cells: list[list[Cell]] = [
-        [each.name, each.description, relative(each.changed_at, now), each.changed_by, each.key_id] for each in found
-    ]
-    show(table(("NAME", "DESCRIPTION", "CHANGED", "BY", "KEY"), cells))
+    found, now = read_pages(list_values, limit, kind=kind)
+    show_list(
+        f"{kind}s",
+        found,
+        ("NAME", "DESCRIPTION", "CHANGED", "BY", "KEY"),
+        lambda each: [each.name, each.description, relative(each.changed_at, now), each.changed_by, each.key_id],
+        as_json=as_json,
+        empty=f"There are no {kind}s. Create one with: evertick {kind}s set NAME",
+    )
 
 
 def _read_value(kind: ValueKind, name: str) -> str:
     if sys.stdin.isatty():
-        value: str = typer.prompt(f"Value of {kind} {name}", hide_input=kind is not ValueKind.VARIABLE)
-        return value
+        return str(typer.prompt(f"Value of {kind} {name}", hide_input=kind is not ValueKind.VARIABLE))
     raw = sys.stdin.buffer.read(1024 * 1024)
     try:
         text = raw.decode()

@@ -1,4 +1,4 @@
-"""`evertick events`, `evertick assets` and `evertick approvals`: what tasks and DAGs wait for from outside."""
+"""`evertick events`, `evertick assets` and `evertick approvals`: external conditions of tasks and DAGs."""
 
 from __future__ import annotations
 
@@ -8,31 +8,26 @@ from typing import Annotated, Any
 
 import typer
 
-from evertick.cli.options import Json, Limit, Run, Task, run_number
-from evertick.cli.output import Cell, hint, line, print_json, show, table
-from evertick.client.connect import open_client
-from evertick.domain.dags.params import ParamSpec, parse_param
+from evertick.cli.app import Group
+from evertick.cli.options import Json, Limit, Run, Task, read_object, read_pairs
+from evertick.cli.output import Cell, hint, line, print_json, show, show_list
+from evertick.client.connect import call, open_client, read_pages
+from evertick.db.queries.assets import Asset
+from evertick.domain.dags.params import ParamSpec
 from evertick.domain.dags.spec import read_form
 from evertick.domain.dags.waits import WaitKind
 from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
 from evertick.operations import waits
-from evertick.operations.waits import Approval, Event, Update, Verdict
+from evertick.operations.paging import MOST_LISTED
+from evertick.operations.waits import Approval, ApprovalDecision, AssetUpdate, EventRequest
 
-events_app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help='Send and list events from outside, which tasks wait for with `wait_for_event("NAME")`.',
+events_app = Group('Send and list events from outside, which tasks wait for with `wait_for_event("NAME")`.')
+assets_app = Group(
+    'List and update data assets: tasks update them (`outlets=[Asset("NAME")]`), DAGs run after them'
+    ' (`after(Asset("NAME"))`).'
 )
-assets_app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help='List and update data assets: tasks update them (`outlets=[Asset("NAME")]`), DAGs run after them'
-    ' (`after(Asset("NAME"))`).',
-)
-approvals_app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="List, approve and reject: tasks that wait for a user's decision."
-)
+approvals_app = Group()
 
 EventName = Annotated[str, typer.Argument(metavar="NAME", help="The event's name, as tasks wait for it.")]
 Payload = Annotated[
@@ -45,8 +40,7 @@ AssetName = Annotated[str, typer.Argument(metavar="NAME", help="The asset's name
 Extra = Annotated[str, typer.Option("--extra", metavar="JSON", help="A JSON object that is stored with the update.")]
 Note = Annotated[str | None, typer.Option("--note", help="Reason for the decision.")]
 Field = Annotated[
-    list[str] | None,
-    typer.Option("--field", metavar="NAME=VALUE", help="A field of the form; repeat it for more fields."),
+    list[str] | None, typer.Option("--field", metavar="NAME=VALUE", help="A field of the form; repeat for several.")
 ]
 
 
@@ -60,8 +54,7 @@ def send_command(name: EventName, payload: Payload = "null", key: Key = None, as
         value = json.loads(payload)
     except (ValueError, RecursionError) as error:
         raise UserError(f"--payload is not JSON: {error}. A text needs its quotes: --payload '\"ready\"'.") from None
-    with open_client() as client:
-        sent = client.call(waits.send, name=name, body=Event(payload=value), idempotency_key=key)
+    sent = call(waits.send_event, name=name, body=EventRequest(payload=value), idempotency_key=key)
     if as_json:
         print_json({"event": sent})
     elif sent.is_new:
@@ -73,20 +66,15 @@ def send_command(name: EventName, payload: Payload = "null", key: Key = None, as
 @events_app.command("list", epilog="Example: evertick events list --name file-arrived")
 def list_events_command(name: OfName = None, limit: Limit = 50, as_json: Json = False) -> None:
     """List sent events, newest first."""
-    with open_client() as client:
-        every, one = waits.list_all_sent, waits.list_sent
-        found = client.pages(every, limit) if name is None else client.pages(one, limit, name=name)
-        now = client.now
-    if as_json:
-        print_json({"events": found})
-        return
-    if not found:
-        show(hint("No event was sent. Send one with: evertick events send NAME"))
-        return
-    rows: list[list[Cell]] = [
-        [each.name, each.key, relative(each.sent_at, now), each.sent_by, json.dumps(each.payload)] for each in found
-    ]
-    show(table(("EVENT", "KEY", "SENT", "BY", "PAYLOAD"), rows))
+    found, now = read_pages(waits.list_sent_events, limit, name=name)
+    show_list(
+        "events",
+        found,
+        ("EVENT", "KEY", "SENT", "BY", "PAYLOAD"),
+        lambda each: [each.name, each.key, relative(each.sent_at, now), each.sent_by, json.dumps(each.payload)],
+        as_json=as_json,
+        empty="No event was sent. Send one with: evertick events send NAME",
+    )
 
 
 # Assets ---------------------------------------------------------------------------------------------------------------
@@ -95,41 +83,26 @@ def list_events_command(name: OfName = None, limit: Limit = 50, as_json: Json = 
 @assets_app.command("list", epilog="Example: evertick assets list")
 def list_assets_command(as_json: Json = False) -> None:
     """List assets with the tasks that update them and the DAGs that wait for them."""
-    with open_client() as client:
-        found = client.call(waits.list_assets).items
-    if as_json:
-        print_json({"assets": found})
-        return
-    if not found:
-        show(hint('No DAG has assets. A task updates an asset with outlets=[Asset("NAME")].'))
-        return
-    rows: list[list[Cell]] = [
-        [
-            each.name,
-            ", ".join(f"{producer.dag}.{producer.task}" for producer in each.producers) or None,
-            ", ".join(f"{consumer.dag}{' (updated)' if consumer.heard_at else ''}" for consumer in each.consumers)
-            or None,
-        ]
-        for each in found
-    ]
-    show(table(("ASSET", "UPDATED BY", "WAITED FOR BY"), rows))
+    found, _ = read_pages(waits.list_assets, MOST_LISTED)
+    empty = 'No DAG has assets. A task updates an asset with outlets=[Asset("NAME")].'
+    show_list("assets", found, ("ASSET", "UPDATED BY", "WAITED FOR BY"), _asset_cells, as_json=as_json, empty=empty)
+
+
+def _asset_cells(asset: Asset) -> list[Cell]:
+    producers = ", ".join(f"{each.dag}.{each.task}" for each in asset.producers)
+    consumers = ", ".join(f"{each.dag}{' (updated)' if each.updated_at else ''}" for each in asset.consumers)
+    return [asset.name, producers or None, consumers or None]
 
 
 @assets_app.command("update", epilog="""Example: evertick assets update orders --extra '{"rows": 7}'""")
 def update_command(name: AssetName, extra: Extra = "{}", as_json: Json = False) -> None:
-    """Report an update of an asset from outside. A DAG that runs after it starts when all of its conditions are met."""
-    try:
-        value = json.loads(extra)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"--extra is not JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise UserError("""--extra must be an object, as in --extra '{"rows": 7}'.""")
-    with open_client() as client:
-        done = client.call(waits.tell, name=name, body=Update(extra=value))
+    """Record an external update of an asset. A DAG that runs after it starts when all of its conditions are met."""
+    value = read_object(extra, "--extra")
+    done = call(waits.record_asset_update, name=name, body=AssetUpdate(extra=value))
     if as_json:
         print_json({"update": done})
-        return
-    show(line(f"Reported an update of {name}."))
+    else:
+        show(line(f"Recorded an update of {name}."))
 
 
 # Approvals ------------------------------------------------------------------------------------------------------------
@@ -138,28 +111,17 @@ def update_command(name: AssetName, extra: Extra = "{}", as_json: Json = False) 
 @approvals_app.command("list", epilog="Example: evertick approvals list")
 def list_approvals_command(limit: Limit = 100, as_json: Json = False) -> None:
     """List the approvals that tasks wait for, oldest first."""
-    with open_client() as client:
-        found, now = client.pages(waits.list_approvals, limit), client.now
-    if as_json:
-        print_json({"approvals": found})
-        return
-    if not found:
-        show(hint("No task waits for an approval now."))
-        return
-    rows: list[list[Cell]] = [
-        [
-            each.run_id,
-            each.dag,
-            each.task,
-            each.title,
-            ", ".join(f"{field.name}: {field.allowed}" for field in _form_of(each)) or None,
-            relative(each.asked_at, now),
-            relative(each.deadline, now) if each.deadline else None,
-        ]
-        for each in found
-    ]
-    show(table(("#RUN", "DAG", "TASK", "TITLE", "FORM", "ASKED", "UNTIL"), rows))
-    show(hint(f"Decide with: evertick approvals approve {found[0].run_id} {found[0].task}"))
+    found, now = read_pages(waits.list_approvals, limit)
+    columns = ("#RUN", "DAG", "TASK", "TITLE", "FORM", "ASKED", "UNTIL")
+
+    def cells(each: Approval) -> list[Cell]:
+        form = ", ".join(f"{field.name}: {field.allowed}" for field in _form_of(each)) or None
+        until = relative(each.deadline, now) if each.deadline else None
+        return [each.run_id, each.dag, each.task, each.title, form, relative(each.asked_at, now), until]
+
+    show_list("approvals", found, columns, cells, as_json=as_json, empty="No task waits for an approval now.")
+    if found and not as_json:
+        show(hint(f"Decide with: evertick approvals approve {found[0].run_id} {found[0].task}"))
 
 
 @approvals_app.command(
@@ -176,31 +138,22 @@ def reject_command(run: Run, task: Task, field: Field = None, note: Note = None,
     _decide(run, task, is_approved=False, pairs=field or [], note=note, as_json=as_json)
 
 
-def _decide(run: str, task: str, *, is_approved: bool, pairs: list[str], note: str | None, as_json: bool) -> None:
-    run_id = run_number(run)
+def _decide(
+    run_id: int, task: str, *, is_approved: bool, pairs: Sequence[str], note: str | None, as_json: bool
+) -> None:
     with open_client() as client:
         fields: Mapping[str, object] = {}
         if pairs:
-            fields = _read_fields(_form_of(client.call(waits.show_approval, run_id=run_id, task=task)), pairs)
-        verdict = Verdict(is_approved=is_approved, note=note, fields=fields)
-        done = client.call(waits.decide, run_id=run_id, task=task, body=verdict)
+            form = _form_of(client.call(waits.show_approval, run_id=run_id, task=task))
+            fields = read_pairs(form, pairs, "--field")
+        decision = ApprovalDecision(is_approved=is_approved, note=note, fields=fields)
+        done = client.call(waits.decide_approval, run_id=run_id, task=task, body=decision)
     if as_json:
         print_json({"approval": done})
-        return
-    show(line(f"{'Approved' if is_approved else 'Rejected'} {done.title!r}: {task} of run {run_id}."))
+    else:
+        show(line(f"{'Approved' if is_approved else 'Rejected'} {done.title!r}: {task} of run {run_id}."))
 
 
 def _form_of(approval: Approval) -> tuple[ParamSpec, ...]:
     wait: dict[str, Any] = {"kind": WaitKind.APPROVAL, "form": approval.form}
     return read_form(wait)
-
-
-def _read_fields(form: tuple[ParamSpec, ...], pairs: Sequence[str]) -> Mapping[str, object]:
-    """Each `name=value` with the type of its field."""
-    found: dict[str, object] = {}
-    for pair in pairs:
-        name, sign, text = pair.partition("=")
-        if not sign:
-            raise UserError(f"--field {pair!r} needs a name and a value, as in --field amount=5.")
-        found[name] = parse_param(form, name, text)
-    return found

@@ -5,10 +5,12 @@ A terminal gets one picture that is redrawn; a pipe gets a line for each change.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import NoReturn
 
 import typer
@@ -18,15 +20,14 @@ from rich.progress_bar import ProgressBar
 
 from evertick.cli.errors import RUN_EXIT_STATUS, TIMED_OUT
 from evertick.cli.options import noun
-from evertick.cli.output import console, hint, line, print_json, show, state
+from evertick.cli.output import console, hint, line, one_line, plain, print_json, show, state
 from evertick.cli.run_view import run_document, run_state, run_table, task_note, task_table
-from evertick.cli.text import one_line, plain
 from evertick.client.connect import Client
 from evertick.db.queries.tasks import TaskRow
 from evertick.domain.durations import length, took
 from evertick.domain.states import FAILED_TASK_STATES, TERMINAL_RUN_STATES, TaskState
 from evertick.engine.tasks import full_name
-from evertick.operations.runs import Run, RunPage, list_runs, show_run
+from evertick.operations.runs import Run, RunDetails, list_runs, show_run
 from evertick.operations.tasks import list_tasks
 
 _MOST_LINES = 1000
@@ -34,7 +35,7 @@ _MOST_DOCUMENTED = 10_000
 _LINES_AROUND_TABLE = 6
 _REASONS = 5
 _NEWEST_RUNS = 20
-# What matters most in a large run comes first: what runs, what went wrong, what comes next.
+# The order of tasks in a large run: running, failed, next.
 _LIVELIEST = (
     TaskState.RUNNING,
     TaskState.QUEUED,
@@ -48,7 +49,7 @@ _LIVELIEST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A run at one moment, with the tasks that matter most."""
+    """A run at one moment, with its most important tasks."""
 
     run: Run
     tasks: Sequence[TaskRow]
@@ -87,7 +88,7 @@ def take_snapshot(client: Client, run_id: int, most_tasks: int) -> Snapshot:
     return Snapshot(run=run, tasks=_liveliest(client, run, most_tasks), counts=run.tasks_by_state, now=client.now)
 
 
-def _liveliest(client: Client, run: RunPage, most: int) -> list[TaskRow]:
+def _liveliest(client: Client, run: RunDetails, most: int) -> list[TaskRow]:
     """All tasks of a run; of a large run, first the running, failed and next tasks."""
     if sum(run.tasks_by_state.values()) <= most:
         return client.pages(list_tasks, most, run_id=run.run_id)
@@ -101,18 +102,12 @@ def _liveliest(client: Client, run: RunPage, most: int) -> list[TaskRow]:
 def wait_for_end(client: Client, run_id: int, *, within_seconds: float | None) -> NoReturn:
     """Show a run until it ends, in the way that fits the output, and exit with the status that tells how it ended."""
     out = console()
+    watch = partial(follow, client, run_id, within_seconds=within_seconds)
     if not out.is_terminal:
-        view = lines_view(_write)
-        conclude(follow(client, run_id, view=view, most_tasks=_MOST_LINES, within_seconds=within_seconds))
+        conclude(watch(view=lines_view(_write), most_tasks=_MOST_LINES))
     rows = max(out.height - _LINES_AROUND_TABLE, 5)
     with Live(console=out, auto_refresh=False) as live:
-        watched = follow(
-            client,
-            run_id,
-            view=lambda snapshot: live.update(picture(snapshot), refresh=True),
-            most_tasks=rows,
-            within_seconds=within_seconds,
-        )
+        watched = watch(view=lambda snapshot: live.update(picture(snapshot), refresh=True), most_tasks=rows)
     conclude(watched)
 
 
@@ -167,7 +162,7 @@ def conclude(watched: Watched) -> NoReturn:
     if not watched.is_over:
         waited = took(run.created_at, None, now)
         sys.stderr.write(
-            f"Run {run.run_id} of {run.dag} is still {run.state} after {waited}, and goes on."
+            f"Run {run.run_id} of {run.dag} is still {run.state} after {waited} and continues."
             f" Follow it with: evertick runs watch {run.run_id}\n"
         )
         raise typer.Exit(TIMED_OUT)
@@ -176,8 +171,13 @@ def conclude(watched: Watched) -> NoReturn:
     wrong = [row for row in watched.last.tasks if row.state in FAILED_TASK_STATES and row.state != "upstream_failed"]
     for row in wrong[:_REASONS]:
         show(line(f"  {full_name(row)}: {row.reason or row.state}", "red"))
+    count = sum(watched.last.counts.get(each, 0) for each in (TaskState.FAILED, TaskState.CANCELED))
+    if wrong and count > _REASONS:
+        show(hint(f"  and {count - _REASONS:,} more: evertick tasks list {run.run_id} --state failed"))
     if wrong and run.state == "failed":
-        show(hint(f"See why with: evertick tasks logs {run.run_id} {wrong[0].task}"))
+        # A task without an attempt has no log.
+        verb = "logs" if wrong[0].attempt else "why"
+        show(hint(f"See why with: evertick tasks {verb} {run.run_id} {shlex.quote(full_name(wrong[0]))}"))
     raise typer.Exit(RUN_EXIT_STATUS[run.state])
 
 

@@ -1,13 +1,11 @@
 -- Shards: how many there are, which scheduler leads each of them, and how the DAGs of a shard move to another one. Why:
 -- docs/decisions/0010-who-leads.md and docs/decisions/0026-shards.md.
 --
--- A shard is open (it receives DAGs), leaving (the number of shards was reduced; it is led until it is empty) or closed
--- (it has no leader). Its row stays, so that an epoch is never given twice. The leader of a shard serves every row that
--- names this shard, so nothing is lost or late while it waits to be moved.
+-- A shard is open (it receives DAGs), leaving (led until it is empty) or closed (not led). Its row stays: an epoch is
+-- never given twice. Its leader serves every row that names it, also one that is to be moved.
 
--- Planning writes begin here. The shared lock is held to the end of the transaction and a takeover takes it
--- exclusively, so an old leader's commit can never follow a new leader's first. The epoch is read after the lock, in a
--- new statement.
+-- Planning writes begin here. A takeover takes the lock exclusively that is shared here until the commit, so an old
+-- leader's commit never follows a new leader's first. The epoch is read after the lock, in a new statement.
 create function fence(p_shard smallint, p_epoch bigint) returns void language plpgsql as $$
 begin
     perform pg_advisory_xact_lock_shared(4711, p_shard);
@@ -17,30 +15,25 @@ begin
     end if;
 end $$;
 
--- Whether that scheduler may take a shard: no lease is valid, and the shard is not being transferred to another
--- scheduler.
+-- Whether that scheduler may take a shard: no lease is valid, and it is not being transferred to another scheduler.
 create function is_shard_free(s shard, p_owner text) returns boolean language sql stable as $$
     select (s.lease_until is null or s.lease_until < clock()) and s.state <> 'closed'
        and (s.successor is null or s.successor = p_owner or s.successor_until < clock())
 $$;
 
-create function acquire_shard(p_shard smallint, p_owner text, p_seconds double precision)
-returns bigint language plpgsql as $$
-declare
-    taken bigint;
+create function acquire_shard(p_shard smallint, p_owner text, p_seconds double precision, out taken bigint)
+language plpgsql as $$
 begin
     perform 1 from shard s where s.shard = p_shard and is_shard_free(s, p_owner);
     if not found then
-        return null;
+        return;
     end if;
     perform pg_advisory_xact_lock(4711, p_shard);
     update shard s
     set epoch = s.epoch + 1, leader = p_owner, lease_until = clock() + make_interval(secs => p_seconds),
-        has_session_lock = false,
-        leader_since = clock(), successor = null, successor_until = null
+        has_session_lock = false, leader_since = clock(), successor = null, successor_until = null
     where s.shard = p_shard and is_shard_free(s, p_owner)
     returning s.epoch into taken;
-    return taken;
 end $$;
 
 create function renew_shard(p_shard smallint, p_epoch bigint, p_seconds double precision)
@@ -51,36 +44,32 @@ begin
     return found;
 end $$;
 
--- Releases the leadership; with a successor, no other scheduler takes it for so many seconds. The next leader must be
--- able to hold the session lock from its first moment: if it dies without the lock, its lease must expire first. So the
--- lock is released here, and not only with the session. It is released before the commit. That is safe: a scheduler
--- that finds it free waits for this row, and then finds it released.
-create function release_shard(p_shard smallint, p_epoch bigint, p_heir text, p_heir_seconds double precision)
+-- Releases the leadership; with a successor, no other scheduler takes it for so many seconds. The session lock is
+-- released here, and not only with the session, because the next leader must be able to hold it from its first moment.
+-- Before the commit: a scheduler that finds the lock free waits for this row.
+create function release_shard(p_shard smallint, p_epoch bigint, p_successor text, p_successor_seconds double precision)
 returns boolean language plpgsql as $$
 declare
     held boolean := exists (select 1 from shard s where s.shard = p_shard and s.has_session_lock);
 begin
     update shard s
-    set lease_until = null, leader = null, has_session_lock = false, successor = p_heir,
-        successor_until = clock() + make_interval(secs => p_heir_seconds)
+    set lease_until = null, leader = null, has_session_lock = false, successor = p_successor,
+        successor_until = clock() + make_interval(secs => p_successor_seconds)
     where s.shard = p_shard and s.epoch = p_epoch;
     if not found then
         return false;
-    end if;
-    if held then
+    elsif held then
         perform pg_advisory_unlock(4712, p_shard);
     end if;
     return true;
 end $$;
 
--- Waits to become the leader of a shard. The lease decides who leads; the session lock makes a crash visible at once:
--- while the row says that the leader's session holds the lock, a free lock proves that the session has ended, and with
--- it the leader's lease. For a leader without the lock (after a frozen predecessor, or behind a pooler) the lease must
--- expire. Returns for how long a standby has nothing to do.
+-- Waits to become the leader of a shard. The lease decides who leads; the session lock shows a crash at once: while the
+-- row says that the leader's session holds it, a free lock proves that this session and its lease have ended. Without
+-- the lock (after a frozen predecessor, or behind a pooler) the lease must expire. Returns when to try again.
 create function try_acquire_shard(p_shard smallint, p_owner text, p_seconds double precision, p_watches boolean,
-                                  out taken bigint, out has_session_lock boolean, out free_in double precision,
-                                  out shard_count smallint)
-language plpgsql as $$
+                                  out epoch bigint, out has_session_lock boolean, out free_in double precision,
+                                  out shard_count smallint) language plpgsql as $$
 begin
     -- Held to the end of this transaction, so that no other scheduler can reach the same conclusion meanwhile.
     has_session_lock := p_watches and pg_try_advisory_xact_lock(4712, p_shard);
@@ -89,17 +78,17 @@ begin
         perform pg_advisory_xact_lock(4711, p_shard);
         update shard s set lease_until = null where s.shard = p_shard and s.has_session_lock;
     end if;
-    taken := acquire_shard(p_shard, p_owner, p_seconds);
-    if taken is null then
+    epoch := acquire_shard(p_shard, p_owner, p_seconds);
+    if epoch is null then
         has_session_lock := false;
         select greatest(extract(epoch from s.lease_until - clock()), 0), s.shard_count into free_in, shard_count
         from shard s where s.shard = p_shard;
         return;
-    end if;
-    if has_session_lock then
+    elsif has_session_lock then
         perform pg_advisory_lock(4712, p_shard);
     end if;
-    update shard s set has_session_lock = try_acquire_shard.has_session_lock where s.shard = p_shard and s.epoch = taken
+    update shard s set has_session_lock = try_acquire_shard.has_session_lock
+    where s.shard = p_shard and s.epoch = try_acquire_shard.epoch
     returning s.shard_count into shard_count;
 end $$;
 
@@ -112,9 +101,8 @@ create function shard_of(p_dag text, p_shards int) returns smallint language sql
         end::smallint
 $$;
 
--- Sets the number of shards. Nothing is moved here: each leader notices at its next renewal, and moves what is not its
--- own. p_if_never_chosen: only if the number was never set. Returns whether it was written.
-create function set_shard_count(p_shards int, p_actor text, p_if_never_chosen boolean)
+-- Sets the number of shards; each leader moves rows after its next renewal. Returns whether it was written.
+create function set_shard_count(p_shards int, p_actor actor, p_if_never_chosen boolean)
 returns boolean language plpgsql as $$
 declare
     before int;
@@ -128,11 +116,9 @@ begin
     insert into shard (shard, epoch) select n, 0 from generate_series(0, p_shards - 1) n on conflict (shard) do nothing;
     update shard s
     set state = case when s.shard < p_shards then 'open' when s.state = 'closed' then 'closed' else 'draining' end,
-        rebalancing_since = case when s.shard >= p_shards and s.state = 'closed' then null else t end,
-        count_set_at = t;
+        rebalancing_since = case when s.shard >= p_shards and s.state = 'closed' then null else t end, count_set_at = t;
     perform refresh_shard_count();
-    insert into audit_log (occurred_at, action, actor, detail)
-    values (t, 'set_shards', p_actor, jsonb_build_object('shards', p_shards, 'before', before));
+    perform write_audit(p_actor, 'set_shards', jsonb_build_object('shards', p_shards, 'before', before));
     return true;
 end $$;
 
@@ -140,14 +126,12 @@ create function refresh_shard_count() returns void language sql as $$
     update shard s set shard_count = (select count(*) from shard x where x.state <> 'closed')
 $$;
 
--- Registers a scheduler as alive and returns how the shards are distributed. A shard is free when no lease is valid,
--- and when the session of a leader that has the session lock no longer holds it (try_acquire_shard). A scheduler that
--- was silent for most of a lease may be frozen, and is not counted: it would be given a shard that it cannot take.
--- Being registered need not survive a crash of the server.
+-- Registers a scheduler as alive and returns how the shards are distributed. A shard is free without a valid lease, and
+-- when the session of a leader that has the session lock no longer holds it. A scheduler that was silent for most of a
+-- lease may be frozen: it is not counted, and gets no shard. Being registered need not survive a crash of the server.
 create function survey_shards(p_owner text, p_seconds double precision, p_watches boolean)
-returns table (
-    shard smallint, state text, leader text, successor text, is_free boolean, free_in double precision, live text[]
-) language plpgsql as $$
+returns table (shard smallint, state text, leader text, successor text, is_free boolean, free_in double precision,
+    live text[]) language plpgsql as $$
 #variable_conflict use_column
 declare
     t timestamptz := clock();
@@ -162,18 +146,14 @@ begin
         select y.ctid from scheduler y where y.seen_until < t - interval '1 minute' for update skip locked));
     there := array(select x.owner from scheduler x
                    where x.seen_until > t + make_interval(secs => p_seconds * 0.4)
-                     and (x.pid is null or x.pid in (select a.pid from pg_stat_activity a))
-                   order by x.owner);
+                     and (x.pid is null or x.pid in (select a.pid from pg_stat_activity a)) order by x.owner);
     held := array(select l.objid::int from pg_locks l where l.locktype = 'advisory' and l.classid = 4712
                   and l.objsubid = 2
                   and l.database = (select d.oid from pg_database d where d.datname = current_database())
                       and l.granted);
-    return query
-    select s.shard, s.state, s.leader, h.heir, s.lease_until is null or s.lease_until < t
-               or (p_watches and s.has_session_lock and s.shard <> all(held)),
-           extract(epoch from greatest(s.lease_until, case when h.heir is not null
-               then s.successor_until end) - t)::double
-               precision, there
+    return query select s.shard, s.state, s.leader, h.heir, s.lease_until is null or s.lease_until < t
+        or (p_watches and s.has_session_lock and s.shard <> all(held)), extract(epoch from greatest(s.lease_until,
+            case when h.heir is not null then s.successor_until end) - t)::double precision, there
     from shard s cross join lateral (select case when s.successor_until > t then s.successor end as heir) h
     where s.state <> 'closed' order by s.shard;
 end $$;
@@ -184,38 +164,28 @@ begin
     return coalesce((select d.shard from run_status r join dag d on d.dag_id = r.dag_id where r.run_id = p_run_id), 0);
 end $$;
 
--- What of one shard belongs to another, each kind no further than p_limit.
+-- What of one shard belongs to another: DAGs, schedules, backfills and rows of runs, each no further than p_limit.
 create function misplaced_count(p_shard smallint, p_limit int) returns bigint language sql stable as $$
-    select (select count(*)
-            from (select 1 from dag d where d.shard = p_shard and shard_of(d.name, open_shard_count()) <> p_shard
-                  limit p_limit) x)
+    select (select count(*) from (select 1 from dag d where d.shard = p_shard
+                                  and shard_of(d.name, open_shard_count()) <> p_shard limit p_limit) x)
          + (select count(*) from (select 1 from schedule_state s join schedule c on c.schedule_id = s.schedule_id
                                   join dag d on d.dag_id = c.dag_id where s.shard = p_shard and d.shard <> p_shard
-                                      limit p_limit) x)
+                                  limit p_limit) x)
          + (select count(*) from (select 1 from backfill b join dag d on d.dag_id = b.dag_id
                                   where b.shard = p_shard and d.shard <> p_shard limit p_limit) x)
-         + (select count(*) from (select 1 from deferral x where x.shard = p_shard and shard_of_run(x.run_id) <> p_shard
-                                  limit p_limit) x)
-         + (select count(*) from (select 1 from task_timer x where x.shard = p_shard
-             and shard_of_run(x.run_id) <> p_shard
-                                  limit p_limit) x)
-         + (select count(*) from (select 1 from retry_queue x where x.shard = p_shard
-             and shard_of_run(x.run_id) <> p_shard
-                                  limit p_limit) x)
-         + (select count(*) from (select 1 from retry_slot x where x.shard = p_shard
-             and shard_of_run(x.run_id) <> p_shard
-                                  limit p_limit) x)
-         + (select count(*) from (select 1 from deadline x where x.shard = p_shard and shard_of_run(x.run_id) <> p_shard
-                                  limit p_limit) x)
+         + (select count(*) from (select 1 from (select shard, run_id from deferral
+                                                 union all select shard, run_id from task_timer
+                                                 union all select shard, run_id from retry_queue
+                                                 union all select shard, run_id from retry_slot
+                                                 union all select shard, run_id from deadline) w
+                                  where w.shard = p_shard and shard_of_run(w.run_id) <> p_shard limit p_limit) x)
 $$;
 
--- The leader of a shard gives away what belongs to another one: DAGs first, then the rows that depend on them. It never
--- waits for a lock: a locked row moves the next time. Because a transaction may be writing a row for the shard that its
--- DAG had a moment ago, the leader continues for a minute after the last change; then the rebalancing is over, and a
--- shard that is leaving closes.
+-- The leader of a shard gives away what belongs to another one: DAGs first, then the rows that depend on them. A locked
+-- row moves the next time. A transaction may be writing a row for the shard that its DAG had a moment ago, so this
+-- continues for a minute after the last change; then the rebalancing is over, and a shard that is leaving closes.
 create function rebalance_shard(p_shard smallint, p_epoch bigint, p_limit int, out moved int, out is_over boolean,
-                                out is_closed boolean)
-language plpgsql as $$
+                                out is_closed boolean) language plpgsql as $$
 declare
     n int := open_shard_count();
     k int;
@@ -242,15 +212,8 @@ begin
     update backfill b set shard = g.home from gone g where b.backfill_id = g.backfill_id and b.shard = p_shard;
     get diagnostics k = row_count;
     moved := moved + k;
-    with gone as materialized (
-        select x.run_id, x.idx, x.map_index, shard_of_run(x.run_id) as home from deferral x
-        where x.shard = p_shard and shard_of_run(x.run_id) <> p_shard limit p_limit for no key update skip locked)
-    update deferral x set shard = g.home from gone g
-    where x.run_id = g.run_id and x.idx = g.idx and x.map_index = g.map_index and x.shard = p_shard;
-    get diagnostics k = row_count;
-    moved := moved + k;
-    -- Their shard is part of their key, and a row like it may be there already.
-    foreach hung in array array['task_timer', 'retry_queue', 'retry_slot', 'deadline'] loop
+    -- The shard is part of the key of most of them, and a row like it may be there already.
+    foreach hung in array array['deferral', 'task_timer', 'retry_queue', 'retry_slot', 'deadline'] loop
         execute format('
             with gone as (
                 delete from %1$I w where w.ctid = any(array(
@@ -272,11 +235,9 @@ begin
     end if;
 end $$;
 
--- Ends the rebalancing when nothing is left to move. Only the leader of that epoch does this, and only once every
--- transaction that could still write for the shard has ended.
+-- Ends the rebalancing once nothing is left to move and each transaction that could write for the shard has ended.
 create function finish_rebalancing(p_shard smallint, p_epoch bigint, p_now timestamptz, out is_over boolean,
-                                   out is_closed boolean)
-language plpgsql as $$
+                                   out is_closed boolean) language plpgsql as $$
 begin
     is_closed := false;
     perform pg_advisory_xact_lock(4714, 0);
@@ -294,14 +255,12 @@ begin
     end if;
 end $$;
 
--- A closed shard in which something turned up after all is led again until it is empty. Once per round of repairs, by
--- the leader of shard 0.
+-- A closed shard in which something turned up is led again until it is empty. By shard 0, once per round of repairs.
 create function reopen_shards() returns void language plpgsql as $$
 begin
     if not exists (select 1 from shard s where s.state = 'closed') then
         return;
-    end if;
-    if exists (select 1 from shard s where s.state = 'closed' and misplaced_count(s.shard, 1) > 0) then
+    elsif exists (select 1 from shard s where s.state = 'closed' and misplaced_count(s.shard, 1) > 0) then
         perform pg_advisory_xact_lock(4714, 0);
         update shard s set state = 'draining', rebalancing_since = clock()
             where s.state = 'closed' and misplaced_count(s.shard, 1) > 0;

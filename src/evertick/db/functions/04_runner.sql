@@ -1,11 +1,20 @@
 -- What runners ask for, each in one round trip: claim, finish, extend. Each names the states that it leaves and, where
 -- an attempt exists, its epoch and session. A report that does not match changes nothing and is returned to its caller.
 
+-- The queues with available tasks. Steps from queue to queue through the index, however long they are.
+create view ready_queue as
+with recursive line as (
+    (select r.queue from ready_task r order by r.queue limit 1)
+    union all
+    select (select r.queue from ready_task r where r.queue > l.queue order by r.queue limit 1)
+      from line l where l.queue is not null
+)
+select queue from line where queue is not null;
+
 -- Claims up to p_free available tasks of the queues. MATERIALIZED, because a plan that ran the locking subquery twice
--- would lock more than it takes. Rows are deleted by ctid, here and in finish: joined by key, a plan that was made
--- while the table was empty compares each with each (measured: 4 to 13 times slower with 3,000 queued tasks). p_low is
--- where to begin, ten ranks for each queue: it skips deleted rows that cannot be vacuumed yet because of an old
--- snapshot. Without it the scan begins at the head.
+-- would lock more than it takes. Rows are deleted by ctid, here and in finish: joined by key, a plan made while the
+-- table was empty compares each with each (4 to 13 times slower with 3,000 queued tasks). p_low: where to begin (null:
+-- at the head), ten ranks for each queue; it skips deleted rows that an old snapshot keeps from being vacuumed.
 create function claim_tasks(p_session bigint, p_queues text[], p_free int, p_low bigint[])
 returns setof exchange_row language plpgsql as $$
 declare
@@ -19,20 +28,19 @@ begin
     end if;
     for n in 1 .. cardinality(p_queues) loop
         exit when wanted <= 0;
-        return query
-        with picked as materialized (
-            select p.* from generate_series(0, 9) k(rank) cross join lateral (
-                select r.ctid as place, r.rank, r.seq, r.run_id, r.idx, r.map_index from ready_task r
-                where r.queue = p_queues[n] and r.rank = k.rank
-                  and r.seq >= coalesce(p_low[10 * (n - 1) + k.rank + 1], 0)
-                order by r.seq limit wanted for update skip locked) p
+        return query with picked as materialized (
+            select p.* from generate_series(0, 9) k(rank)
+            cross join lateral (select r.ctid as place, r.rank, r.seq, r.run_id, r.idx, r.map_index from ready_task r
+                                where r.queue = p_queues[n] and r.rank = k.rank
+                                  and r.seq >= coalesce(p_low[10 * (n - 1) + k.rank + 1], 0)
+                                order by r.seq limit wanted for update skip locked) p
             limit wanted
         ), taken as (
             delete from ready_task r where r.ctid = any(array(select p.place from picked p))
         ), moved as (
             update task k
-            set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session,
-                started_at = t, finished_at = null, reason = null, exit_code = null
+            set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session, started_at = t,
+                finished_at = null, reason = null, exit_code = null
             from picked p
             where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
             returning k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.version_id, p.rank, p.seq
@@ -40,24 +48,22 @@ begin
             insert into lease (session, run_id, idx, map_index, epoch)
             select p_session, m.run_id, m.idx, m.map_index, m.epoch from moved m
         )
-        select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id, r.fire_at, r.params::text,
-               case when m.map_index >= 0 then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index) else
-               (select jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(m.run_id, i.src)
-                                        else v.value end)::text
-                from task_input i
-                join task_spec s on s.version_id = i.version_id and s.idx = i.src
-                left join result v on v.run_id = m.run_id and v.idx = i.src and v.map_index = -1
-                where i.version_id = m.version_id and i.idx = m.idx) end, 10 * (n - 1) + m.rank, m.seq
-        from moved m join run r on r.run_id = m.run_id
-        order by m.rank, m.seq;
+        select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id,
+               coalesce(r.fire_at, r.created_at), r.params::text,
+               case when m.map_index >= 0 then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index)
+                    else (select jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(m.run_id, i.src)
+                                                               else v.value end)::text
+                          from task_input i join task_spec s on s.version_id = i.version_id and s.idx = i.src
+                          left join result v on v.run_id = m.run_id and v.idx = i.src and v.map_index = -1
+                          where i.version_id = m.version_id and i.idx = m.idx) end, 10 * (n - 1) + m.rank, m.seq
+        from moved m join run r on r.run_id = m.run_id order by m.rank, m.seq;
         get diagnostics got = row_count;
         wanted := wanted - got;
     end loop;
 end $$;
 
--- The reports as rows. ROWS is an estimate on purpose far too low: with the usual 100 the planner prefers reading all
--- of a table that looks small when the plan is made, and keeps doing so when it has grown (measured: 6 ms of 13 at
--- 10,000 tasks). Volatile, because a stable function would be inlined and its estimate lost.
+-- The reports as rows. ROWS is far too low on purpose: with 100 the planner reads all of a table that is small when the
+-- plan is made (6 ms of 13 at 10,000 tasks). Volatile: a stable function would be inlined and its estimate lost.
 create function read_reports(p_reports jsonb) returns table (
     run_id bigint, idx int, map_index int, epoch int, kind text, reason text, result jsonb, exit_code int,
     retry_in double precision, no_retry boolean, log text, seq bigint, until bigint, start_in real) rows 5
@@ -69,13 +75,12 @@ language sql volatile as $$
 $$;
 
 -- Records how attempts ended. p_reports: [{r, i, m, e, kind, reason, result, exit_code, retry_in, no_retry, log, seq,
--- until, start_in}]. Returns the reports that were refused because the attempt is no longer the session's, and how many
--- tasks were offered. The same report twice is one event: the second finds the task ended by that very attempt and is
--- silently dropped. p_unchosen: tasks that a branch among them has skipped, which end with it.
-create function finish_attempts(p_session bigint, p_reports jsonb, p_infra_retries int,
-                                p_unchosen task_ref[] default null, out refused task_ref[], out offered int)
-language plpgsql as $$
+-- until, start_in}]. Returns the reports that were refused because the attempt is no longer the session's. The same
+-- report twice is one event: the second is dropped. p_unchosen: tasks that a branch has skipped, which end with it.
+create function finish_attempts(p_session bigint, p_reports jsonb, p_infra_retries int, p_unchosen task_ref[],
+                                fx effects) returns finish_result language plpgsql as $$
 declare
+    refused attempt_ref[];
     moved_now task_ref[];
     ended_now task_ref[];
     again task_ref[];
@@ -97,8 +102,7 @@ begin
                         else least(5 * 2 ^ (k.lost_attempts - 1), 300)
                                            end)
                     when n.state = 'pending' then t + make_interval(secs => greatest(coalesce(x.retry_in, 0), 0))
-               end as not_before,
-               n.state
+               end as not_before, n.state
         from report x
         join task k on k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
         join task_spec s on s.version_id = k.version_id and s.idx = k.idx
@@ -130,12 +134,9 @@ begin
                            when d.state = 'deferred' then 0   -- it went well: errors are counted from zero again
                            else d.attempt end,
             lost_attempts = case when d.kind = 'lost' then d.lost_attempts + 1 else d.lost_attempts end,
-            session = case when d.kind in ('given_back', 'lost') then null else p_session end,
-            request = null,
-            not_before = case when d.not_before > t then d.not_before end,
-            startup_seconds = d.start_in,
-            finished_at = case when d.state not in ('pending', 'deferred') then t end,
-            exit_code = d.exit_code,
+            session = case when d.kind in ('given_back', 'lost') then null else p_session end, request = null,
+            not_before = case when d.not_before > t then d.not_before end, startup_seconds = d.start_in,
+            finished_at = case when d.state not in ('pending', 'deferred') then t end, exit_code = d.exit_code,
             reason = case when d.request is null or d.state = 'canceled' or d.kind in ('failed', 'timed_out', 'lost')
                           then d.reason end
         from decided d
@@ -166,7 +167,7 @@ begin
            jsonb_agg(to_jsonb(m) - 'log') filter (where m.state = 'deferred')
     into moved_now, ended_now, again, cleared, retried, left_now, polled from moved m;
     if left_now is not null then
-        perform release_gates(left_now);
+        fx := release_gates(left_now, fx);
     end if;
     if retried is not null then
         perform record_attempts(p_session, retried);
@@ -175,46 +176,49 @@ begin
         perform record_polls(polled);
     end if;
     if coalesce(cardinality(moved_now), 0) < jsonb_array_length(p_reports) then
-        select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::task_ref) into refused
+        select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch)::attempt_ref) into refused
         from read_reports(p_reports) x
         where not exists (select 1 from unnest(moved_now) m
                           where m.run_id = x.run_id and m.idx = x.idx and m.map_index = x.map_index)
           and not exists (select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
                           and k.epoch = x.epoch and k.session = p_session and k.state <> 'running');
     end if;
-    offered := complete_tasks(ended_now || p_unchosen);
+    fx := complete_tasks(ended_now || p_unchosen, fx);
     if again is not null then
-        offered := offered + release_pending_tasks(again);
+        fx := release_pending_tasks(again, fx);
     end if;
     if cleared is not null then
-        offered := offered + reopen_tasks(cleared);
+        fx := reopen_tasks(cleared, fx);
     end if;
+    return row(refused, fx)::finish_result;
 end $$;
 
--- One round trip of a runner: records the ended attempts and claims tasks for its free slots. With p_aging, tasks that
--- waited too long are claimed first (claim_overdue_first).
+-- One round trip of a runner: records ended attempts and claims tasks; with p_aging, overdue ones first.
 create function finish_and_claim(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int,
                                  p_low bigint[], p_aging double precision)
 returns setof exchange_row language plpgsql as $$
 declare
-    stale task_ref[];
-    offered int := 0;
+    fx effects;
+    done finish_result;
     claimed int := 0;
     unchosen task_ref[];
+    notice exchange_row;
 begin
     if p_reports is not null then
         if p_reports @? '$[*].skip' then
             unchosen := skip_unselected_branches(p_session, p_reports);
         end if;
-        select f.refused, f.offered into stale, offered from finish_attempts(p_session, p_reports, p_infra_retries,
-            unchosen) f;
-        offered := offered + apply_effects();
-        return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
-                            null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;
+        done := finish_attempts(p_session, p_reports, p_infra_retries, unchosen, fx);
+        fx := apply_effects(done.fx);
+        if done.refused is not null then
+            return query select 'refused', r.run_id, r.idx, r.map_index, r.epoch, null::int, null::int,
+                                null::timestamptz, null::text, null::text, null::int, null::bigint
+                         from unnest(done.refused) r;
+        end if;
     end if;
-    if current_setting('evertick.arrived', true) = 'yes' then
-        return query select 'arrived', null::bigint, null::int, null::int, null::int, null::int, null::int,
-                            null::timestamptz, null::text, null::text, null::int, null::bigint;
+    if fx.wakes_planner then
+        notice.kind := 'arrived';
+        return next notice;
     end if;
     if p_free > 0 and p_aging is null then
         return query select * from claim_tasks(p_session, p_queues, p_free, p_low);
@@ -223,9 +227,9 @@ begin
         return query select * from claim_overdue_first(p_session, p_queues, p_free, p_low, p_aging);
         get diagnostics claimed = row_count;
     end if;
-    if offered > claimed then
-        return query select 'more', null::bigint, null::int, null::int, null::int, null::int, null::int,
-                            null::timestamptz, null::text, null::text, null::int, null::bigint;
+    if fx.enqueued > claimed then
+        notice.kind := 'more';
+        return next notice;
     end if;
 end $$;
 
@@ -245,8 +249,7 @@ begin
     elsif asked is not null then
         return query select asked, null::bigint, null::int, null::int, null::int;
     end if;
-    return query
-    with held as (
+    return query with held as (
         select (x->>0)::bigint as run_id, (x->>1)::int as idx, (x->>2)::int as map_index, (x->>3)::int as epoch
         from jsonb_array_elements(p_held) x
     )
@@ -254,15 +257,14 @@ begin
            coalesce(h.run_id, l.run_id), coalesce(h.idx, l.idx), coalesce(h.map_index, l.map_index),
            coalesce(h.epoch, l.epoch)
     from held h
-    full join (select * from lease where session = p_session) l
-      on l.run_id = h.run_id and l.idx = h.idx and l.map_index = h.map_index and l.epoch = h.epoch
+    full join (select * from lease where session = p_session) l on l.run_id = h.run_id and l.idx = h.idx
+        and l.map_index = h.map_index and l.epoch = h.epoch
     left join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
     where l.run_id is null or h.run_id is null or k.request is not null;
 end $$;
 
--- Applies changed routing rules to the tasks of a version whose code did not change. Tasks that are queued already stay
--- in their queue. Returns how many tasks got another queue.
-create function reroute_ready_tasks(p_dag_id int, p_version_id int, p_tasks jsonb, p_actor text)
+-- Applies changed routing rules to tasks of a version with unchanged code; queued tasks stay. Returns how many.
+create function reroute_ready_tasks(p_dag_id int, p_version_id int, p_tasks jsonb, p_actor actor)
 returns int language plpgsql as $$
 declare
     moved jsonb;
@@ -278,20 +280,18 @@ begin
     if moved is null then
         return 0;
     end if;
-    insert into audit_log (occurred_at, action, actor, dag_id, detail)
-    values (clock(), 'route', p_actor, p_dag_id, jsonb_build_object('version_id', p_version_id, 'tasks', moved));
+    perform write_audit(p_actor, 'route', jsonb_build_object('version_id', p_version_id, 'tasks', moved),
+                        p_dag_id => p_dag_id);
     return (select count(*) from jsonb_object_keys(moved));
 end $$;
 
--- A pattern on names as a regular expression on addresses. Segments end with '::', so that each stands for itself. The
--- twin of domain/routing.py, which says what patterns mean; a test compares both.
+-- A pattern on names as a regular expression on addresses. The twin of domain/routing.py; a test compares both.
 create function pattern_regex(p_pattern text) returns text language sql immutable as $$
     select '^' || string_agg(case x.segment when '**' then '([^:]+::)*'
                                   else replace(replace(x.segment, '.', '\.'), '*', '[^:]*') || '::' end, ''
                                       order by x.place) || '$'
     from unnest(string_to_array(case when strpos(p_pattern, '::') = 0 and p_pattern <> '**' then '**::' || p_pattern
-                                else p_pattern end,
-                                '::')) with ordinality as x(segment, place)
+                                else p_pattern end, '::')) with ordinality as x(segment, place)
 $$;
 
 -- The full name of a task, for those regular expressions.
@@ -332,8 +332,8 @@ begin
         delete from ready_task r where r.ctid = any(array(select p.spot from picked p))
     ), moved as (
         update task k
-        set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session,
-            started_at = t, finished_at = null, reason = null, exit_code = null
+        set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session, started_at = t,
+            finished_at = null, reason = null, exit_code = null
         from picked p
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
         returning k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.version_id, p.turn, p.place, p.seq
@@ -341,7 +341,8 @@ begin
         insert into lease (session, run_id, idx, map_index, epoch)
         select p_session, m.run_id, m.idx, m.map_index, m.epoch from moved m
     )
-    select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id, r.fire_at, r.params::text,
+    select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id,
+           coalesce(r.fire_at, r.created_at), r.params::text,
            case when m.map_index >= 0 then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index) else
            (select jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(m.run_id, i.src)
                                     else v.value end)::text
@@ -349,45 +350,37 @@ begin
             join task_spec s on s.version_id = i.version_id and s.idx = i.src
             left join result v on v.run_id = m.run_id and v.idx = i.src and v.map_index = -1
             where i.version_id = m.version_id and i.idx = m.idx) end, m.place, m.seq
-    from moved m join run r on r.run_id = m.run_id
-    order by m.turn;
+    from moved m join run r on r.run_id = m.run_id order by m.turn;
 end $$;
 
 -- The heads of queues that have waited longer than p_aging seconds for each level between them and the rank that strict
--- order serves next; the most overdue first. One lookup for each rank of each queue, however long the queues are. The
--- counterpart of engine/finish_and_claim.py, which explains it; a test compares both. plpgsql, because it keeps the
--- plan.
+-- order serves next; the most overdue first. One lookup per rank of each queue, however long. The counterpart of
+-- engine/finish_and_claim.py; a test compares both. plpgsql keeps the plan.
 create function overdue_queues(p_queues text[], p_low bigint[], p_aging double precision, p_most int)
 returns table (place int, seq bigint) language plpgsql as $$
 #variable_conflict use_column
 declare
     t timestamptz := clock();
 begin
-    return query
-    with head as materialized (
+    return query with head as materialized (
         select 10 * (n.n - 1) + k.rank as place, n.n, k.rank, h.seq,
                extract(epoch from t - h.enqueued_at)::double precision as waited
         from generate_subscripts(p_queues, 1) n(n) cross join generate_series(0, 9) k(rank)
-        cross join lateral (
-            select r.seq, r.enqueued_at from ready_task r
-            where r.queue = p_queues[n.n] and r.rank = k.rank
-              and r.seq >= coalesce(p_low[10 * (n.n - 1) + k.rank + 1], 0)
-            order by r.seq limit 1) h
+        cross join lateral (select r.seq, r.enqueued_at from ready_task r
+                            where r.queue = p_queues[n.n] and r.rank = k.rank
+                              and r.seq >= coalesce(p_low[10 * (n.n - 1) + k.rank + 1], 0) order by r.seq limit 1) h
     ), served_next as (
         select h.place, h.n, h.rank from head h order by h.place limit 1
     )
-    select h.place, h.seq
-    from head h cross join served_next f
+    select h.place, h.seq from head h cross join served_next f
     cross join lateral (select p_aging * case when h.n = f.n then h.rank - f.rank
                                               else greatest(1, h.rank - f.rank) end as allowed) a
-    where h.place <> f.place and h.waited > a.allowed
-    order by h.waited - a.allowed desc, h.place limit p_most;
+    where h.place <> f.place and h.waited > a.allowed order by h.waited - a.allowed desc, h.place limit p_most;
 end $$;
 
 -- claim, with up to half of the free slots, one at least, for tasks that waited too long.
 create function claim_overdue_first(p_session bigint, p_queues text[], p_free int, p_low bigint[],
-                                    p_aging double precision)
-returns setof exchange_row language plpgsql as $$
+                                    p_aging double precision) returns setof exchange_row language plpgsql as $$
 declare
     places int[];
     seqs bigint[];
@@ -404,13 +397,12 @@ begin
     end if;
 end $$;
 
--- Skips the tasks that a branch or a short-circuit did not select, whatever their trigger rule says, before its end is
--- recorded and could start them. As for its end, only the attempt's owner may do this, and not after it was asked to
--- stop. Tasks that were evaluated already stay as they are. The caller completes the returned tasks together with the
--- end.
-create function skip_unselected_branches(p_session bigint, p_reports jsonb) returns task_ref[] language plpgsql as $$
+-- Skips the tasks that a branch or a short-circuit did not select, whatever their trigger rule, before its end is
+-- recorded and could start them. Only the attempt's owner may do this, and not after it was asked to stop. Tasks that
+-- were evaluated already stay. The caller completes the returned tasks together with the end.
+create function skip_unselected_branches(p_session bigint, p_reports jsonb, out skipped task_ref[])
+language plpgsql as $$
 declare
-    skipped task_ref[];
     t timestamptz := clock();
 begin
     perform 1 from run_status s
@@ -421,18 +413,16 @@ begin
         select distinct on (x.r, n.idx) x.r, n.idx::int, b.version_id, 'skipped'::task_state, t,
             format('not chosen by %s', b.name)
         from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text, skip jsonb)
-        cross join lateral (
-            select y.version_id, s.name from task y join task_spec s on s.version_id = y.version_id and s.idx = y.idx
-            where y.run_id = x.r and y.idx = x.i and y.map_index = x.m and y.state = 'running' and y.epoch = x.e
-              and y.session = p_session and y.request is null) b
+        cross join lateral (select y.version_id, s.name from task y
+                            join task_spec s on s.version_id = y.version_id and s.idx = y.idx
+                            where y.run_id = x.r and y.idx = x.i and y.map_index = x.m and y.state = 'running'
+                              and y.epoch = x.e and y.session = p_session and y.request is null) b
         cross join lateral jsonb_array_elements_text(x.skip) n(idx)
         join task_spec s on s.version_id = b.version_id and s.idx = n.idx::int
-        where x.kind = 'success' and not has_instances(x.r, n.idx::int)
-        order by x.r, n.idx
+        where x.kind = 'success' and not has_instances(x.r, n.idx::int) order by x.r, n.idx
         on conflict (run_id, idx, map_index) do update set state = 'skipped', finished_at = t, reason = excluded.reason
             where k.state = 'waiting'
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) into skipped from moved m;
-    return skipped;
 end $$;

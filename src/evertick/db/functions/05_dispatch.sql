@@ -1,20 +1,16 @@
--- Remote execution: tasks that a runner submits to an executor elsewhere (docs/decisions/0024-remote-execution.md).
--- Claiming such a task moves it from available to queued. It runs once an agent has begun there, with a session of the
--- attempt's own.
+-- Remote execution: tasks that a runner submits to an executor elsewhere (docs/decisions/0024-remote-execution.md). A
+-- claim moves such a task from available to queued; it runs once an agent begins, with the attempt's own session.
 --
--- An agent is the small program next to user code in a remote place: a runner with one slot that speaks to the API.
--- Only its way from queued to running is here; heartbeats, ends and losses are those of every runner
--- (docs/decisions/0029-agents.md).
+-- An agent is the program next to user code in a remote place: a runner with one slot that speaks to the API. Only its
+-- way from queued to running is here; the rest is that of every runner (docs/decisions/0029-agents.md).
 
--- How many more tasks a runner may take: every row of the work list that it owns counts, so that claims never exceed
--- its slots, even if the runner has lost track of some (K8).
+-- How many more tasks a runner may take: every row of the work list that it owns counts, known to it or not (K8).
 create function free_dispatch_slots(p_session bigint) returns int language sql stable as $$
     select r.slots - (select count(*) from dispatch d where d.owner = p_session)::int
     from runner r where r.session = p_session and r.ended_at is null and r.request is null
 $$;
 
--- Claims exactly these queued rows for the runner's executor, as claim_selected does for the runner itself.
--- p_sessions: one new session for each. No lease, because nothing runs yet.
+-- As claim_selected, for the runner's executor. p_sessions: one new session for each. No lease: nothing runs yet.
 create function queue_selected(p_session bigint, p_queues text[], p_places int[], p_seqs bigint[], p_sessions bigint[])
 returns setof dispatch_row language plpgsql as $$
 declare
@@ -40,8 +36,8 @@ begin
         delete from ready_task r where r.ctid = any(array(select p.spot from picked p))
     ), moved as (
         update task k
-        set state = 'queued', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_sessions[p.turn],
-            queued_at = t, started_at = null, finished_at = null, reason = null, exit_code = null
+        set state = 'queued', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_sessions[p.turn], queued_at = t,
+            started_at = null, finished_at = null, reason = null, exit_code = null
         from picked p
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
         returning k.run_id, k.idx, k.map_index, k.epoch, k.session, p.turn, p.place, p.seq, p.queue
@@ -53,8 +49,7 @@ begin
     select m.run_id, m.idx, m.map_index, m.epoch, m.session, m.place, m.seq from moved m order by m.turn;
 end $$;
 
--- Claims up to p_free tasks of the queues for the runner's executor, in the order of claim; with p_aging tasks that
--- waited too long first, as claim_overdue_first does.
+-- Claims up to p_free tasks for the runner's executor, in the order of claim; with p_aging, overdue tasks first.
 create function claim_for_dispatch(p_session bigint, p_queues text[], p_free int, p_low bigint[],
                                    p_aging double precision, p_sessions bigint[])
 returns setof dispatch_row language plpgsql as $$
@@ -67,8 +62,7 @@ begin
     p_free := least(p_free, free_dispatch_slots(p_session));
     if coalesce(p_free, 0) <= 0 then
         return;
-    end if;
-    if p_aging is not null then
+    elsif p_aging is not null then
         select coalesce(array_agg(o.place), '{}'), coalesce(array_agg(o.seq), '{}') into places, seqs
         from overdue_queues(p_queues, p_low, p_aging, (p_free + 1) / 2) o;
     end if;
@@ -80,18 +74,18 @@ begin
               and r.seq >= coalesce(p_low[k.place + 1], 0) and r.seq <> all(seqs)
             order by r.seq limit p_free for update skip locked) p
         limit p_free - cardinality(places)) h;
-    return query select * from queue_selected(p_session, p_queues, places || head_places,
-                                               seqs || head_seqs, p_sessions);
+    return query select * from queue_selected(p_session, p_queues, places || head_places, seqs || head_seqs,
+                                                p_sessions);
 end $$;
 
--- Records the end of attempts that never began. p_reports: [{r, i, m, e, s, kind, reason, retry_in, no_retry}]; s is
--- the attempt's session, and kind 'lost' (infra retries), 'failed' (the task's own fault), 'given_back' or 'killed' (it
--- was asked to stop). The caller knows that the executor has nothing under that name: the row of the work list is
--- deleted. An attempt that has begun, or that has another owner by now, stays as it is. Returns the attempts that
--- moved.
-create function end_dispatches(p_reports jsonb, p_infra_retries int, out moved_sessions bigint[], out offered int)
-language plpgsql as $$
+-- Records the end of attempts that never began. p_reports: [{r, i, m, e, s, kind, reason, retry_in, no_retry}]; s: the
+-- attempt's session; kind: 'lost' (infra retries), 'failed' (the task's fault), 'given_back' or 'killed' (it was asked
+-- to stop). The caller knows that the executor has nothing under that name: its row of the work list is deleted. An
+-- attempt that has begun or has another owner by now stays as it is. Returns the attempts that moved.
+create function end_dispatches(p_reports jsonb, p_infra_retries int, fx effects)
+returns dispatch_result language plpgsql as $$
 declare
+    sessions bigint[];
     ended_now task_ref[];
     again task_ref[];
     cleared task_ref[];
@@ -137,24 +131,21 @@ begin
                 else d.attempt end,
             lost_attempts = case when d.kind = 'lost' then d.lost_attempts + 1 else d.lost_attempts end,
             session = case when d.state = 'pending' and d.kind in ('given_back', 'lost') then null else d.session end,
-            request = null,
-            not_before = case when d.not_before > t then d.not_before end,
+            request = null, not_before = case when d.not_before > t then d.not_before end,
             finished_at = case when d.state <> 'pending' then t end,
             reason = case when d.request is null or d.state = 'canceled' then d.reason end
         from decided d
         where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
           and k.state = 'queued' and k.epoch = d.epoch and k.session = d.session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.session, d.kind,
-            d.reason,
-                  d.request, d.attempt, d.is_gated, k.admitted_at, k.queued_at
+            d.reason, d.request, d.attempt, d.is_gated, k.admitted_at, k.queued_at
     ), unlisted as (
         delete from dispatch w where w.ctid = any(array(
             select h.ctid from moved m cross join lateral (
                 select y.ctid from dispatch y where y.run_id = m.run_id and y.idx = m.idx and y.map_index = m.map_index
                   and y.epoch = m.epoch and y.session = m.session offset 0) h))
     )
-    select array_agg(m.session),
-           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref)
+    select array_agg(m.session), array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref)
                filter (where m.state <> 'pending' and m.request is distinct from 'clear'),
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref)
                filter (where m.state = 'pending' and m.not_before is null),
@@ -162,35 +153,38 @@ begin
                (where m.request = 'clear'),
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) filter (where m.is_gated),
            jsonb_agg(to_jsonb(m)) filter (where m.state = 'pending')
-    into moved_sessions, ended_now, again, cleared, left_now, retried from moved m;
+    into sessions, ended_now, again, cleared, left_now, retried from moved m;
     if left_now is not null then
-        perform release_gates(left_now);
+        fx := release_gates(left_now, fx);
     end if;
     if retried is not null then
         perform record_attempts(null, retried);
     end if;
-    offered := complete_tasks(ended_now);
+    fx := complete_tasks(ended_now, fx);
     if again is not null then
-        offered := offered + release_pending_tasks(again);
+        fx := release_pending_tasks(again, fx);
     end if;
     if cleared is not null then
-        offered := offered + reopen_tasks(cleared);
+        fx := reopen_tasks(cleared, fx);
     end if;
+    return row(sessions, fx)::dispatch_result;
 end $$;
 
 create function end_queued(p_reports jsonb, p_infra_retries int, out moved_sessions bigint[], out offered int)
 language plpgsql as $$
+declare
+    fx effects;
+    done dispatch_result;
 begin
-    select e.moved_sessions, e.offered into moved_sessions, offered from end_dispatches(p_reports, p_infra_retries) e;
-    offered := offered + apply_effects();
+    done := end_dispatches(p_reports, p_infra_retries, fx);
+    fx := apply_effects(done.fx);
+    moved_sessions := done.sessions;
+    offered := coalesce(fx.enqueued, 0);
 end $$;
 
--- Deletes attempts from the work list of which the executor has nothing any more. Only attempts that have ended, or
--- never existed there: what is queued or runs under that very session stays. p_sessions of the attempts. Returns how
--- many.
-create function delete_dispatches(p_sessions bigint[]) returns int language plpgsql as $$
-declare
-    forgotten int;
+-- Deletes attempts from the work list of which the executor has nothing any more, by session; returns how many. Only
+-- those that have ended, or never existed: what is queued or runs under that very session stays.
+create function delete_dispatches(p_sessions bigint[], out forgotten int) language plpgsql as $$
 begin
     with over as (
         select d.ctid as place from unnest(p_sessions) s(session)
@@ -203,7 +197,6 @@ begin
     )
     delete from dispatch d where d.ctid = any(array(select o.place from over o));
     get diagnostics forgotten = row_count;
-    return forgotten;
 end $$;
 
 -- What a task is given of those above it, as `claim_tasks` gives it.
@@ -213,23 +206,19 @@ begin
     if p_map_index >= 0 then
         return inputs_of_instance(p_run_id, p_version_id, p_idx, p_map_index);
     end if;
-    return (
-        select jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(p_run_id, i.src)
-            else v.value end)::text
-        from task_input i
-        join task_spec s on s.version_id = i.version_id and s.idx = i.src
-        left join result v on v.run_id = p_run_id and v.idx = i.src and v.map_index = -1
-        where i.version_id = p_version_id and i.idx = p_idx);
+    return (select jsonb_object_agg(s.name,
+                                    case when s.is_mapped then mapped_results(p_run_id, i.src) else v.value end)::text
+            from task_input i join task_spec s on s.version_id = i.version_id and s.idx = i.src
+            left join result v on v.run_id = p_run_id and v.idx = i.src and v.map_index = -1
+            where i.version_id = p_version_id and i.idx = p_idx);
 end $$;
 
--- An agent begins the attempt that was dispatched: queued to running, with a lease under the attempt's own session. The
--- agent's process draws p_nonce: the same one again gets the same answer, because the first may have been lost; another
--- one is a second agent. p_agent: {runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started}. The
--- verdict is 'started', 'again', 'duplicate', 'canceled' (it was asked to stop; the runner that dispatched it confirms
--- that) or 'stale' (it is no longer the task's attempt).
+-- An agent begins the dispatched attempt: queued to running, with a lease under the attempt's own session. The agent's
+-- process draws p_nonce: the same one again gets the same answer, as the first may have been lost; another is a second
+-- agent. p_agent: {runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started}. The verdict is 'started',
+-- 'again', 'duplicate', 'canceled' (asked to stop; the runner that dispatched it confirms) or 'stale'.
 create function start_attempt(p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_session bigint, p_nonce text,
-                              p_agent jsonb, p_lost_after double precision)
-returns agent_start language plpgsql as $$
+                              p_agent jsonb, p_lost_after double precision) returns agent_start language plpgsql as $$
 declare
     answer agent_start;
     found_state task_state;
@@ -242,17 +231,14 @@ begin
     select k.state, k.request, k.attempt, k.version_id into found_state, asked, answer.attempt, answer.version_id
     from task k
     where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.epoch = p_epoch
-        and k.session = p_session
-      and k.state in ('queued', 'running')
-    for no key update;
+        and k.session = p_session and k.state in ('queued', 'running') for no key update;
     if not found then
         answer.verdict := 'stale';
         return answer;
     end if;
     select d.nonce, d.executor into first_nonce, remote from dispatch d
     where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_epoch
-        and d.session = p_session
-    for no key update;
+        and d.session = p_session for no key update;
     if not found then
         answer.verdict := 'stale';
         return answer;
@@ -264,7 +250,8 @@ begin
     if answer.verdict in ('duplicate', 'canceled') then
         return answer;
     end if;
-    select r.fire_at, r.params::text into answer.fire_at, answer.params from run r where r.run_id = p_run_id;
+    select coalesce(r.fire_at, r.created_at), r.params::text into answer.fire_at, answer.params
+    from run r where r.run_id = p_run_id;
     answer.inputs := task_inputs(p_run_id, answer.version_id, p_idx, p_map_index);
     if answer.verdict = 'again' then
         return answer;
@@ -273,14 +260,10 @@ begin
     where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
       and k.state = 'queued' and k.epoch = p_epoch and k.session = p_session and k.request is null;
     insert into runner (session, runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots,
-                        executor,
-                        lost_after_seconds, heartbeat_at, started_at)
+                        executor, lost_after_seconds, heartbeat_at, started_at)
     select p_session, x.runner_id, x.version, x.host, x.boot_id, x.pid_namespace, x.uid, x.pid, x.pid_started, '{}', 1,
-        remote,
-           p_lost_after, t, t
-    from jsonb_to_record(p_agent) as x(runner_id text, version text, host text, boot_id text, pid_namespace text,
-                                       uid int, pid int,
-                                       pid_started double precision)
+           remote, p_lost_after, t, t
+    from jsonb_populate_record(null::runner, p_agent) x
     on conflict (session) do nothing;
     insert into lease (session, run_id, idx, map_index, epoch)
         values (p_session, p_run_id, p_idx, p_map_index, p_epoch);
@@ -290,8 +273,7 @@ begin
     return answer;
 end $$;
 
--- How an agent's attempt ended, through the ordinary door; with its only attempt the agent is gone. p_reports: as
--- `finish_attempts` has them.
+-- How an agent's attempt ended (p_reports: see `finish_attempts`); with its only attempt the agent is gone.
 create function finish_attempt(p_session bigint, p_reports jsonb, p_infra_retries int)
 returns setof exchange_row language plpgsql as $$
 begin

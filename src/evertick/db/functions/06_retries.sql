@@ -1,5 +1,4 @@
--- What time does to tasks and runs: due retries are admitted as far as their queue has room for retries (H5), and what
--- exceeds its limit is ended. Called by the leader of the shard.
+-- What time does to tasks and runs: due retries are admitted where there is room (H5), and what takes too long ends.
 
 -- How many more retries of a queue may become active. p_bound null: half of the slots of the live runners that serve
 -- it. The bound is one for all shards, so that their leaders count one after the other.
@@ -30,9 +29,8 @@ returns boolean language sql stable as $$
 $$;
 
 -- Takes retries out of the retry queue: they become available, or merely pending if their DAG is paused or they have
--- gates to pass. Rows are found by key and changed by ctid (docs/decisions/0005-plans-that-do-not-flip.md); only the
--- leader changes the retry queue. Returns how many became available.
-create function admit_retries(p_places tid[]) returns int language plpgsql as $$
+-- gates. Rows are found by key and changed by ctid (docs/decisions/0005); only the leader changes the retry queue.
+create function admit_retries(p_places tid[], inout fx effects) language plpgsql as $$
 declare
     due task_ref[];
 begin
@@ -41,16 +39,15 @@ begin
         returning l.shard, l.queue, l.due_at, l.run_id, l.idx, l.map_index
     ), placed as (
         select g.*, h.place, d.is_paused or s.is_gated as is_held from gone g
-        cross join lateral (select k.ctid as place, k.version_id from task k where k.run_id = g.run_id and k.idx = g.idx
-                            and k.map_index = g.map_index offset 0) h
-        cross join lateral (select x.is_gated from task_spec x where x.version_id = h.version_id
-                            and x.idx = g.idx offset 0) s
+        cross join lateral (select k.ctid as place, k.version_id from task k
+                            where k.run_id = g.run_id and k.idx = g.idx and k.map_index = g.map_index offset 0) h
+        cross join lateral (select x.is_gated from task_spec x where x.version_id = h.version_id and x.idx = g.idx
+                            offset 0) s
         cross join lateral (select r.dag_id from run_status r where r.run_id = g.run_id offset 0) r
         cross join lateral (select x.is_paused from dag x where x.dag_id = r.dag_id offset 0) d
     ), moved as (
         update task k set state = case when p.is_held then 'pending'::task_state else 'available' end, not_before = null
-        from placed p
-        where k.ctid = p.place and k.state = 'pending' and k.not_before = p.due_at
+        from placed p where k.ctid = p.place and k.state = 'pending' and k.not_before = p.due_at
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, p.shard, p.queue
     ), kept as (
         insert into retry_slot (shard, queue, run_id, idx, map_index, epoch)
@@ -58,16 +55,16 @@ begin
         on conflict (shard, queue, run_id, idx, map_index) do update set epoch = excluded.epoch
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) into due from moved m;
-    return enqueue_tasks(due);
+    fx := enqueue_tasks(due, fx);
 end $$;
 
--- Due pending tasks enter the retry queue of their queue, and leave it as far as there is room. Locked runs are
--- skipped, and the limit counts only what is taken: neither hides the others. Returns how many became available, how
--- many had to be set aside, when the next one is due, and whether any task waits in a retry queue.
+-- Due pending tasks enter the retry queue, and leave it as far as there is room. Locked runs are skipped, and the limit
+-- counts only what is taken. Returns how many became available or were set aside, the next due time, and if any waits.
 create function promote_due_tasks(p_shard smallint, p_epoch bigint, p_limit int, p_bound int, out promoted int,
-                                  out refused int, out next_due timestamptz, out has_line boolean)
+                                  out refused int, out next_due timestamptz, out has_waiting_retries boolean)
 language plpgsql as $$
 declare
+    fx effects;
     q text;
     room int;
     chosen tid[];
@@ -76,7 +73,6 @@ declare
     t timestamptz := clock();
 begin
     perform fence(p_shard, p_epoch);
-    promoted := 0;
     refused := 0;
     with due as materialized (
         select come.* from (
@@ -112,14 +108,14 @@ begin
                     l.due_at);
             end if;
             begin
-                promoted := promoted + admit_retries(chosen);
+                fx := admit_retries(chosen, fx);
             exception when others then
                 if not is_poison(sqlstate) then
                     raise;
                 end if;
                 foreach one in array chosen loop
                     begin
-                        promoted := promoted + admit_retries(array[one]);
+                        fx := admit_retries(array[one], fx);
                     exception when others then
                         if not is_poison(sqlstate) then
                             raise;
@@ -134,42 +130,37 @@ begin
         end if;
         q := (select min(l.queue) from retry_queue l where l.shard = p_shard and l.queue > q);
     end loop;
-    promoted := promoted + apply_effects();
+    fx := apply_effects(fx);
+    promoted := coalesce(fx.enqueued, 0);
     select min(w.due_at) into next_due from task_timer w where w.shard = p_shard;
-    has_line := exists (select 1 from retry_queue l where l.shard = p_shard);
+    has_waiting_retries := exists (select 1 from retry_queue l where l.shard = p_shard);
 end $$;
 
--- Runs that have just failed and may begin again as a whole: everything in them waits again, as after a clear, and
--- their attempts become history. The caller holds their locks. Returns how many tasks or runs can start.
-create function retry_runs(p_run_ids bigint[]) returns int language plpgsql as $$
-declare
-    t timestamptz := clock();
+-- Failed runs begin again as a whole: all waits again, and attempts become history. The caller holds their locks.
+create function retry_runs(p_run_ids bigint[], inout fx effects) language plpgsql as $$
 begin
     update run_status r set retried = r.retried + 1 where r.run_id = any(p_run_ids) and r.state = 'failed';
     update run_group g set retried = 0 where g.run_id = any(p_run_ids) and g.retried > 0;
-    insert into audit_log (occurred_at, action, actor, run_id, detail)
-    select t, 'retry', 'evertick', r.run_id,
-        jsonb_strip_nulls(jsonb_build_object('retried', r.retried, 'reason', r.reason))
+    perform write_audit(system_actor(),
+        'retry', jsonb_strip_nulls(jsonb_build_object('retried', r.retried, 'reason', r.reason)), p_run_id => r.run_id)
     from run_status r where r.run_id = any(p_run_ids);
     perform enqueue_notifications(array(
         select row(r.run_id, r.version_id, -1, '', 'retry', 'failed', r.retried, r.reason)::notification_event
         from unnest(p_run_ids) p(run_id)
         cross join lateral (select * from run_status x where x.run_id = p.run_id offset 0) r
         cross join lateral (select from dag d where d.dag_id = r.dag_id and d.has_notifications offset 0) d));
-    return reopen_tasks(array(
-        select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref from task k
-        where k.run_id = any(p_run_ids)
-            and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')));
+    fx := reopen_tasks(array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref from task k
+                             where k.run_id = any(p_run_ids)
+                               and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')), fx);
 end $$;
 
--- Ends a run that takes longer than its DAG allows: what has not started ends, what runs is asked to stop, as for a
--- cancel; but the run fails. Counted from the start of the run, which a clear of an ended run sets again. Returns how
--- many tasks are asked to stop; null when the run is not over its limit any more.
+-- Ends a run that takes longer than its DAG allows, as for a cancel, but as failed. Counted from its start, which a
+-- clear of an ended run sets again. Returns how many tasks are asked to stop; null when it is not over its limit.
 create function time_out_run(p_shard smallint, p_epoch bigint, p_run_id bigint) returns int language plpgsql as $$
 declare
+    fx effects;
     why text;
-    stopped task_ref[];
-    asked int;
+    done stop_result;
 begin
     perform fence(p_shard, p_epoch);
     begin
@@ -180,12 +171,12 @@ begin
         select format('run_timeout: exceeded %s s', v.run_timeout) into why
         from run_status r join dag_version v on v.version_id = r.version_id where r.run_id = p_run_id;
         update run_status r set reason = why where r.run_id = p_run_id and r.state = 'running';
-        select s.stopped, s.asked into stopped, asked from stop_tasks(p_run_id, why) s;
-        insert into audit_log (occurred_at, action, actor, run_id, detail)
-        values (clock(), 'time_out', 'evertick', p_run_id, jsonb_build_object('reason', why, 'asked_to_stop', asked));
-        perform close_finished_runs(stopped);
-        perform apply_effects();
-        return asked;
+        done := stop_tasks(p_run_id, why, fx);
+        perform write_audit(system_actor(), 'time_out', jsonb_build_object('reason', why, 'asked_to_stop', done.asked),
+                            p_run_id => p_run_id);
+        fx := close_finished_runs(done.stopped, done.fx);
+        fx := apply_effects(fx);
+        return done.asked;
     exception when others then
         if not is_poison(sqlstate) then
             raise;
@@ -196,11 +187,12 @@ begin
 end $$;
 
 -- Available tasks that no runner took within their queue_timeout fail, without another try. A claim or a pause removes
--- the row and with it the limit. The ready queue is one for all shards. Returns how many failed and how many had to be
--- set aside.
+-- the row and its limit. The ready queue is one for all shards. Returns how many failed and how many were set aside.
 create function time_out_queued_tasks(p_shard smallint, p_epoch bigint, p_limit int, out failed int, out refused int)
 language plpgsql as $$
 declare
+    fx effects;
+    done move_result;
     late ready_task[];
     one ready_task;
 begin
@@ -214,55 +206,56 @@ begin
         cross join lateral (select from run_status r where r.run_id = first.run_id for no key update skip locked) locked
         limit p_limit);
     begin
-        failed := fail_expired_tasks(late);
-        perform apply_effects();
-        return;
+        done := fail_expired_tasks(late, fx);
+        fx := done.fx;
+        failed := coalesce(cardinality(done.tasks), 0);
     exception when others then
         if not is_poison(sqlstate) then
             raise;
         end if;
+        foreach one in array late loop
+            begin
+                done := fail_expired_tasks(array[one], fx);
+                fx := done.fx;
+                failed := failed + coalesce(cardinality(done.tasks), 0);
+            exception when others then
+                if not is_poison(sqlstate) then
+                    raise;
+                end if;
+                perform quarantine_row('run', one.run_id, 'time_out', sqlerrm, true);
+                refused := refused + 1;
+            end;
+        end loop;
     end;
-    foreach one in array late loop
-        begin
-            failed := failed + fail_expired_tasks(array[one]);
-        exception when others then
-            if not is_poison(sqlstate) then
-                raise;
-            end if;
-            perform quarantine_row('run', one.run_id, 'time_out', sqlerrm, true);
-            refused := refused + 1;
-        end;
-    end loop;
-    perform apply_effects();
+    fx := apply_effects(fx);
 end $$;
 
--- The caller holds the runs' locks. A task that a runner is just taking stays with it.
-create function fail_expired_tasks(p_late ready_task[]) returns int language plpgsql as $$
+-- The caller holds the runs' locks. A task that a runner is just taking stays with it. Returns the tasks that failed.
+create function fail_expired_tasks(p_late ready_task[], fx effects) returns move_result language plpgsql as $$
 declare
     over task_ref[];
 begin
     with expired as (
-        delete from ready_task q where q.ctid = any(array(
-            select h.place from unnest(p_late) p cross join lateral (
-                select x.ctid as place from ready_task x
-                where x.queue = p.queue and x.rank = p.rank and x.seq = p.seq for update skip locked) h))
+        delete from ready_task q
+        where q.ctid = any(array(select h.place from unnest(p_late) p
+                                 cross join lateral (select x.ctid as place from ready_task x
+                                                     where x.queue = p.queue and x.rank = p.rank and x.seq = p.seq
+                                                     for update skip locked) h))
         returning q.run_id, q.idx, q.map_index, q.queue
     ), placed as (
-        select h.place, e.queue from expired e cross join lateral (
-            select k.ctid as place from task k where k.run_id = e.run_id and k.idx = e.idx
-                and k.map_index = e.map_index offset 0) h
+        select h.place, e.queue from expired e
+        cross join lateral (select k.ctid as place from task k
+                            where k.run_id = e.run_id and k.idx = e.idx and k.map_index = e.map_index offset 0) h
     ), moved as (
         update task k
         set state = 'failed', finished_at = clock(),
             reason = format('queue_timeout: no runner of queue %s took it within %s s', p.queue,
-                            (select s.queue_timeout from task_spec s where s.version_id = k.version_id
-                                and s.idx = k.idx))
-        from placed p
-        where k.ctid = p.place and k.state = 'available'
+                (select s.queue_timeout from task_spec s where s.version_id = k.version_id and s.idx = k.idx))
+        from placed p where k.ctid = p.place and k.state = 'available'
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::task_ref) into over from moved m;
-    perform release_gates(over);
-    perform complete_tasks(over);
-    return coalesce(cardinality(over), 0);
+    fx := release_gates(over, fx);
+    fx := complete_tasks(over, fx);
+    return row(over, fx)::move_result;
 end $$;

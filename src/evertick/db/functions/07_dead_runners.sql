@@ -1,11 +1,11 @@
 -- Runners that are gone: their attempts are ended as lost, so that the tasks run again or fail visibly (V5).
 
--- A runner that is provably gone: what it held goes back through the ordinary door, all at once. Where the database
--- refuses that, one by one, so that an attempt that cannot be moved keeps no other (A13); it is set aside and found
--- again later.
+-- A runner that is provably gone: what it held is ended as lost, all at once. Where the database refuses that, one by
+-- one: an attempt that cannot be moved keeps no other (A13); it is set aside and found again later.
 create function mark_runner_dead(p_session bigint, p_reason text, p_infra_retries int)
 returns int language plpgsql as $$
 declare
+    fx effects;
     reports jsonb;
     report jsonb;
     moved int := 0;
@@ -19,35 +19,32 @@ begin
         return 0;
     end if;
     begin
-        perform finish_attempts(p_session, reports, p_infra_retries);
-        perform apply_effects();
-        return jsonb_array_length(reports);
+        fx := (finish_attempts(p_session, reports, p_infra_retries, null, fx)).fx;
+        moved := jsonb_array_length(reports);
     exception when others then
         if not is_poison(sqlstate) then
             raise;
         end if;
+        for report in select x from jsonb_array_elements(reports) x loop
+            begin
+                fx := (finish_attempts(p_session, jsonb_build_array(report), p_infra_retries, null, fx)).fx;
+                moved := moved + 1;
+            exception when others then
+                if not is_poison(sqlstate) then
+                    raise;
+                end if;
+                perform quarantine_row('run', (report->>'r')::bigint, 'bury', sqlerrm, true);
+            end;
+        end loop;
     end;
-    for report in select x from jsonb_array_elements(reports) x loop
-        begin
-            perform finish_attempts(p_session, jsonb_build_array(report), p_infra_retries);
-            moved := moved + 1;
-        exception when others then
-            if not is_poison(sqlstate) then
-                raise;
-            end if;
-            perform quarantine_row('run', (report->>'r')::bigint, 'bury', sqlerrm, true);
-        end;
-    end loop;
-    perform apply_effects();
+    fx := apply_effects(fx);
     return moved;
 end $$;
 
--- The leader declares a runner dead: one that it has observed to be silent for too long and that has not sent a
--- heartbeat since, or one that has ended and still holds something. Returns how many attempts were taken from it, null
--- when it lives, and how many could not be moved.
+-- Declares a runner dead that has been silent for too long, or that has ended and still holds something. Returns how
+-- many attempts were taken from it (null when it lives), and how many could not be moved.
 create function reap_runner(p_shard smallint, p_epoch bigint, p_session bigint, p_lost_after double precision,
-                            p_infra_retries int, out reaped int, out refused int)
-language plpgsql as $$
+                            p_infra_retries int, out reaped int, out refused int) language plpgsql as $$
 declare
     why text;
 begin
@@ -70,8 +67,7 @@ begin
     select count(*) into refused from lease l where l.session = p_session;
 end $$;
 
--- Owners whose attempts another runner should take over: they have ended, never existed, or have been silent for a
--- while. Steps from owner to owner through the index, because there are few of them and many attempts.
+-- Owners to take over from: ended, unknown, or silent for a while. Steps from owner to owner through the index.
 create function dead_dispatch_owners(p_silent_seconds double precision) returns setof bigint language sql stable as $$
     with recursive holder as (
         (select owner from dispatch order by owner limit 1)
@@ -83,26 +79,21 @@ create function dead_dispatch_owners(p_silent_seconds double precision) returns 
     where h.owner is not null and (r.session is null or r.ended_at is not null or r.silent_seconds > p_silent_seconds)
 $$;
 
--- A runner takes over the attempts of such an owner: of its own executor and of its own queues, because these determine
--- the place (cluster, namespace). By compare-and-set: of two runners that see the same attempt one gets it. Submitting
--- twice is harmless, because an executor accepts a name once; so an unproven silence is enough. More than the slots
--- allow are taken, too: they exist already.
-create function adopt_dispatches(p_session bigint, p_silent_seconds double precision, p_most int)
-returns int language plpgsql as $$
-declare
-    adopted int;
+-- A runner takes over the attempts of such an owner: of its executor and its queues, because these determine the place
+-- (cluster, namespace). Of two runners that see the same attempt one gets it, by compare-and-set. Submitting twice is
+-- harmless, because an executor accepts a name once; so an unproven silence is enough. Slots do not limit it.
+create function adopt_dispatches(p_session bigint, p_silent_seconds double precision, p_most int, out adopted int)
+language plpgsql as $$
 begin
     with orphan as materialized (
         select d.place from dead_dispatch_owners(p_silent_seconds) o(owner)
-        cross join lateral (
-            select x.ctid as place from dispatch x
-            cross join lateral (select r.executor, r.queues from runner r
-                                where r.session = p_session and r.ended_at is null offset 0) me
-            where x.owner = o.owner and x.executor = me.executor and x.queue = any(me.queues)
-            limit p_most for update of x skip locked) d
+        cross join lateral (select x.ctid as place from dispatch x
+                            cross join lateral (select r.executor, r.queues from runner r
+                                                where r.session = p_session and r.ended_at is null offset 0) me
+                            where x.owner = o.owner and x.executor = me.executor and x.queue = any(me.queues)
+                            limit p_most for update of x skip locked) d
         where o.owner <> p_session
     )
     update dispatch d set owner = p_session where d.ctid = any(array(select o.place from orphan o limit p_most));
     get diagnostics adopted = row_count;
-    return adopted;
 end $$;

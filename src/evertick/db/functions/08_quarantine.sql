@@ -1,9 +1,7 @@
--- Rows that cannot be planned, promoted, repaired or reaped are set aside, so that they do not block any other row
--- (V11). The leader processes a batch as a whole; if the database refuses it, row by row; a row that is refused alone
--- comes here.
+-- Rows that cannot be planned, promoted, repaired or reaped are set aside, so that they block no other row (V11). The
+-- leader processes a batch as a whole; if the database refuses it, row by row; a row that is refused alone comes here.
 
--- What one row can be guilty of. Anything else is wrong with the database or the program, and no row's fault. The twin
--- of engine/poison.py; a test compares both.
+-- Errors of one row, not of the database or the program. The twin of engine/poison.py; a test compares both.
 create function is_poison(p_code text) returns boolean language sql immutable as $$
     select left(p_code, 2) in ('22', '23', '54', 'XX') or p_code = 'P0001'
 $$;
@@ -26,18 +24,16 @@ begin
         set verb = excluded.verb, reason = excluded.reason, failures = q.failures + 1, failed_at = t,
             retry_at = case when p_is_tried_again
                             then t + make_interval(secs => least(10 * 2 ^ least(q.failures, 20), 3600)) end;
-    insert into audit_log (occurred_at, action, actor, dag_id, run_id, detail)
-    select t, 'quarantine', 'evertick',
-           case p_kind when 'dag' then p_subject_id
-                       when 'schedule' then (select c.dag_id from schedule c where c.schedule_id = p_subject_id) end,
-           case p_kind when 'run' then p_subject_id end,
-           jsonb_build_object('kind', p_kind, 'verb', p_verb, 'reason', shown);
+    perform write_audit(system_actor(),
+        'quarantine', jsonb_build_object('kind', p_kind, 'verb', p_verb, 'reason', shown),
+        p_dag_id => case p_kind when 'dag' then p_subject_id::int
+                         when 'schedule' then (select c.dag_id from schedule c where c.schedule_id = p_subject_id) end,
+        p_run_id => case p_kind when 'run' then p_subject_id end);
 end $$;
 
 -- A schedule that cannot be planned leaves the index of due schedules, with a visible reason; the others continue.
 create function quarantine_schedule(p_shard smallint, p_epoch bigint, p_schedule_id int, p_version int, p_reason text,
-                                    p_is_tried_again boolean)
-returns boolean language plpgsql as $$
+                                    p_is_tried_again boolean) returns boolean language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     update schedule_state s set error = left(p_reason, 2000)
@@ -49,9 +45,8 @@ begin
     return true;
 end $$;
 
--- Schedules whose retry time has come may fire. A row that has not failed again for as long as it was set aside is
--- deleted, and so is that of a schedule that was published again. Timers and queue entries whose task is gone or waits
--- for something else by now are dropped.
+-- Schedules whose retry time has come may fire. Rows that have not failed again for as long as they were set aside are
+-- deleted, as are those of republished schedules, and timers and queue entries whose task is gone or waits otherwise.
 create function release_quarantine(p_shard smallint) returns void language plpgsql as $$
 declare
     t timestamptz := clock();

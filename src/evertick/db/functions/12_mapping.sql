@@ -1,9 +1,8 @@
 -- Dynamic mapping: a task that becomes one instance per element of its inputs (docs/decisions/0017-mapping.md).
 --
 -- A mapped task waits as one row with map_index -1. When it may start it is pending; at the end of the transaction,
--- where other tasks pass their gates, it is replaced by its instances (0, 1, 2, ...), which are tasks like all others.
--- Every downstream task counts each of them: `task.n_extra` is how many more there are than the version names,
--- `run_status.extra_tasks` the same for the run.
+-- where other tasks pass their gates, its instances (0, 1, 2, ...) replace it: tasks like all others. Every downstream
+-- task counts each: `task.n_extra` and `run_status.extra_tasks` are how many more there are than the version names.
 
 create function has_instances(p_run_id bigint, p_idx int) returns boolean language sql stable as $$
     select exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index >= 0)
@@ -20,15 +19,12 @@ end $$;
 create function inputs_of_instance(p_run_id bigint, p_version_id int, p_idx int, p_map_index int)
 returns text language plpgsql stable as $$
 begin
-    return (
-        select coalesce(jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(p_run_id, i.src)
-                                         else v.value end), '{}')
-        from task_input i
-        join task_spec s on s.version_id = i.version_id and s.idx = i.src
-        left join result v on v.run_id = p_run_id and v.idx = i.src and v.map_index = -1
-        where i.version_id = p_version_id and i.idx = p_idx
-    ) || jsonb_build_object('', (
-        select m.item from map_item m where m.run_id = p_run_id and m.idx = p_idx and m.map_index = p_map_index));
+    return (select coalesce(jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(p_run_id, i.src)
+                                                          else v.value end), '{}')
+            from task_input i join task_spec s on s.version_id = i.version_id and s.idx = i.src
+            left join result v on v.run_id = p_run_id and v.idx = i.src and v.map_index = -1
+            where i.version_id = p_version_id and i.idx = p_idx) || jsonb_build_object('',
+            (select m.item from map_item m where m.run_id = p_run_id and m.idx = p_idx and m.map_index = p_map_index));
 end $$;
 
 -- The lists of a mapped task in one run, each as an array of what an instance is given of it.
@@ -37,6 +33,7 @@ language plpgsql stable as $$
 declare
     source record;
     list jsonb;
+    why text;
     how map_mode := (select m.how from task_mapping m where m.version_id = p_head.version_id and m.idx = p_head.idx);
 begin
     for source in
@@ -52,41 +49,31 @@ begin
             then mapped_results(p_head.run_id, source.src)
                      else (select v.value from result v where v.run_id = p_head.run_id and v.idx = source.src
                            and v.map_index = -1) end;
-        if list is null and exists (
-            select 1 from task k where k.run_id = p_head.run_id and k.idx = source.src and k.map_index = -1
-                and k.state = 'skipped') then
-            instead := row('skipped', format('nothing to expand over: task %s was skipped',
-                source.name))::expansion_error;
+        why := case
+            when list is null and exists (select 1 from task k where k.run_id = p_head.run_id and k.idx = source.src
+                                          and k.map_index = -1 and k.state = 'skipped') then ''
+            when list->>'$evertick' = 'file' then 'it is so large that it was put into a file; return a list of names '
+                'or numbers, and let each instance read its own'
+            when list is null or jsonb_typeof(list) <> 'array' then format('it is %s, not a list', coalesce(
+                replace(replace(jsonb_typeof(list), 'object', 'a dict'), 'string', 'text'), 'nothing'))
+            when how = 'kwargs' and exists (select from jsonb_array_elements(list) e where jsonb_typeof(e) <> 'object')
+            then 'expand_kwargs takes a list of dicts, and not all of its elements are' end;
+        if why = '' then
+            instead.state := 'skipped';
+            instead.reason := format('nothing to expand over: task %s was skipped', source.name);
             return;
-        elsif list->>'$evertick' = 'file' then
-            instead := row('failed',
-                           format('cannot expand over the result of task %s: '
-                'it is so large that it was put into a file; '
-                'return a list of names or numbers, and let each instance read its own', source.name))::expansion_error;
-            return;
-        elsif list is null or jsonb_typeof(list) <> 'array' then
-            instead := row('failed',
-                           format('cannot expand over the result of task %s: it is %s, not a list', source.name,
-                coalesce(replace(replace(jsonb_typeof(list), 'object', 'a dict'), 'string', 'text'),
-                         'nothing')))::expansion_error;
-            return;
-        elsif how = 'kwargs' and exists (select 1 from jsonb_array_elements(list) e where jsonb_typeof(e) <> 'object')
-            then
-            instead := row('failed',
-                           format('cannot expand over the result of task %s: '
-                'expand_kwargs takes a list of dicts, and not all '
-                'of its elements are', source.name))::expansion_error;
+        elsif why is not null then
+            instead.state := 'failed';
+            instead.reason := format('cannot expand over the result of task %s: %s', source.name, why);
             return;
         end if;
         lists := lists || list;
     end loop;
 end $$;
 
--- How many instances these lists make, and if none, why. Instance i is given of each list the element (i / stride) %
--- size: the last list goes round fastest, as in nested loops.
+-- How many instances these lists make, or why none. Instance i gets element (i / stride) % size of each list.
 create function count_instances(p_head task_ref, p_lists jsonb[], out n int, out sizes int[], out strides int[],
-                                out instead expansion_error)
-language plpgsql stable as $$
+                                out instead expansion_error) language plpgsql stable as $$
 declare
     planned task_mapping;
     total bigint := 1;
@@ -97,9 +84,8 @@ begin
         instead := row('skipped', 'nothing to expand over: the list is empty')::expansion_error;
         return;
     elsif planned.how = 'zip' and (select count(distinct x) from unnest(sizes) x) > 1 then
-        instead := row('failed',
-                       format('cannot expand lists side by side: they have %s elements',
-                              array_to_string(sizes, ', ')))::expansion_error;
+        instead := row('failed', format('cannot expand lists side by side: they have %s elements',
+                                        array_to_string(sizes, ', ')))::expansion_error;
         return;
     end if;
     for place in reverse cardinality(sizes) .. 1 loop
@@ -117,9 +103,8 @@ begin
     n := total;
 end $$;
 
--- Replaces a mapped task by its instances, or ends it. Returns the instances, or the task as it ended; nothing if it is
--- not pending any more. Its epoch continues in them, so that none is issued twice. The caller holds the run's lock.
--- Hash joins, because an element is found by its position in a list that has no index.
+-- Replaces a mapped task by its instances, or ends it; returns what it became, nothing if it is not pending. Its epoch
+-- continues in them, so that none is issued twice. Hash joins: lists have no index.
 create function expand_task(p_head task_ref) returns task_ref[] language plpgsql set enable_hashjoin = on as $$
 declare
     head task;
@@ -154,8 +139,7 @@ begin
     join (select x.place, e.value, e.place - 1 as spot
           from unnest(given.lists) with ordinality x(list, place)
           cross join jsonb_array_elements(x.list) with ordinality e(value, place)) e
-      on e.place = l.place and e.spot = (i / l.stride) % l.size
-    group by i;
+      on e.place = l.place and e.spot = (i / l.stride) % l.size group by i;
     with entering as (
         insert into task (run_id, idx, map_index, version_id, state, epoch)
         select p_head.run_id, p_head.idx, i, p_head.version_id,
@@ -170,43 +154,38 @@ begin
     update run_status r set open_tasks = r.open_tasks + counted.n - 1, extra_tasks = r.extra_tasks + counted.n - 1
     where r.run_id = p_head.run_id and r.state = 'running';
     if counted.n > 1 then
-        insert into run_group as g (run_id, grp, more)
+        insert into run_group as g (run_id, group_id, more)
         select p_head.run_id, s.group_id, counted.n - 1 from task_spec s
         where s.version_id = p_head.version_id and s.idx = p_head.idx and s.group_id is not null
-        on conflict (run_id, grp) do update set more = g.more + excluded.more;
+        on conflict (run_id, group_id) do update set more = g.more + excluded.more;
         insert into task as k (run_id, idx, version_id, state, n_extra)
         select p_head.run_id, g.dst, p_head.version_id, 'waiting', counted.n - 1
         from edge g join task_spec s on s.version_id = g.version_id and s.idx = g.dst
         where g.version_id = p_head.version_id and g.src = p_head.idx
-            and not (s.is_mapped and has_instances(p_head.run_id, g.dst))
-        order by g.dst
+            and not (s.is_mapped and has_instances(p_head.run_id, g.dst)) order by g.dst
         on conflict (run_id, idx, map_index) do update set n_extra = coalesce(k.n_extra, 0) + excluded.n_extra
             where k.state = 'waiting';
     end if;
     return made;
 end $$;
 
--- Expands mapped tasks and completes the tasks that end by it. Returns how many instances and other tasks became
--- available. Instances with gates, and mapped tasks that become ready by this, are noted as well.
-create function expand_tasks(p_heads task_ref[]) returns int language plpgsql as $$
+-- Expands mapped tasks and completes those that end by it. Instances with gates, and newly ready mapped tasks, enter.
+create function expand_tasks(p_heads task_ref[], inout fx effects) language plpgsql as $$
 declare
     head task_ref;
     made task_ref[];
-    offered int := 0;
 begin
     foreach head in array p_heads loop
         made := expand_task(head);
         if made[1].map_index = -1 then
-            offered := offered + complete_tasks(made);
+            fx := complete_tasks(made, fx);
         else
-            offered := offered + enqueue_tasks(made);
+            fx := enqueue_tasks(made, fx);
         end if;
     end loop;
-    return offered;
 end $$;
 
--- When all instances of a task wait again, the task waits as a whole, and will evaluate its lists again. The epoch is
--- the highest that was ever issued.
+-- When all instances of a task wait again, it waits as a whole, to read its lists again, with the highest epoch issued.
 create function collapse_instances(p_tasks task_ref[]) returns void language plpgsql as $$
 declare
     one record;
@@ -226,10 +205,9 @@ begin
     end loop;
 end $$;
 
--- Resets all instances of mapped tasks, when these are cleared as a whole: what runs is asked to stop, what has not
--- started ends, and what has ended waits again. While an instance is being stopped it alone stands for the whole; its
--- end collapses it. Returns what was reset.
-create function reset_instances(p_run_id bigint, p_idxs int[]) returns task_ref[] language plpgsql as $$
+-- Resets all instances of mapped tasks that are cleared as a whole: what runs is asked to stop, what has not started
+-- ends, and what has ended waits again. One that is being stopped stands for all until its end. Returns the reset ones.
+create function reset_instances(p_run_id bigint, p_idxs int[], fx effects) returns move_result language plpgsql as $$
 declare
     one record;
     taken task_ref[];
@@ -241,7 +219,7 @@ begin
         where r.run_id = p_run_id and s.idx = any(p_idxs) and s.is_mapped and has_instances(p_run_id, s.idx)
             order by s.idx
     loop
-        perform leave_gate_queues(array[p_run_id], one.idx);
+        fx := leave_gate_queues(array[p_run_id], one.idx, null, fx);
         delete from ready_task q where q.queue = one.queue and q.rank in (9 - one.priority, 9) and q.run_id = p_run_id
             and q.idx = one.idx;
         update task k set request = 'clear'
@@ -254,7 +232,7 @@ begin
         delete from deferral d where d.run_id = p_run_id and d.idx = one.idx;
         taken := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref from task k
                        where k.run_id = p_run_id and k.idx = one.idx and k.state not in ('queued', 'running'));
-        perform release_gates(taken);
+        fx := release_gates(taken, fx);
         perform record_cleared_attempts(taken);
         if is_stopping then
             delete from task k where k.run_id = p_run_id and k.idx = one.idx and k.state not in ('queued', 'running');
@@ -266,42 +244,42 @@ begin
         end if;
         everything := everything || taken;
     end loop;
-    return everything;
+    return row(everything, fx)::move_result;
 end $$;
 
 -- An instance never waits for upstream tasks: if one was reopened and something upstream of it runs again, too, its
 -- inputs are outdated, and the task is reset as a whole. The same for the tasks downstream. Returns what was reset.
-create function collapse_unready(p_tasks task_ref[]) returns task_ref[] language plpgsql as $$
+create function collapse_unready(p_tasks task_ref[], fx effects) returns move_result language plpgsql as $$
 declare
     frontier task_ref[] := p_tasks;
     one record;
+    back move_result;
     everything task_ref[] := '{}';
     taken task_ref[];
 begin
     while cardinality(frontier) > 0 loop
         taken := '{}';
         for one in
-            select c.run_id, array_agg(c.idx) as idxs from (
-                select p.run_id, p.version_id, p.idx from unnest(frontier) p
-                union
-                select p.run_id, p.version_id, g.dst from unnest(frontier) p join edge g on g.version_id = p.version_id
-                    and g.src = p.idx
-            ) c
-            where exists (select 1 from task k where k.run_id = c.run_id and k.idx = c.idx and k.map_index >= 0
-                          and k.state = 'waiting')
-              and exists (
-                select 1 from edge g
-                left join task u on u.run_id = c.run_id and u.idx = g.src
-                where g.version_id = c.version_id and g.dst = c.idx
-                  and (coalesce(u.state, 'waiting') not in
-                       ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
-                       or not (g.leaves_group is null or is_group_finished(c.run_id, c.version_id, g.leaves_group))))
+            select c.run_id, array_agg(c.idx) as idxs
+            from (select p.run_id, p.version_id, p.idx from unnest(frontier) p
+                  union
+                  select p.run_id, p.version_id, g.dst from unnest(frontier) p
+                  join edge g on g.version_id = p.version_id and g.src = p.idx) c
+            where exists (select 1 from task k
+                          where k.run_id = c.run_id and k.idx = c.idx and k.map_index >= 0 and k.state = 'waiting')
+              and exists (select 1 from edge g left join task u on u.run_id = c.run_id and u.idx = g.src
+                          where g.version_id = c.version_id and g.dst = c.idx
+                            and (coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled',
+                                 'upstream_failed') or not (g.leaves_group is null
+                                     or is_group_finished(c.run_id, c.version_id, g.leaves_group))))
             group by c.run_id order by c.run_id
         loop
-            taken := taken || reset_instances(one.run_id, one.idxs);
+            back := reset_instances(one.run_id, one.idxs, fx);
+            fx := back.fx;
+            taken := taken || back.tasks;
         end loop;
         everything := everything || taken;
         frontier := taken;
     end loop;
-    return everything;
+    return row(everything, fx)::move_result;
 end $$;

@@ -1,5 +1,4 @@
--- Publishing: a DAG's version, its tasks and its schedules, in one transaction. Publishing the same content again
--- changes nothing.
+-- Publishing: a DAG's version, its tasks and its schedules, in one transaction. The same content again changes nothing.
 
 -- Lock order: schedules before their DAG, as firing does.
 create function lock_schedules(p_name text) returns void language sql as $$
@@ -7,20 +6,18 @@ create function lock_schedules(p_name text) returns void language sql as $$
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
 
--- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, starts_paused, tasks: [...], edges: [[src,
--- dst, leaves_group]], groups: [{grp, name, retries, members}], inputs: [[idx, src]], gates: [{idx, place, kind,
--- name, parts, weight, capacity, version, period}], mappings: [{idx, how, most}], lists: [{idx, place, src, length}],
--- children: [{idx, dag, params, given, waits, timeout}], notices: [{idx, event, sink, every_time}], deadlines: [{idx,
--- seconds}], schedules: [{name, spec, params, misfire, window_seconds, catchup_limit, overlap, start_within,
--- finish_within, delay_seconds, next_due, skipped}]}. p_seen: the schedules as they were when this was planned (see
--- check_unchanged). p_settle: what is due under schedules that this changes or removes (see apply_fire_plans): it is
--- applied first.
-create function publish_dag(p_dag jsonb, p_seen jsonb, p_settle jsonb, p_actor text, out out_dag_id int,
-                            out out_version_id int, out is_new boolean, out rerouted int)
-language plpgsql as $$
+-- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, run_retries, starts_paused, tasks: [...],
+-- edges: [[src, dst, leaves_group]], inputs: [[idx, src]], schedules: [planned_schedule]}, and rows for the tables
+-- below. p_seen: the schedules as they were when this was planned (see check_unchanged). p_settle: what is due under
+-- schedules that this changes or removes (see apply_fire_plans): it is applied first.
+create function publish_dag(p_dag jsonb, p_seen jsonb, p_settle jsonb, p_actor actor, out out_dag_id int,
+                            out out_version_id int, out is_new boolean, out rerouted int) language plpgsql as $$
 declare
+    fx effects;
     t timestamptz := clock();
     before int;
+    part text;
+    target text;
 begin
     perform lock_schedules(p_dag->>'name');
     perform check_unchanged(p_dag->>'name', null, p_seen);
@@ -40,58 +37,30 @@ begin
     on conflict (dag_id, hash, bundle_hash) do nothing
     returning v.version_id into out_version_id;
     is_new := out_version_id is not null;
+    rerouted := 0;
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, trigger_rule, upstream_total, setup_total,
-            is_setup,
-                               is_leaf,
-                               is_root, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated,
-                                   has_order_key,
-                               awaits_past, is_mapped, is_wait, notifies, group_id, decides_group)
+            is_setup, is_leaf, is_root, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, has_order_key,
+            awaits_past, is_mapped, is_wait, notifies, group_id, decides_group)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
                x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets,
-                   coalesce(x.is_gated, false),
-               coalesce(x.is_ordered, false), coalesce(x.awaits_past, false), coalesce(x.is_mapped, false),
-               coalesce(x.defers, false), coalesce(x.notifies, false), x.grp, coalesce(x.decides_grp, false)
+               coalesce(x.is_gated, false), coalesce(x.is_ordered, false), coalesce(x.awaits_past, false),
+               coalesce(x.is_mapped, false), coalesce(x.defers, false), coalesce(x.notifies, false), x.group_id,
+               coalesce(x.decides_grp, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint,
-                                                     rule trigger_rule,
-             upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
-             max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
-             is_ordered boolean, awaits_past boolean, is_mapped boolean, defers boolean,
-             notifies boolean, grp int, decides_grp boolean);
-        insert into retry_group (version_id, grp, name, retries, members)
-        select out_version_id, x.grp, x.name, x.retries, x.members
-        from jsonb_to_recordset(p_dag->'groups') as x(grp int, name text, retries int, members int[]);
-        insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
-        select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
-        from jsonb_to_recordset(p_dag->'gates')
-            as x(idx int, place int, kind gate_kind, name text, parts jsonb, weight int, capacity int, version jsonb,
-                 period double precision);
-        insert into task_mapping (version_id, idx, how, most)
-        select out_version_id, x.idx, x.how, x.most
-            from jsonb_to_recordset(p_dag->'mappings') as x(idx int, how map_mode, most int);
-        insert into mapping_input (version_id, idx, place, src, length)
-        select out_version_id, x.idx, x.place, x.src, x.length
-        from jsonb_to_recordset(p_dag->'lists') as x(idx int, place int, src int, length int);
-        insert into trigger_dag_task (version_id, idx, dag, params, given, waits, timeout)
-        select out_version_id, x.idx, x.dag, x.params, x.given, x.waits, x.timeout
-        from jsonb_to_recordset(p_dag->'children')
-            as x(idx int, dag text, params jsonb, given jsonb, waits boolean, timeout double precision);
-        insert into notification_rule (version_id, idx, event, sink, every_time)
-        select out_version_id, x.idx, x.event, x.sink, x.every_time
-        from jsonb_to_recordset(p_dag->'notices') as x(idx int, event text, sink text, every_time boolean);
-        insert into task_deadline (version_id, idx, seconds)
-        select out_version_id, x.idx, x.seconds
-        from jsonb_to_recordset(p_dag->'deadlines') as x(idx int, seconds double precision);
-        insert into wait_spec (version_id, idx, kind, until, seconds, at, timezone, parts, lookback, timeout,
-                               on_timeout, on_reject, backoff, longest)
-        select out_version_id, x.idx, x.kind, x.until, x.seconds, x.at, x.timezone, x.parts, x.lookback, x.timeout,
-            x.on_timeout, x.on_reject,
-               x.backoff, x.longest
-        from jsonb_to_recordset(p_dag->'waits') as
-            x(idx int, kind wait_kind, until timestamptz, seconds double precision, at text,
-             timezone text, parts jsonb, lookback double precision, timeout double precision, on_timeout task_state,
-                 on_reject task_state,
-             backoff double precision, longest double precision);
+            rule trigger_rule, upstream_total int, setup_total int, is_setup boolean, is_leaf boolean,
+            starts_at_once boolean, max_attempts int, rerun_on_loss boolean, queue_timeout double precision,
+            outlets text[], is_gated boolean, is_ordered boolean, awaits_past boolean, is_mapped boolean,
+            defers boolean, notifies boolean, group_id int, decides_grp boolean);
+        for part, target in
+            values ('groups', 'retry_group'), ('gates', 'task_gate'), ('mappings', 'task_mapping'),
+                   ('lists', 'mapping_input'), ('children', 'trigger_dag_task'), ('notices', 'notification_rule'),
+                   ('deadlines', 'task_deadline'), ('waits', 'wait_spec')
+        loop
+            execute format('insert into %1$I select r.* from jsonb_array_elements($1) x '
+                           'cross join lateral jsonb_populate_record(null::%1$I, x || $2) r', target)
+            using p_dag->part, jsonb_build_object('version_id', out_version_id);
+        end loop;
         insert into edge (version_id, src, dst, leaves_group)
         select out_version_id, (x->>0)::int, (x->>1)::int, (x->>2)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
@@ -101,9 +70,8 @@ begin
         where v.dag_id = out_dag_id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
         rerouted := reroute_ready_tasks(out_dag_id, out_version_id, p_dag->'tasks', p_actor);
     end if;
-    perform apply_fire_plans(p_settle, true);
-    -- Which runs can have the version that is replaced: prune goes by that. By the sequence, because ids that were
-    -- drawn count.
+    fx := (apply_fire_plans(p_settle, true, fx)).fx;
+    -- Which runs can have the replaced version, for prune: by the sequence, because ids that were drawn count.
     update dag_version v set retired_at = t, final_run_id = (select last_value from run_run_id_seq)
     from dag d where d.dag_id = out_dag_id and v.version_id = d.version_id and v.version_id <> out_version_id;
     update dag_version v set retired_at = null, final_run_id = null
@@ -133,40 +101,39 @@ begin
         select 1 from schedule_dependency w where w.kind in ('dag', 'end') and w.name = d.name);
     perform sync_schedules(out_dag_id, p_dag->'schedules', false, p_actor);
     if is_new or before is distinct from out_version_id then
-        insert into audit_log (occurred_at, action, actor, dag_id, detail)
-        values (t, 'publish', p_actor, out_dag_id,
-                jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
+        perform write_audit(p_actor, 'publish',
+                            jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'),
+                            p_dag_id => out_dag_id);
     end if;
-    perform apply_effects();
+    fx := apply_effects(fx);
 end $$;
 
--- Schedules are declared: an absent one is removed, an unchanged one keeps its cursor, a changed one starts again from
--- now under a higher version. A schedule's id is stable per (dag, name). The code does not change a schedule that a
--- user has set.
-create function sync_schedules(p_dag_id int, p_schedules jsonb, p_removes_all boolean, p_actor text)
+-- Schedules are declared: an absent one is removed, an unchanged one keeps its cursor, a changed one starts from now
+-- under a higher version, and one that a user has set stays as it is. A schedule's id is stable per (dag, name).
+create function sync_schedules(p_dag_id int, p_schedules jsonb, p_removes_all boolean, p_actor actor)
 returns void language plpgsql as $$
 declare
     changed int[];
     t timestamptz := clock();
 begin
     with wanted as (
-        select * from read_schedules(p_schedules)
+        select * from jsonb_populate_recordset(null::planned_schedule, p_schedules)
     ), written as (
         insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, catchup_limit, overlap,
                                    start_within, finish_within, delay_seconds, changed_by, changed_at)
         select p_dag_id, w.name, 1, w.spec, w.params, w.misfire, w.window_seconds, w.catchup_limit, w.overlap,
-               w.start_within, w.finish_within, w.delay_seconds, p_actor, t
+               w.start_within, w.finish_within, w.delay_seconds, p_actor.name, t
         from wanted w
         on conflict (dag_id, name) do update
             set version = c.version + 1, spec = excluded.spec, params = excluded.params, misfire = excluded.misfire,
                 window_seconds = excluded.window_seconds, catchup_limit = excluded.catchup_limit,
-                    overlap = excluded.overlap,
-                start_within = excluded.start_within, finish_within = excluded.finish_within,
-                delay_seconds = excluded.delay_seconds, changed_by = p_actor, changed_at = t, deleted_at = null
+                    overlap = excluded.overlap, start_within = excluded.start_within,
+                finish_within = excluded.finish_within, delay_seconds = excluded.delay_seconds,
+                changed_by = p_actor.name, changed_at = t, deleted_at = null
             where c.origin = 'code'
               and (c.deleted_at is not null
-                   or (c.spec, c.params, c.misfire, c.window_seconds, c.catchup_limit, c.overlap,
-                                              c.start_within, c.finish_within)
+                   or (c.spec, c.params, c.misfire, c.window_seconds, c.catchup_limit, c.overlap, c.start_within,
+                                               c.finish_within)
                   is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds,
                                     excluded.catchup_limit, excluded.overlap, excluded.start_within,
                                         excluded.finish_within))
@@ -198,46 +165,42 @@ begin
           and c.name not in (select x->>'name' from jsonb_array_elements(p_schedules) x)), p_actor);
 end $$;
 
--- Creates or changes one schedule by compare-and-set (V12). p_schedule: as in publish_dag. p_expected: the version that
--- the caller has seen, 0 for none, null for any. p_request makes a repeated request one change. p_origin: the owner
--- from now on, code or user. Returns the schedule's version, or null if another process changed it first.
+-- Creates or changes one schedule by compare-and-set (V12). p_expected: the version that the caller has seen, 0 for
+-- none, null for any. p_request: a key and a digest of the schedule, which makes a repeated request one change (-1: the
+-- key was used with another one). p_origin: the owner, code or user. Returns the version, or null after another change.
 create function put_schedule(p_dag_id int, p_schedule jsonb, p_expected int, p_request text, p_origin text,
-                             p_seen jsonb, p_settle jsonb, p_actor text)
-returns int language plpgsql as $$
+                             p_seen jsonb, p_settle jsonb, p_actor actor, out put int) language plpgsql as $$
 declare
-    put int;
+    fx effects;
     id int;
     t timestamptz := clock();
 begin
     perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
-    select c.version into put from schedule c
-    where c.dag_id = p_dag_id and c.name = p_schedule->>'name' and c.request = p_request and c.deleted_at is null;
+    select case when c.request = p_request then c.version else -1 end into put from schedule c
+    where c.dag_id = p_dag_id and c.name = p_schedule->>'name' and c.deleted_at is null
+        and split_part(c.request, ' ', 1) = split_part(p_request, ' ', 1);
     if found then
-        return put;
+        return;
     end if;
     perform check_unchanged(d.name, p_schedule->>'name', p_seen) from dag d where d.dag_id = p_dag_id;
-    perform apply_fire_plans(p_settle, true);
+    fx := (apply_fire_plans(p_settle, true, fx)).fx;
     insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, catchup_limit, overlap,
-                               start_within,
-                               finish_within, delay_seconds, origin, request, changed_by, changed_at)
+                               start_within, finish_within, delay_seconds, origin, request, changed_by, changed_at)
     select p_dag_id, w.name, 1, w.spec, w.params, w.misfire, w.window_seconds, w.catchup_limit, w.overlap,
-        w.start_within,
-           w.finish_within, w.delay_seconds, p_origin, p_request, p_actor, t
-    from read_schedules(jsonb_build_array(p_schedule)) w
-    where coalesce(p_expected, 0) = 0 or exists (
-        select 1 from schedule x where x.dag_id = p_dag_id and x.name = p_schedule->>'name')
-    on conflict (dag_id, name) do update
-        set version = c.version + 1, spec = excluded.spec, params = excluded.params, misfire = excluded.misfire,
-            window_seconds = excluded.window_seconds, catchup_limit = excluded.catchup_limit,
-                overlap = excluded.overlap,
-            start_within = excluded.start_within, finish_within = excluded.finish_within,
-            delay_seconds = excluded.delay_seconds, origin = p_origin, request = p_request, changed_by = p_actor,
-            changed_at = t, deleted_at = null
-        where p_expected is null or p_expected = case when c.deleted_at is null then c.version else 0 end
+           w.start_within, w.finish_within, w.delay_seconds, p_origin, p_request, p_actor.name, t
+    from jsonb_populate_record(null::planned_schedule, p_schedule) w
+    where coalesce(p_expected, 0) = 0
+      or exists (select 1 from schedule x where x.dag_id = p_dag_id and x.name = p_schedule->>'name')
+    on conflict (dag_id, name) do update set version = c.version + 1, spec = excluded.spec, params = excluded.params,
+        misfire = excluded.misfire, window_seconds = excluded.window_seconds, catchup_limit = excluded.catchup_limit,
+        overlap = excluded.overlap, start_within = excluded.start_within, finish_within = excluded.finish_within,
+        delay_seconds = excluded.delay_seconds, origin = p_origin, request = p_request, changed_by = p_actor.name,
+        changed_at = t, deleted_at = null where p_expected is null
+        or p_expected = case when c.deleted_at is null then c.version else 0 end
     returning c.version, c.schedule_id into put, id;
     if put is null then
-        perform apply_effects();
-        return null;
+        fx := apply_effects(fx);
+        return;
     end if;
     insert into schedule_state as s (schedule_id, shard, version, next_due, is_paused)
     select id, d.shard, put, (p_schedule->>'next_due')::timestamptz, d.is_paused from dag d where d.dag_id = p_dag_id
@@ -255,16 +218,16 @@ begin
     where jsonb_typeof(p_schedule->'skipped') = 'object' and put = 1
     on conflict (schedule_id, first_at) do nothing;
     perform record_schedule_versions(array[id], 'put');
-    insert into audit_log (occurred_at, action, actor, dag_id, detail)
-    values (t, 'put_schedule', p_actor, p_dag_id, p_schedule || jsonb_build_object('version', put));
-    perform apply_effects();
-    return put;
+    perform write_audit(p_actor, 'put_schedule', p_schedule || jsonb_build_object('version', put),
+                        p_dag_id => p_dag_id);
+    fx := apply_effects(fx);
 end $$;
 
--- Removes a DAG from planning: its schedules end, its history stays. Due fires are applied first; open runs continue
--- with the version that they started with.
-create function delete_dag(p_dag_id int, p_seen jsonb, p_settle jsonb, p_actor text)
+-- Removes a DAG from planning: its schedules end after their due fires; its history stays, and open runs continue.
+create function delete_dag(p_dag_id int, p_seen jsonb, p_settle jsonb, p_actor actor)
 returns boolean language plpgsql as $$
+declare
+    fx effects;
 begin
     perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
     perform check_unchanged(d.name, null, p_seen) from dag d where d.dag_id = p_dag_id;
@@ -272,44 +235,41 @@ begin
     if not found then
         return false;
     end if;
-    perform apply_fire_plans(p_settle, true);
+    fx := (apply_fire_plans(p_settle, true, fx)).fx;
     perform sync_schedules(p_dag_id, '[]', true, p_actor);
     update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
-    insert into audit_log (occurred_at, action, actor, dag_id, detail)
-        values (clock(), 'delete', p_actor, p_dag_id, '{}');
-    perform apply_effects();
+    perform write_audit(p_actor, 'delete', '{}', p_dag_id => p_dag_id);
+    fx := apply_effects(fx);
     return true;
 end $$;
 
--- Pauses or unpauses a DAG. p_settle: before a pause, what is due; after it, what each schedule does about the fires
--- during the pause, and its next due time. A schedule that is paused itself stays paused.
-create function pause_dag(p_dag_id int, p_paused boolean, p_seen jsonb, p_settle jsonb, p_actor text)
+-- Pauses or unpauses a DAG. p_settle: what is due before a pause, or what each schedule does about the fires during it.
+create function pause_dag(p_dag_id int, p_paused boolean, p_seen jsonb, p_settle jsonb, p_actor actor)
 returns boolean language plpgsql as $$
 declare
-    t timestamptz := clock();
+    fx effects;
 begin
     perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
     perform check_unchanged(d.name, null, p_seen) from dag d where d.dag_id = p_dag_id;
     if p_paused then
-        perform apply_fire_plans(p_settle);
+        fx := (apply_fire_plans(p_settle, false, fx)).fx;
     end if;
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
     update dag d set is_paused = p_paused where d.dag_id = p_dag_id and d.deleted_at is null
         and d.is_paused <> p_paused;
     if not found then
-        perform apply_effects();
+        fx := apply_effects(fx);
         return false;
     end if;
     update schedule_state s set is_paused = p_paused or s.is_paused_directly
     from schedule c where c.schedule_id = s.schedule_id and c.dag_id = p_dag_id;
     if p_paused then
-        perform suspend_dag_tasks(p_dag_id);
+        fx := suspend_dag_tasks(p_dag_id, fx);
     else
-        perform resume_dag_tasks(p_dag_id);
-        perform apply_fire_plans(p_settle);
+        fx := resume_dag_tasks(p_dag_id, fx);
+        fx := (apply_fire_plans(p_settle, false, fx)).fx;
     end if;
-    insert into audit_log (occurred_at, action, actor, dag_id, detail)
-    values (t, case when p_paused then 'pause' else 'unpause' end, p_actor, p_dag_id, '{}');
-    perform apply_effects();
+    perform write_audit(p_actor, case when p_paused then 'pause' else 'unpause' end, '{}', p_dag_id => p_dag_id);
+    fx := apply_effects(fx);
     return true;
 end $$;

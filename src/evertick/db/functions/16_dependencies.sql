@@ -21,36 +21,32 @@ begin
     return (select k.key || ':' || k.value = any(p_heard) from jsonb_each_text(p_condition) k);
 end $$;
 
--- Records the closed runs and ended tasks that a schedule waits for, in the transaction of that end. They are only
--- recorded: the verb that ends a task holds its run's lock, and schedules are locked before runs. The runner's step
--- reports it, so that the leader is notified.
-create function record_dependency_events(p_closed bigint[], p_ended task_ref[]) returns void language plpgsql as $$
+-- Records the closed runs and ended tasks that a schedule waits for. They are only recorded: the verb holds its run's
+-- lock, and schedules are locked before runs. The runner's step reports it, so that the leader is notified.
+create function record_dependency_events(p_closed bigint[], p_ended task_ref[], inout fx effects) language plpgsql as $$
 begin
-    perform wake_run_waiters(p_closed);
+    fx := wake_run_waiters(p_closed, fx);
     insert into dependency_event (kind, name, run_id, occurred_at)
     select k.kind, k.name, k.run_id, clock()
-    from (
-        select e.kind, d.name, s.run_id
-        from run_status s join dag d on d.dag_id = s.dag_id cross join (values ('end'), ('dag')) e(kind)
-        where s.run_id = any(p_closed) and (e.kind = 'end' or s.state = 'success')
-        union all
-        select distinct 'asset', o.name, e.run_id
-        from unnest(p_ended) e join task_spec s on s.version_id = e.version_id and s.idx = e.idx
-        cross join lateral unnest(s.outlets) o(name)
-        where e.state = 'success'
-    ) k
+    from (select e.kind, d.name, s.run_id from run_status s join dag d on d.dag_id = s.dag_id
+          cross join (values ('end'), ('dag')) e(kind)
+          where s.run_id = any(p_closed) and (e.kind = 'end' or s.state = 'success')
+          union all
+          select distinct 'asset', o.name, e.run_id from unnest(p_ended) e
+          join task_spec s on s.version_id = e.version_id and s.idx = e.idx
+          cross join lateral unnest(s.outlets) o(name)
+          where e.state = 'success') k
     where exists (select 1 from schedule_dependency w where w.kind = k.kind and w.name = k.name)
     order by k.run_id, k.kind, k.name;
     if found then
-        perform set_config('evertick.arrived', 'yes', true);
+        fx.wakes_planner := true;
     end if;
 end $$;
 
 -- Delivers events to the schedules that wait for them; a schedule whose condition is met is due now. The same event
 -- several times before it fires counts once: the run has not begun and will find it. Returns how many became due.
 create function deliver_dependencies(p_shard smallint, p_epoch bigint, p_limit int, out became_due int,
-                                     out has_more boolean)
-language plpgsql as $$
+                                     out has_more boolean) language plpgsql as $$
 declare
     taken jsonb;
     concerned int[];
@@ -58,11 +54,11 @@ declare
 begin
     perform fence(p_shard, p_epoch);
     with gone as (
-        delete from dependency_event a where a.arrival_id = any(array(
-            select x.arrival_id from dependency_event x order by x.arrival_id limit p_limit for update skip locked))
+        delete from dependency_event a where a.event_id = any(array(
+            select x.event_id from dependency_event x order by x.event_id limit p_limit for update skip locked))
         returning a.*
     )
-    select jsonb_agg(to_jsonb(g) order by g.arrival_id), count(*) = p_limit into taken, has_more from gone g;
+    select jsonb_agg(to_jsonb(g) order by g.event_id), count(*) = p_limit into taken, has_more from gone g;
     concerned := array(
         select distinct w.schedule_id from jsonb_to_recordset(coalesce(taken, '[]')) as x(kind text, name text)
         cross join lateral (select y.schedule_id from schedule_dependency y where y.kind = x.kind and y.name = x.name
@@ -76,10 +72,10 @@ begin
     select distinct on (w.schedule_id, x.kind, x.name) w.schedule_id, x.kind, x.name, x.run_id, x.occurred_at,
         x.update_id
     from jsonb_to_recordset(taken)
-        as x(arrival_id bigint, kind text, name text, run_id bigint, occurred_at timestamptz, update_id bigint)
+        as x(event_id bigint, kind text, name text, run_id bigint, occurred_at timestamptz, update_id bigint)
     cross join lateral (select y.schedule_id from schedule_dependency y where y.kind = x.kind and y.name = x.name
         offset 0) w
-    order by w.schedule_id, x.kind, x.name, x.arrival_id desc
+    order by w.schedule_id, x.kind, x.name, x.event_id desc
     on conflict (schedule_id, kind, name) do update
         set run_id = excluded.run_id, occurred_at = excluded.occurred_at, update_id = excluded.update_id;
     with met as (
@@ -105,32 +101,28 @@ begin
     select count(*) into became_due from moved;
 end $$;
 
--- Records an update of an asset that is reported from outside. The schedules that wait for it receive it like one of a
--- task.
-create function update_asset(p_asset text, p_extra jsonb, p_actor text, out update_id bigint,
-                             out occurred_at timestamptz)
-language plpgsql as $$
+-- Records an update of an asset that is reported from outside, for the schedules that wait for it.
+create function update_asset(p_asset text, p_extra jsonb, p_actor actor, out update_id bigint,
+                             out occurred_at timestamptz) language plpgsql as $$
 begin
-    insert into asset_update as u (asset, extra, updated_by, occurred_at) values (p_asset, p_extra, p_actor, clock())
+    insert into asset_update as u (asset, extra, updated_by, occurred_at)
+    values (p_asset, p_extra, p_actor.name, clock())
     returning u.update_id, u.occurred_at into update_asset.update_id, update_asset.occurred_at;
     insert into dependency_event (kind, name, update_id, occurred_at)
     select 'asset', p_asset, update_asset.update_id, update_asset.occurred_at
     where exists (select 1 from schedule_dependency w where w.kind = 'asset' and w.name = p_asset);
-    insert into audit_log (occurred_at, action, actor, detail)
-    values (update_asset.occurred_at, 'update_asset', p_actor,
-            jsonb_build_object('asset', p_asset, 'update', update_asset.update_id));
+    perform write_audit(p_actor, 'update_asset',
+                        jsonb_build_object('asset', p_asset, 'update', update_asset.update_id));
 end $$;
 
--- Discards the updates that schedules of these DAGs (null: of all) have received, as if they had not happened. Returns
--- how many.
-create function discard_asset_events(p_dag_ids int[], p_asset text, p_before timestamptz, p_actor text)
-returns int language plpgsql as $$
+-- Discards the updates that schedules of these DAGs (null: of all) have received. Returns how many.
+create function discard_asset_events(p_dag_ids int[], p_asset text, p_before timestamptz, p_actor actor, out n int)
+language plpgsql as $$
 declare
     meant int[] := array(
         select c.schedule_id from schedule c join dependency_state h on h.schedule_id = c.schedule_id
             and h.kind = 'asset'
         where p_dag_ids is null or c.dag_id = any(p_dag_ids));
-    n int;
 begin
     perform 1 from schedule_state s where s.schedule_id = any(meant) order by s.schedule_id for no key update;
     delete from dependency_state h
@@ -138,9 +130,7 @@ begin
       and (p_before is null or h.occurred_at < p_before);
     get diagnostics n = row_count;
     if n > 0 then
-        insert into audit_log (occurred_at, action, actor, dag_id, detail)
-        values (clock(), 'unhear', p_actor, case when cardinality(p_dag_ids) = 1 then p_dag_ids[1] end,
-                jsonb_strip_nulls(jsonb_build_object('asset', p_asset, 'updates', n)));
+        perform write_audit(p_actor, 'unhear', jsonb_strip_nulls(jsonb_build_object('asset', p_asset, 'updates', n)),
+                            p_dag_id => case when cardinality(p_dag_ids) = 1 then p_dag_ids[1] end);
     end if;
-    return n;
 end $$;

@@ -1,32 +1,25 @@
 -- Backfills: a range of a DAG's schedule is run again, or for the first time, independently of the schedule itself.
 --
--- A backfill is a row with a position: everything before it is done. The leader advances it: in one transaction behind
--- the fence, one function counts the runs that have ended, creates as many as there is room for, and moves the
--- position. So a crash, a pause or a change of leader neither loses nor repeats a run. Its runs have a key of their own
--- and no schedule: what the schedule itself did or skipped stays as it is (V1).
+-- A backfill is a row with a position: everything before it is done. In one transaction, one function counts the runs
+-- that have ended, creates as many as there is room for, and moves the position: no crash, pause or change of leader
+-- loses or repeats a run. Its runs have their own key and no schedule: what the schedule did stays as it is (V1).
 
 -- Returns the backfill of this request, and whether it is new. p_plan: the columns by their names.
-create function create_backfill(p_plan jsonb, p_request text, p_actor text, out id int, out is_new boolean)
+create function create_backfill(p_plan jsonb, p_request text, p_actor actor, out id int, out is_new boolean)
 language plpgsql as $$
-declare
-    t timestamptz := clock();
 begin
     insert into backfill as b (shard, dag_id, schedule_id, spec, params, first_at, last_at, reprocess, newest_first,
-                               parallel,
-                               request, state, total, created_by, created_at)
+                               parallel, request, state, total, created_by, created_at)
     select d.shard, d.dag_id, x.schedule_id, x.spec, x.params, x.first_at, x.last_at, x.reprocess, x.newest_first,
-        x.parallel,
-           p_request, 'running', x.total, p_actor, t
-    from jsonb_to_record(p_plan) as x(dag_id int, schedule_id int, spec jsonb, params jsonb, first_at timestamptz,
-         last_at timestamptz, reprocess text, newest_first boolean, parallel int, total bigint)
+           x.parallel, p_request, 'running', x.total, p_actor.name, clock()
+    from jsonb_populate_record(null::backfill, p_plan) x
     join dag d on d.dag_id = x.dag_id and d.deleted_at is null and d.version_id is not null
     on conflict (request) do nothing
     returning b.backfill_id into id;
     is_new := id is not null;
     if is_new then
-        insert into audit_log (occurred_at, action, actor, dag_id, detail)
-        values (t, 'backfill', p_actor, (p_plan->>'dag_id')::int,
-                (p_plan - 'spec' - 'params' - 'dag_id') || jsonb_build_object('backfill', id));
+        perform write_audit(p_actor, 'backfill', (p_plan - 'spec' - 'params' - 'dag_id')
+                            || jsonb_build_object('backfill', id), p_dag_id => (p_plan->>'dag_id')::int);
     else
         select b.backfill_id into id from backfill b where b.request = p_request;
     end if;
@@ -46,9 +39,7 @@ returns run_status language sql stable as $$
 $$;
 
 -- Counts the runs that have ended since the last call. The caller holds the backfill's lock. Returns how many.
-create function count_ended_runs(p_backfill_id int) returns int language plpgsql as $$
-declare
-    n int;
+create function count_ended_runs(p_backfill_id int, out n int) language plpgsql as $$
 begin
     with over as (
         update backfill_run b set is_open = false
@@ -72,12 +63,31 @@ begin
     update backfill b set open_runs
         = (select count(*) from backfill_run o where o.backfill_id = p_backfill_id and o.is_open)
     where b.backfill_id = p_backfill_id;
-    return n;
 end $$;
 
--- The instants that get a run now, in their order: as many as there is room for. An instant whose newest run is still
--- open, or needs no repetition, is skipped. It stops before the first instant without room, and before the first that
--- the schedule itself has still to fire.
+-- Locks the backfill of a run. A function that may open an ended run again calls it before it locks the run:
+-- the backfill comes first, as in cancel_backfill.
+create function lock_backfill_of_run(p_run_id bigint) returns void language plpgsql as $$
+begin
+    perform 1 from backfill b
+    where b.backfill_id = (select o.backfill_id from backfill_run o where o.run_id = p_run_id) for no key update;
+end $$;
+
+-- An ended run opens again: its backfill, which has counted it in this state, counts it as open until it ends again.
+-- Without effect on a run of no backfill, and on one that is not counted yet.
+create function uncount_backfill_run(p_run_id bigint, p_state run_state) returns void language plpgsql as $$
+begin
+    with reopened as (
+        update backfill_run o set is_open = true where o.run_id = p_run_id and not o.is_open returning o.backfill_id
+    )
+    update backfill b
+    set open_runs = b.open_runs + 1, succeeded = b.succeeded - (p_state = 'success')::int,
+        failed = b.failed - (p_state = 'failed')::int, canceled = b.canceled - (p_state = 'canceled')::int
+    from reopened r where b.backfill_id = r.backfill_id;
+end $$;
+
+-- The instants that get a run now, in order, as far as there is room. One whose newest run is open, or needs no
+-- repetition, is skipped. It stops before the first without room, or that the schedule has still to fire.
 create function choose_instants(b backfill, p_instants timestamptz[], p_room int)
 returns table (place bigint, instant timestamptz, is_needed boolean) language sql stable as $$
     with cursor_at as (
@@ -99,13 +109,11 @@ returns table (place bigint, instant timestamptz, is_needed boolean) language sq
         from candidate c cross join cursor_at k
     )
     select n.place, n.instant, n.is_needed from numbered n
-    where n.needed <= p_room and not n.is_ahead
-    order by n.place
+    where n.needed <= p_room and not n.is_ahead order by n.place
 $$;
 
--- How many runs the backfill may make now: its own limit, and what max_active_runs leaves after the runs that are open
--- or wait, so that a run of the schedule never waits behind more of ours than have already started. The caller holds
--- the DAG's lock.
+-- How many runs the backfill may make now: its own limit, and what max_active_runs leaves after open and queued runs,
+-- so that a run of the schedule never waits behind more than have already started. The caller holds the DAG's lock.
 create function free_backfill_slots(b backfill, d dag) returns int language sql stable as $$
     select greatest(least((b).parallel - (b).open_runs,
         case when (d).max_active_runs is null then (b).parallel
@@ -113,14 +121,26 @@ create function free_backfill_slots(b backfill, d dag) returns int language sql 
                                          where r.dag_id = (d).dag_id and r.state in ('queued', 'running')) end), 0)::int
 $$;
 
--- One step of a backfill. p_instants: the instants after p_position in its order; p_is_all: there are no more than
--- these. It advances only from the position that the caller has seen. Returns how many runs were created and ended,
--- whether it advanced at all, and whether it is finished.
+-- The key of a backfill's run, as in Airflow. Where another run of the DAG has it, of another backfill or a user, the
+-- backfill's number follows.
+create function backfill_run_key(p_backfill_id int, p_dag_id int, p_instant timestamptz)
+returns text language sql stable as $$
+    select case when exists (
+        select 1 from run r
+        where r.dag_id = p_dag_id and r.key = k.key and not exists (
+            select 1 from backfill_run b where b.run_id = r.run_id and b.backfill_id = p_backfill_id))
+        then format('%s__%s', k.key, p_backfill_id) else k.key end
+    from (select format('backfill__%s+00:00', to_jsonb(p_instant at time zone 'UTC') #>> '{}') as key) k
+$$;
+
+-- One step of a backfill. p_instants: those after p_position in its order; p_is_all: there are no more. It advances
+-- only from the position that was seen. Returns how many runs were created and ended, if it moved, if it is over. Runs
+-- of a paused DAG wait until it is unpaused, like triggered ones.
 create function advance_backfill(p_shard smallint, p_epoch bigint, p_backfill_id int, p_position timestamptz,
                                  p_instants timestamptz[], p_is_all boolean, out made int, out ended int,
-                                 out moved boolean, out is_over boolean)
-language plpgsql as $$
+                                 out moved boolean, out is_over boolean) language plpgsql as $$
 declare
+    fx effects;
     b backfill;
     d dag;
     room int;
@@ -146,7 +166,7 @@ begin
         if d.deleted_at is not null or d.version_id is null then
             update backfill x set state = 'failed', finished_at = t, reason = 'its DAG was deleted'
             where x.backfill_id = p_backfill_id and x.state = 'running';
-        elsif not d.is_paused and not is_quarantined('dag', d.dag_id) then
+        elsif not is_quarantined('dag', d.dag_id) then
             room := free_backfill_slots(b, d);
             if room > 0 then
                 select array_agg(c.instant order by c.place),
@@ -157,8 +177,8 @@ begin
             with created as (
                 insert into run as r (dag_id, version_id, kind, key, fire_at, params, triggered_by, created_at)
                 select d.dag_id, d.version_id, 'backfill',
-                    format('backfill:%s:%s', p_backfill_id, i.instant at time zone 'UTC'),
-                       i.instant, b.params, format('backfill %s', p_backfill_id), t
+                    backfill_run_key(p_backfill_id, d.dag_id, i.instant), i.instant, b.params,
+                       format('backfill %s', p_backfill_id), t
                 from unnest(needed) with ordinality i(instant, place) order by i.place
                 on conflict (dag_id, key) where key is not null do nothing
                 returning r.run_id, r.fire_at
@@ -176,14 +196,14 @@ begin
                 open_runs = x.open_runs + advance_backfill.made,
                 is_planned = p_is_all and cardinality(chosen) = cardinality(p_instants)
             where x.backfill_id = p_backfill_id and x.state = 'running' and x.position is not distinct from p_position;
-            perform open_runs(runs);
+            fx := open_runs(runs, fx);
         end if;
     end if;
     update backfill x set state = 'done', finished_at = t
     where x.backfill_id = p_backfill_id and x.state = 'running' and x.is_planned and x.open_runs = 0;
     is_over := not exists (select 1 from backfill x where x.backfill_id = p_backfill_id
                            and (x.state = 'running' or x.open_runs > 0));
-    perform apply_effects();
+    fx := apply_effects(fx);
 end $$;
 
 -- A backfill that cannot be planned, or that the database refuses, ends with the reason; the others continue (V11).
@@ -197,55 +217,53 @@ begin
 end $$;
 
 -- Pauses or resumes. Returns false if its state does not allow it; its open runs continue either way.
-create function pause_backfill(p_backfill_id int, p_paused boolean, p_actor text) returns boolean language plpgsql as $$
+create function pause_backfill(p_backfill_id int, p_paused boolean, p_actor actor)
+returns boolean language plpgsql as $$
 begin
     update backfill b set state = case when p_paused then 'paused' else 'running' end
     where b.backfill_id = p_backfill_id and b.state = case when p_paused then 'running' else 'paused' end;
     if not found then
         return false;
     end if;
-    insert into audit_log (occurred_at, action, actor, dag_id, detail)
-    select clock(), case when p_paused then 'pause'
-        else 'resume' end, p_actor, b.dag_id, jsonb_build_object('backfill', p_backfill_id)
+    perform write_audit(p_actor, case when p_paused then 'pause' else 'unpause' end,
+                        jsonb_build_object('backfill', p_backfill_id), p_dag_id => b.dag_id)
     from backfill b where b.backfill_id = p_backfill_id;
     return true;
 end $$;
 
--- Cancels: no more runs are created, and open ones are canceled unless they are to be kept. Returns how many runs were
--- canceled and how many tasks are asked to stop; null when it has ended already. The runs are locked before the first
--- is closed: closing one takes the DAG's lock, and a transaction that ends another run holds that run and waits for the
--- DAG.
-create function cancel_backfill(p_backfill_id int, p_leaves_runs boolean, p_actor text, out runs int, out asked int)
+-- Cancels: no more runs are created, and open ones are canceled unless p_leaves_runs. Returns how many runs were
+-- canceled and tasks asked to stop; null when it has ended already. The runs are locked before the first is closed:
+-- closing one takes the DAG's lock, and a transaction that ends another run holds that run and waits for the DAG.
+create function cancel_backfill(p_backfill_id int, p_leaves_runs boolean, p_actor actor, out runs int, out asked int)
 language plpgsql as $$
 declare
+    fx effects;
     open bigint[];
     one bigint;
-    n int;
+    done stop_result;
 begin
-    update backfill b set state = 'canceled', finished_at = clock(), reason = format('canceled by %s', p_actor)
+    update backfill b set state = 'canceled', finished_at = clock(), reason = format('canceled by %s', p_actor.name)
     where b.backfill_id = p_backfill_id and b.state in ('running', 'paused');
     if not found then
         return;
     end if;
     runs := 0;
     asked := 0;
-    insert into audit_log (occurred_at, action, actor, dag_id, detail)
-    select clock(), 'cancel', p_actor, b.dag_id,
-        jsonb_build_object('backfill', p_backfill_id, 'leaves_runs', p_leaves_runs)
+    perform write_audit(p_actor, 'cancel', jsonb_build_object('backfill', p_backfill_id, 'leaves_runs', p_leaves_runs),
+                        p_dag_id => b.dag_id)
     from backfill b where b.backfill_id = p_backfill_id;
     if p_leaves_runs then
         return;
     end if;
-    open := array(
-        select r.run_id from run_status r
-        where r.run_id = any(array(select o.run_id from backfill_run o where o.backfill_id = p_backfill_id
-                                   and o.is_open))
-          and r.state in ('queued', 'running')
-        order by r.run_id for no key update);
+    open := array(select r.run_id from run_status r
+                  where r.run_id = any(array(select o.run_id from backfill_run o
+                                             where o.backfill_id = p_backfill_id and o.is_open))
+                    and r.state in ('queued', 'running') order by r.run_id for no key update);
     foreach one in array open loop
-        n := stop_run(one, p_actor, format('backfill %s was canceled', p_backfill_id));
-        runs := runs + (n is not null)::int;
-        asked := asked + coalesce(n, 0);
+        done := stop_run(one, p_actor, format('backfill %s was canceled', p_backfill_id), fx);
+        fx := done.fx;
+        runs := runs + (done.asked is not null)::int;
+        asked := asked + coalesce(done.asked, 0);
     end loop;
-    perform apply_effects();
+    fx := apply_effects(fx);
 end $$;

@@ -1,10 +1,23 @@
--- Accounts and sign-in attempts (docs/decisions/0020-api.md).
+-- Accounts and sign-in attempts (docs/decisions/0020-api.md), and the audit log.
 
--- Changes an account; what is null stays as it is. 'changed', 'unknown', or 'last_admin': that could not be undone. A
--- new password, and disabling, revoke all credentials of the account.
+-- One entry of the audit log, in the transaction of the change that it records. Returns its id.
+create function write_audit(p_actor actor, p_action text, p_detail jsonb, p_dag_id int default null,
+                            p_run_id bigint default null, p_idx int default null, p_map_index int default null)
+returns bigint language sql as $$
+    insert into audit_log (occurred_at, action, actor, origin, request_id, dag_id, run_id, idx, map_index, detail)
+    values (clock(), p_action, p_actor.name, p_actor.origin, p_actor.request_id, p_dag_id, p_run_id, p_idx, p_map_index,
+             p_detail)
+    returning entry_id
+$$;
+
+-- The author of changes that the engine makes by itself.
+create function system_actor() returns actor language sql immutable as $$
+    select row('evertick', null, null)::actor
+$$;
+
+-- Changes an account; null leaves a value. A new password, and disabling, revoke all its credentials.
 create function change_account(p_name text, p_role text, p_tags text[], p_all_tags boolean, p_disabled boolean,
-                               p_password_hash text, p_actor text)
-returns text language plpgsql as $$
+                               p_password_hash text, p_actor actor) returns text language plpgsql as $$
 declare
     before account;
     t timestamptz := clock();
@@ -15,8 +28,7 @@ begin
     select * into before from account a where lower(a.name) = lower(p_name);
     if before.account_id is null then
         return 'unknown';
-    end if;
-    if before.role = 'admin' and not before.is_disabled and before.tags is null
+    elsif before.role = 'admin' and not before.is_disabled and before.tags is null
        and (p_role <> 'admin' or p_disabled or p_tags is not null)
        and not exists (select 1 from account a where a.role = 'admin' and not a.is_disabled and a.tags is null
                        and a.account_id <> before.account_id) then
@@ -30,8 +42,7 @@ begin
     if p_password_hash is not null or p_disabled then
         update credential c set revoked_at = t where c.account_id = before.account_id and c.revoked_at is null;
     end if;
-    insert into audit_log (occurred_at, action, actor, detail)
-    values (t, 'change_user', p_actor, jsonb_build_object('user', before.name,
+    perform write_audit(p_actor, 'change_user', jsonb_build_object('user', before.name,
             'before', jsonb_build_object('role', before.role, 'tags', before.tags, 'is_disabled', before.is_disabled),
             'after', (select jsonb_build_object('role', a.role, 'tags', a.tags, 'is_disabled', a.is_disabled)
                       from account a where a.account_id = before.account_id),
@@ -42,9 +53,8 @@ begin
 end $$;
 
 -- Counts one more attempt of each subject before its password is checked, so that many at once cannot pass together,
--- and returns how long to wait: 0 if this attempt may proceed. After p_free failures each one doubles the wait, up to a
--- quarter of an hour. Of the subjects in p_fading one failure a minute is forgotten: many people share an address, and
--- some of them always mistype.
+-- and returns how long to wait (0: not). After p_free failures each one doubles the wait, up to a quarter of an hour.
+-- Of p_fading one failure a minute is forgotten: many people share an address, and some of them always mistype.
 create function record_login_attempt(p_subjects text[], p_free int[], p_fading text[])
 returns double precision language plpgsql as $$
 declare

@@ -1,37 +1,28 @@
--- Variables, connections and secrets: values that a task receives when it declares them. All of them are stored
--- encrypted, with the id of the key, so that a missing key has a name. The database never sees a key.
+-- Variables, connections and secrets, for tasks that declare them. Stored encrypted, with the id of the key.
 
 -- Whether it is new; null when only a new one was wanted and there is one.
-create function put_value(p_kind text, p_name text, p_content text, p_key_id text, p_description text, p_actor text,
-                          p_only_new boolean)
-returns boolean language plpgsql as $$
-declare
-    is_new boolean;
+create function put_value(p_kind text, p_name text, p_content text, p_key_id text, p_description text, p_actor actor,
+                          p_only_new boolean, out is_new boolean) language plpgsql as $$
 begin
     insert into stored_value as v (kind, name, content, key_id, description, changed_by, changed_at)
-    values (p_kind, p_name, p_content, p_key_id, p_description, p_actor, clock())
-    on conflict (kind, name) do update
-        set content = excluded.content, key_id = excluded.key_id,
-            description = coalesce(excluded.description, v.description),
-            changed_by = excluded.changed_by, changed_at = excluded.changed_at
-        where not p_only_new
+    values (p_kind, p_name, p_content, p_key_id, p_description, p_actor.name, clock())
+    on conflict (kind, name) do update set content = excluded.content, key_id = excluded.key_id,
+        description = coalesce(excluded.description, v.description), changed_by = excluded.changed_by,
+        changed_at = excluded.changed_at where not p_only_new
     returning v.xmax = 0 into is_new;
     if is_new is null then
-        return null;
+        return;
     end if;
-    insert into audit_log (occurred_at, action, actor, detail)
-    values (clock(), 'put_value', p_actor, jsonb_build_object('kind', p_kind, 'name', p_name, 'is_new', is_new));
-    return is_new;
+    perform write_audit(p_actor, 'put_value', jsonb_build_object('kind', p_kind, 'name', p_name, 'is_new', is_new));
 end $$;
 
-create function delete_value(p_kind text, p_name text, p_actor text) returns boolean language plpgsql as $$
+create function delete_value(p_kind text, p_name text, p_actor actor) returns boolean language plpgsql as $$
 begin
     delete from stored_value v where v.kind = p_kind and v.name = p_name;
     if not found then
         return false;
     end if;
-    insert into audit_log (occurred_at, action, actor, detail)
-    values (clock(), 'delete_value', p_actor, jsonb_build_object('kind', p_kind, 'name', p_name));
+    perform write_audit(p_actor, 'delete_value', jsonb_build_object('kind', p_kind, 'name', p_name));
     return true;
 end $$;
 
@@ -44,22 +35,16 @@ begin
     return found;
 end $$;
 
--- The values that an attempt declares, only for the session that holds it. So a runner's role needs no right to the
--- table, and it can read only the values of what it runs.
+-- The values that an attempt declares, for the session that holds it: a runner's role reads only those of what it runs.
 create function values_of_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
-                                  p_kinds text[], p_names text[])
-returns setof stored_value language sql stable as $$
-    select v.*
-      from lease l
-     cross join lateral (select k.version_id from task k where k.run_id = l.run_id and k.idx = l.idx
-                         and k.map_index = l.map_index
-                         offset 0) k
-     cross join lateral (select x.spec->'tasks'->l.idx as spec from dag_version x
-                         where x.version_id = k.version_id offset 0) t
-     cross join lateral unnest(p_kinds, p_names) as w(kind, name)
-     cross join lateral (select x.* from stored_value x where x.kind = w.kind and x.name = w.name offset 0) v
-     where l.session = p_session and l.run_id = p_run_id and l.idx = p_idx and l.map_index = p_map_index
-         and l.epoch = p_epoch
-       and coalesce(t.spec->(w.kind || 's'), '[]'::jsonb) ? w.name
-     limit 1000
+                                  p_kinds text[], p_names text[]) returns setof stored_value language sql stable as $$
+    select v.* from lease l
+    cross join lateral (select k.version_id from task k
+                        where k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index offset 0) k
+    cross join lateral (select x.spec->'tasks'->l.idx as spec from dag_version x where x.version_id = k.version_id
+                        offset 0) t
+    cross join lateral unnest(p_kinds, p_names) as w(kind, name)
+    cross join lateral (select x.* from stored_value x where x.kind = w.kind and x.name = w.name offset 0) v
+    where l.session = p_session and l.run_id = p_run_id and l.idx = p_idx and l.map_index = p_map_index
+      and l.epoch = p_epoch and coalesce(t.spec->(w.kind || 's'), '[]'::jsonb) ? w.name limit 1000
 $$;

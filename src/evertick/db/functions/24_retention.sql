@@ -1,14 +1,11 @@
--- Retention: old runs are deleted, in batches so small that nothing has to wait for them. A run disappears at once: its
--- row and its status are deleted in one transaction. Its tasks, results, logs and attempts can be gigabytes: they are
--- listed in `pending_cleanup` and deleted slice by slice, so a crash between two slices loses nothing of the list.
+-- Retention: old runs are deleted in small batches. A run disappears at once, with its status. Its tasks, results, logs
+-- and attempts can be gigabytes: `pending_cleanup` lists them, and they are deleted slice by slice.
 --
--- Which runs are old enough is decided by a walk over their ids (db/queries/prune.sql), because ids rise with time and
--- an index on finished_at would cost every run. Here each run is checked again, under its lock. The leader of shard 0
--- does all of it.
+-- Old runs are found by a walk over their ids (db/queries/retention.sql), because ids rise with time and an index on
+-- finished_at would cost every run. Here each is checked again, under its lock. The leader of shard 0 does all of it.
 
--- One audit entry per round, with the number of deleted rows so far: written by the transaction that deletes, so that
--- it is true after a crash as well. Returns the entry.
-create function record_pruned(p_entry bigint, p_actor text, p_before timestamptz, p_kind text, p_count bigint)
+-- One audit entry per round counts deleted rows, in the transaction that deletes them. Returns the entry.
+create function record_pruned(p_entry bigint, p_actor actor, p_before timestamptz, p_kind text, p_count bigint)
 returns bigint language plpgsql as $$
 declare
     noted bigint;
@@ -21,19 +18,15 @@ begin
     where j.entry_id = p_entry
     returning j.entry_id into noted;
     if noted is null then
-        insert into audit_log (occurred_at, action, actor, detail)
-        values (clock(), 'prune', p_actor, jsonb_build_object('before', p_before, p_kind, p_count))
-        returning entry_id into noted;
+        noted := write_audit(p_actor, 'prune', jsonb_build_object('before', p_before, p_kind, p_count));
     end if;
     return noted;
 end $$;
 
--- Deletes those of the given runs that have ended before p_before. A run that is locked, open, or was reopened by a
--- clear a moment ago stays. The cursors of schedules are not touched: no fire can happen twice because its run is
--- deleted.
-create function prune_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_before timestamptz, p_actor text,
-                           p_entry bigint, out pruned bigint, out entry bigint)
-language plpgsql as $$
+-- Deletes those of the given runs that have ended before p_before; a locked, open or just reopened run stays. The
+-- cursors of schedules are not touched: no fire can happen twice because its run is deleted.
+create function prune_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_before timestamptz, p_actor actor,
+                           p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
 declare
     doomed bigint[];
 begin
@@ -47,8 +40,7 @@ begin
     entry := record_pruned(p_entry, p_actor, p_before, 'runs', pruned);
 end $$;
 
--- Deletes these runs; the rows that depend on them are left to delete_pending_cleanup. The caller has locked them and
--- knows that they have ended.
+-- Deletes these ended and locked runs; the rows that depend on them are left to delete_pending_cleanup.
 create function delete_runs(p_shard smallint, p_doomed bigint[]) returns void language plpgsql as $$
 declare
     awaited int[];
@@ -65,31 +57,27 @@ begin
     delete from run r where r.run_id = any(p_doomed);
 end $$;
 
--- Deletes one run on request. 'deleted', 'open' when it has not ended, or null: there is none. As with retention, its
--- schedule's cursor stays.
-create function delete_run(p_run_id bigint, p_actor text) returns text language plpgsql as $$
+-- Deletes one run on request: 'deleted', 'open' when it has not ended, or null if none. Its schedule's cursor stays.
+create function delete_run(p_run_id bigint, p_actor actor) returns text language plpgsql as $$
 declare
     doomed run_status;
 begin
     select * into doomed from run_status r where r.run_id = p_run_id for update;
     if doomed.run_id is null then
         return null;
-    end if;
-    if doomed.state not in ('success', 'failed', 'canceled') then
+    elsif doomed.state not in ('success', 'failed', 'canceled') then
         return 'open';
     end if;
     perform delete_runs(0::smallint, array[p_run_id]);
-    insert into audit_log (occurred_at, action, actor, dag_id, run_id, detail)
-    values (clock(), 'delete_run', p_actor, doomed.dag_id, p_run_id, jsonb_build_object('state', doomed.state));
+    perform write_audit(p_actor, 'delete_run', jsonb_build_object('state', doomed.state), p_dag_id => doomed.dag_id,
+                        p_run_id => p_run_id);
     return 'deleted';
 end $$;
 
--- Deletes at most p_limit rows that belong to deleted runs or versions. A run without any more rows is taken off the
--- list. By ctid, because a delete has no limit of its own. No other transaction uses these rows: every verb begins with
--- the run, or with the DAG.
+-- Deletes at most p_limit rows of deleted runs or versions, and takes those without any more off the list. By ctid, as
+-- a delete has no limit. No other transaction uses these rows: every verb begins with the run, or with the DAG.
 create function delete_pending_cleanup(p_shard smallint, p_epoch bigint, p_kind text, p_ids bigint[], p_limit int,
-                                       out swept int, out is_clean boolean)
-language plpgsql as $$
+                                       out swept int, out is_clean boolean) language plpgsql as $$
 declare
     gone bigint[];
     hung text;
@@ -97,29 +85,24 @@ declare
 begin
     perform fence(p_shard, p_epoch);
     swept := 0;
-    gone := array(
-        select m.id from pending_cleanup m
-        where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
-        order by m.id for update skip locked);
+    gone := array(select m.id from pending_cleanup m where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
+                  order by m.id for update skip locked);
     foreach hung in array case p_kind
         when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'sensor_poll', 'approval', 'child_run',
-            'attempt',
-                              'note', 'run_group', 'task']
+            'attempt', 'note', 'run_group', 'task']
                                       else array['edge', 'retry_group', 'task_input', 'task_gate', 'trigger_dag_task',
                                                  'wait_spec', 'task_deadline', 'notification_rule', 'mapping_input',
-                                                     'task_mapping',
-                                          'task_spec'] end loop
+                                                     'task_mapping', 'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array('
-                       'select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
-                       hung, p_kind || '_id') using gone, p_limit - swept;
+                       'select x.ctid from %1$I x where x.%2$I = any($1) limit $2))', hung,
+                        p_kind || '_id') using gone, p_limit - swept;
         get diagnostics n = row_count;
         swept := swept + n;
     end loop;
     is_clean := swept < p_limit;
     if is_clean then
         if p_kind = 'run' then
-            -- Their logs in the storage go next. An object that is being uploaded at this moment stays on its list for
-            -- as long as that may take.
+            -- Their logs in the storage go next. An object being uploaded stays listed for as long as that may take.
             update log_archive_object o set look_at = greatest(o.look_at, clock()) where o.run_id = any(gone);
         end if;
         delete from pending_cleanup m where m.shard = p_shard and m.kind = p_kind and m.id = any(gone);
@@ -127,12 +110,10 @@ begin
 end $$;
 
 -- Deletes versions that were replaced before p_before and that no run has any more. A run takes the version that is
--- current when it begins, so all runs of a version are among the runs that had begun when it was replaced: few of them
--- are left after that long. 100,000 ids more, for runs that began in the very moment. The DAG's lock keeps a publish
--- from bringing one back.
-create function prune_versions(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
-                               p_entry bigint, out pruned bigint, out entry bigint)
-language plpgsql as $$
+-- current when it begins, so its runs are among those that had begun when it was replaced: few are left after that
+-- long. 100,000 ids more, for runs that began in that moment. The DAG's lock keeps a publish from bringing one back.
+create function prune_versions(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor actor,
+                               p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
 declare
     doomed int[];
 begin
@@ -151,7 +132,7 @@ begin
 end $$;
 
 create function prune_audit_log(p_shard smallint, p_epoch bigint, p_entry_ids bigint[], p_before timestamptz,
-                                p_actor text, p_entry bigint, out pruned bigint, out entry bigint)
+                                p_actor actor, p_entry bigint, out pruned bigint, out entry bigint)
 language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
@@ -164,8 +145,7 @@ end $$;
 
 -- One batch of what needs no walk and has nothing hanging on it.
 create function prune_kind(p_shard smallint, p_epoch bigint, p_kind text, p_before timestamptz, p_limit int,
-                           p_actor text, p_entry bigint, out pruned bigint, out entry bigint)
-language plpgsql as $$
+                           p_actor actor, p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     if p_kind = 'skip_records' then
@@ -216,8 +196,7 @@ begin
             where r.ended_at < p_before and not exists (select 1 from lease l where l.session = r.session)
             limit p_limit for update of r skip locked));
     elsif p_kind = 'bundles' then
-        -- Code that no version has. Publishing stores the code first and the version a moment later, and renews its
-        -- date even if it exists: an old date means that no process is about to use it.
+        -- Code that no version has. Publishing renews the date: no process is about to use it.
         delete from bundle where ctid = any(array(
             select b.ctid from bundle b
             where b.created_at < p_before and b.hash <> all(select v.bundle_hash from dag_version v)

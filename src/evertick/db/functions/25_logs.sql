@@ -1,13 +1,10 @@
--- Logs in object storage: the lines of ended runs leave the database if the installation has a storage
--- (docs/decisions/0032-logs-in-storage.md).
+-- Lines of ended runs leave the database if the installation has an object storage (docs/decisions/0032).
 --
 -- The row of a chunk stays and says where its lines are: a runner that sends it again finds it, and a log is read by
--- the same keys. An object holds lines of one run. It is listed here before it is uploaded and until after it was
--- removed, so the list is complete whatever process dies in between. The leader of shard 0 does all of it; apart from a
--- clear nothing else writes here.
+-- the same keys. An object holds lines of one run. It is listed here from before its upload until after its removal, so
+-- the list is complete whatever process dies. The leader of shard 0 does all of it; only a clear also writes here.
 
--- The next runs, up to the recent ones: an id is drawn a moment before its row becomes visible. A run with a creation
--- time in the future does not count as recent. Returns how many.
+-- The next runs, up to the recent ones: an id is drawn a moment before its row is visible. Returns how many.
 create function queue_log_archiving(p_shard smallint, p_epoch bigint, p_limit int) returns int language plpgsql as $$
 declare
     begun bigint;
@@ -32,27 +29,21 @@ end $$;
 
 -- Runs that begin again write again. Where logs are never moved, nothing was walked over.
 create function requeue_log_archiving(p_run_ids bigint[]) returns void language sql as $$
-    insert into log_archive_queue (run_id) select x.run_id from log_archive_cursor w
-        cross join unnest(p_run_ids) as x(run_id)
-        where x.run_id <= w.after
+    insert into log_archive_queue (run_id)
+    select x.run_id from log_archive_cursor w cross join unnest(p_run_ids) as x(run_id) where x.run_id <= w.after
     on conflict (run_id) do nothing
 $$;
 
--- Records an object that is about to be uploaded. A process that has not moved anything into it within the hour has
--- lost it.
-create function create_archive_object(p_shard smallint, p_epoch bigint, p_run_id bigint, p_bytes int)
-returns uuid language plpgsql as $$
-declare
-    listed uuid;
+-- Records an object that is about to be uploaded; without a line in it within the hour it is lost.
+create function create_archive_object(p_shard smallint, p_epoch bigint, p_run_id bigint, p_bytes int, out listed uuid)
+language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     insert into log_archive_object (run_id, bytes, look_at) values (p_run_id, p_bytes, clock() + interval '1 hour')
         returning object_id into listed;
-    return listed;
 end $$;
 
--- The object is in the storage: the lines that are in it go. Under the run's lock, because pruning deletes by place; of
--- a run that is gone nothing is moved. Returns how many chunks.
+-- The lines of an uploaded object go, under the run's lock, because pruning deletes by place. Returns how many chunks.
 create function archive_logs(p_shard smallint, p_epoch bigint, p_object_id uuid, p_pieces jsonb)
 returns int language plpgsql as $$
 declare
@@ -82,8 +73,7 @@ begin
     return moved;
 end $$;
 
--- Ends the archiving of these runs: they are deleted, or had ended when their logs were archived and have not begun
--- again since.
+-- Ends the archiving of these runs: they are deleted, or have not begun again since they were archived.
 create function finish_log_archiving(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_finished timestamptz[])
 returns void language plpgsql as $$
 begin
@@ -94,8 +84,7 @@ begin
         and (select r.finished_at from run_status r where r.run_id = x.run_id) is not distinct from x.finished_at;
 end $$;
 
--- Objects to remove: listed for long, and without a line. They stay on the list until they are gone
--- (delete_archive_objects).
+-- Objects to remove: listed for long, and without a line; listed until they are gone (delete_archive_objects).
 create function orphaned_archive_objects(p_shard smallint, p_epoch bigint, p_limit int)
 returns table (object_id uuid, run_id bigint) language plpgsql as $$
 #variable_conflict use_column

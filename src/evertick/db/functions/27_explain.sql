@@ -3,21 +3,18 @@
 -- The tasks that hold a gate, the oldest first.
 create function gate_holders(p_gate_id int, p_limit int) returns jsonb language sql stable as $$
     select coalesce(jsonb_agg(jsonb_build_object('run_id', x.run_id, 'dag', x.dag, 'task', x.task, 'state', x.state,
-                                                 'weight', x.weight, 'since', x.since)
-                                                     order by x.since, x.run_id, x.idx), '[]')
-    from (
-        select h.run_id, h.idx, d.name as dag, s.name as task, k.state, n.weight, h.since
-        from gate_holder h
-        cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
-        join task k on k.run_id = h.run_id and k.idx = h.idx and k.map_index = h.map_index
-        join task_spec s on s.version_id = k.version_id and s.idx = k.idx
-        join run r on r.run_id = h.run_id join dag d on d.dag_id = r.dag_id
-        where n.gate_id = p_gate_id order by h.since, h.run_id, h.idx limit p_limit) x
+                                                 'weight', x.weight, 'since', x.since) order by x.since, x.run_id,
+                              x.idx), '[]')
+    from (select h.run_id, h.idx, d.name as dag, s.name as task, k.state, n.weight, h.since from gate_holder h
+          cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
+          join task k on k.run_id = h.run_id and k.idx = h.idx and k.map_index = h.map_index
+          join task_spec s on s.version_id = k.version_id and s.idx = k.idx join run r on r.run_id = h.run_id
+          join dag d on d.dag_id = r.dag_id where n.gate_id = p_gate_id order by h.since, h.run_id, h.idx
+          limit p_limit) x
 $$;
 
--- Why a task is not running: every reason, the most binding first. It asks the functions and rows that decide:
--- `evaluate_trigger_rule` for the upstream, the line's own gate, `is_queue_served` for the queue. Stable, so that all
--- of it is of one moment.
+-- Why a task is not running: every reason, the most binding first, by what decides: `evaluate_trigger_rule` for the
+-- upstream, the line's gate, `is_queue_served` for the queue. Stable, so that all of it is of one moment.
 create function explain_task(p_run_id bigint, p_idx int, p_map_index int)
 returns table (kind text, detail jsonb) language plpgsql stable as $$
 declare
@@ -36,16 +33,13 @@ begin
     select x.* into d from dag x where x.dag_id = status.dag_id;
     if spec.idx is null then
         return;
-    end if;
-    if k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed') then
+    elsif k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed') then
         return query select 'ended', jsonb_build_object('state', k.state, 'at', k.finished_at, 'reason', k.reason);
         return;
-    end if;
-    if k.state = 'queued' then
+    elsif k.state = 'queued' then
         return query select 'queued', explain_dispatch(k);
         return;
-    end if;
-    if k.state = 'running' then
+    elsif k.state = 'running' then
         return query select 'running', jsonb_build_object('since', k.started_at, 'asked', k.request, 'runner', (
             select r.runner_id from runner r where r.session = k.session));
         return;
@@ -62,8 +56,7 @@ begin
             'ahead', (select count(*) from (select 1 from run_status q where q.dag_id = d.dag_id and q.state = 'queued'
                                             and q.run_id < p_run_id limit most) x));
         return;
-    end if;
-    if k.state is null or k.state = 'waiting' then
+    elsif k.state is null or k.state = 'waiting' then
         return query
         select 'upstream', jsonb_build_object('idx', g.src, 'task', s.name, 'state', coalesce(u.state, 'waiting'),
                                               'rule', spec.trigger_rule,
@@ -73,7 +66,7 @@ begin
         -- of a group with retries all tasks, because none counts before all have ended
         from (select e.src from edge e where e.version_id = status.version_id and e.dst = p_idx
               union select unnest(w.members) from edge e join retry_group w on w.version_id = e.version_id
-                  and w.grp = e.leaves_group
+                  and w.group_id = e.leaves_group
               where e.version_id = status.version_id and e.dst = p_idx) g
         join task_spec s on s.version_id = status.version_id and s.idx = g.src
         left join task u on u.run_id = p_run_id and u.idx = g.src
@@ -82,12 +75,10 @@ begin
                                 coalesce(u.state, 'waiting')) desc, g.src
         limit 10;
         return;
-    end if;
-    if k.state = 'deferred' then
-        return query select 'deferred',
-            jsonb_build_object('since', k.started_at, 'kind', w.kind, 'until', nullif(w.wake_at, 'infinity'),
-                'deadline', w.deadline, 'run_id', c.run_id, 'dag', h.dag, 'state', c.state, 'event', substr(w.key, 7),
-                'title', a.title, 'polls', q.polls)
+    elsif k.state = 'deferred' then
+        return query select 'deferred', jsonb_build_object('since', k.started_at, 'kind', w.kind,
+                'until', nullif(w.wake_at, 'infinity'), 'deadline', w.deadline, 'run_id', c.run_id, 'dag', h.dag,
+                'state', c.state, 'event', substr(w.key, 7), 'title', a.title, 'polls', q.polls)
         from (select 1) one
         left join deferral w on w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index
             and w.epoch = k.epoch
@@ -97,34 +88,30 @@ begin
             and a.epoch = k.epoch
         left join sensor_poll q on q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index;
         return;
-    end if;
-    if k.state = 'pending' and k.not_before is not null then
+    elsif k.state = 'pending' and k.not_before is not null then
         if k.not_before > t then
             return query select 'time',
                 jsonb_build_object('until', k.not_before, 'attempt', k.attempt, 'reason', k.reason);
         else
             return query select 'retry_line', jsonb_build_object('queue', spec.queue, 'due_at', k.not_before, 'ahead', (
                 select count(*) from (select 1 from retry_queue l
-                    where l.shard = any(array(select h.shard from shard h))
-                                      and l.queue = spec.queue
+                    where l.shard = any(array(select h.shard from shard h)) and l.queue = spec.queue
                                       and l.due_at < k.not_before limit most) x));
         end if;
         return;
-    end if;
-    if k.state = 'available' then
+    elsif k.state = 'available' then
         return query select case when is_queue_served(spec.queue, spec.version_id, p_idx, 0) then 'in_line'
-            else 'no_runner' end,
-            queue_facts(spec.queue, spec.version_id, p_idx) || jsonb_build_object('ahead', (
-                select count(*) from (
-                    select 1 from ready_task q join ready_task mine on mine.queue = q.queue and mine.run_id = p_run_id
-                        and mine.idx = p_idx
-                                                         and mine.map_index = p_map_index
-                                                             and mine.rank in (9 - spec.priority, 9)
-                    where q.queue = spec.queue and (q.rank, q.seq) < (mine.rank, mine.seq) limit most) x));
+                                 else 'no_runner' end, queue_facts(spec.queue, spec.version_id, p_idx)
+            || jsonb_build_object('ahead', (
+                select count(*)
+                from (select 1 from ready_task q
+                      join ready_task mine on mine.queue = q.queue and mine.run_id = p_run_id and mine.idx = p_idx
+                          and mine.map_index = p_map_index and mine.rank in (9 - spec.priority, 9)
+                      where q.queue = spec.queue and (q.rank, q.seq) < (mine.rank, mine.seq) limit most) x));
         return;
     end if;
     select w.* into wait from gate_waiter w where w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index;
-    select l.* into line from gate_queue l where l.line_id = wait.line_id;
+    select l.* into line from gate_queue l where l.queue_id = wait.queue_id;
     if line.queue is not null then
         return query select 'no_runner', queue_facts(line.queue, spec.version_id, p_idx);
     end if;
@@ -134,10 +121,10 @@ begin
         'holders', case when n.is_held then gate_holders(g.gate_id, 5) else '[]' end,
         'reserved_for', case when n.is_held and g.capacity - g.used >= n.need then (
             select jsonb_build_object('run_id', w.run_id, 'dag', y.name, 'task', s.name, 'need', l.need)
-            from gate_queue l join gate_waiter w on w.line_id = l.line_id and w.rank = l.rank and w.seq = l.seq
+            from gate_queue l join gate_waiter w on w.queue_id = l.queue_id and w.rank = l.rank and w.seq = l.seq
             join task_spec s on s.version_id = w.version_id and s.idx = w.idx
             join run r on r.run_id = w.run_id join dag y on y.dag_id = r.dag_id
-            where l.line_id = reserved_for(g.gate_id)) end,
+            where l.queue_id = reserved_for(g.gate_id)) end,
         'ahead', a.ahead) || case when n.is_held then '{}' else gate_facts(g.gate_id, n.need, coalesce(a.ahead, 0)) end
     from (select x.gate_id, x.weight::bigint, true from unnest(line.gate_ids, line.weights) as x(gate_id, weight)
           union all select x.gate_id, x.need, false from unnest(line.checks, line.needs) as x(gate_id, need)) as
@@ -145,7 +132,7 @@ begin
     join gate g on g.gate_id = n.gate_id
     cross join lateral (select case when g.gate_id = line.blocked_on then (
         select count(*) from (
-            select 1 from gate_queue l join gate_waiter w on w.line_id = l.line_id
+            select 1 from gate_queue l join gate_waiter w on w.queue_id = l.queue_id
             where l.blocked_on = g.gate_id and (w.rank, w.seq) < (wait.rank, wait.seq) limit most) x) end as ahead) a
     where g.gate_id = line.blocked_on or n.need > free_slots(g.gate_id)
     order by g.gate_id = line.blocked_on desc, g.gate_id;
@@ -159,33 +146,29 @@ begin
     select x.* into g from gate x where x.gate_id = p_gate_id;
     case g.kind
     when 'order' then
-        return jsonb_build_object(
-            'ahead', (select count(*)
-                      from (select 1 from gate_order o where o.gate_id = p_gate_id and o.version < p_need limit 10000)
-                x),
-            'smaller', (
-                select coalesce(jsonb_agg(jsonb_build_object('version', f.version, 'run_id', f.run_id, 'dag', d.name,
-                                                             'task', s.name,
-                                                             'state', k.state) order by f.version, f.run_id, f.idx),
-                                                                 '[]')
-                from (select o.* from gate_order o where o.gate_id = p_gate_id and o.version < p_need
-                      order by o.version, o.run_id, o.idx limit 5) f
-                join task k on k.run_id = f.run_id and k.idx = f.idx and k.map_index = f.map_index
-                join task_spec s on s.version_id = k.version_id and s.idx = k.idx
-                join run r on r.run_id = f.run_id join dag d on d.dag_id = r.dag_id));
+        return jsonb_build_object('ahead', (select count(*)
+                                            from (select 1 from gate_order o
+                                                  where o.gate_id = p_gate_id and o.version < p_need limit 10000) x),
+            'smaller', (select coalesce(jsonb_agg(jsonb_build_object('version', f.version, 'run_id', f.run_id,
+                                                  'dag', d.name, 'task', s.name, 'state', k.state) order by f.version,
+                                                  f.run_id, f.idx), '[]')
+                        from (select o.* from gate_order o where o.gate_id = p_gate_id and o.version < p_need
+                              order by o.version, o.run_id, o.idx limit 5) f
+                        join task k on k.run_id = f.run_id and k.idx = f.idx and k.map_index = f.map_index
+                        join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+                        join run r on r.run_id = f.run_id join dag d on d.dag_id = r.dag_id));
     when 'rate' then
         -- Slots become free in the order in which they were taken, and waiting tasks take them again at once.
         return jsonb_build_object('period', g.period, 'until', (
             select p.until from rate_slot p where p.gate_id = p_gate_id order by p.until, p.seq
             offset p_ahead % g.capacity limit 1) + make_interval(secs => g.period * (p_ahead / g.capacity)));
     else
-        return (
-            select jsonb_build_object('run_id', b.run_id, 'task', s.name, 'state', coalesce(k.state, 'waiting'),
-                                      'run_state', b.state)
-            from run_status b join task_spec s on s.version_id = b.version_id
-                and s.idx = split_part(g.name, '/', 2)::int
-            left join task k on k.run_id = b.run_id and k.idx = s.idx
-            where b.run_id = split_part(g.name, '/', 1)::bigint);
+        return (select jsonb_build_object('run_id', b.run_id, 'task', s.name, 'state', coalesce(k.state, 'waiting'),
+                                          'run_state', b.state)
+                from run_status b
+                join task_spec s on s.version_id = b.version_id and s.idx = split_part(g.name, '/', 2)::int
+                left join task k on k.run_id = b.run_id and k.idx = s.idx
+                where b.run_id = split_part(g.name, '/', 1)::bigint);
     end case;
 end $$;
 
@@ -196,23 +179,20 @@ begin
         + (select count(*) from dispatch d where d.owner = p_session);
 end $$;
 
--- The runners that serve a queue for a task, how busy they are, and which did so last; and the patterns of runners that
--- serve the queue for other tasks.
+-- The runners that serve a queue for a task, how busy they are, which did last, and the patterns of the others.
 create function queue_facts(p_queue text, p_version_id int, p_idx int) returns jsonb language sql stable as $$
-    select jsonb_build_object(
-        'queue', p_queue,
-        'others', (select coalesce(jsonb_agg(distinct m.pattern), '[]') from runner x
-                   cross join unnest(x.task_patterns) as m(pattern)
-                   where p_queue = any(x.queues) and x.ended_at is null and x.request is null
-                     and not matches_patterns(x.task_patterns, p_version_id, p_idx)),
-        'runners', count(*) filter (where r.ended_at is null and r.request is null),
-        'draining', count(*) filter (where r.ended_at is null and r.request is not null),
-        'slots', coalesce(sum(r.slots) filter (where r.ended_at is null and r.request is null), 0),
-        'busy', coalesce(sum(busy_slots(r.session)) filter (where r.ended_at is null and r.request is null), 0),
-        'last', (select jsonb_build_object('runner', x.runner_id, 'until', x.ended_at) from runner x
-                 where p_queue = any(x.queues) and x.ended_at is not null
-                     and matches_patterns(x.task_patterns, p_version_id, p_idx)
-                 order by x.ended_at desc limit 1))
+    select jsonb_build_object('queue', p_queue,
+           'others', (select coalesce(jsonb_agg(distinct m.pattern), '[]') from runner x
+                      cross join unnest(x.task_patterns) as m(pattern)
+                      where p_queue = any(x.queues) and x.ended_at is null and x.request is null
+                        and not matches_patterns(x.task_patterns, p_version_id, p_idx)),
+           'runners', count(*) filter (where r.ended_at is null and r.request is null),
+           'draining', count(*) filter (where r.ended_at is null and r.request is not null),
+           'slots', coalesce(sum(r.slots) filter (where r.ended_at is null and r.request is null), 0),
+           'busy', coalesce(sum(busy_slots(r.session)) filter (where r.ended_at is null and r.request is null), 0),
+           'last', (select jsonb_build_object('runner', x.runner_id, 'until', x.ended_at) from runner x
+                    where p_queue = any(x.queues) and x.ended_at is not null
+                      and matches_patterns(x.task_patterns, p_version_id, p_idx) order by x.ended_at desc limit 1))
     from runner r where p_queue = any(r.queues) and matches_patterns(r.task_patterns, p_version_id, p_idx)
 $$;
 
@@ -221,54 +201,51 @@ create view blocked as
 select 'gate' as kind, g.kind || ' ' || g.name as name, count(*) as waiting, min(w.since) as since,
        jsonb_build_object('gate', g.kind, 'used', g.used, 'capacity', g.capacity, 'holders', gate_holders(g.gate_id, 3))
        || case when g.kind >= 'order' then gate_facts(g.gate_id, min(l.need), 0) else '{}' end as detail
-from gate_queue l join gate_waiter w on w.line_id = l.line_id join gate g on g.gate_id = l.blocked_on
-group by g.gate_id
+  from gate_queue l join gate_waiter w on w.queue_id = l.queue_id join gate g on g.gate_id = l.blocked_on
+ group by g.gate_id
 union all
 select 'no_runner', x.queue, sum(x.waiting)::bigint, null, queue_facts(x.queue, min(x.version_id), min(x.idx))
-from (select n.queue, n.version_id, n.idx, n.waiting
-      from (select q.queue, k.version_id, k.idx, count(*) as waiting
-            from (select y.queue from (select distinct z.queue from ready_task z) y
-                where not is_queue_served_fully(y.queue, 0)) u
-            join ready_task q on q.queue = u.queue
-            join task k on k.run_id = q.run_id and k.idx = q.idx and k.map_index = q.map_index
-            group by q.queue, k.version_id, k.idx) n
-      where not is_queue_served(n.queue, n.version_id, n.idx, 0)
-      union all
-      select l.queue, w.version_id, w.idx, count(*) from gate_queue l join gate_waiter w on w.line_id = l.line_id
-      where l.queue is not null group by l.queue, w.version_id, w.idx) x
-group by x.queue
+  from (select n.queue, n.version_id, n.idx, n.waiting
+          from (select q.queue, k.version_id, k.idx, count(*) as waiting
+                  from (select y.queue from (select distinct z.queue from ready_task z) y
+                         where not is_queue_served_fully(y.queue, 0)) u
+                  join ready_task q on q.queue = u.queue
+                  join task k on k.run_id = q.run_id and k.idx = q.idx and k.map_index = q.map_index
+                 group by q.queue, k.version_id, k.idx) n
+         where not is_queue_served(n.queue, n.version_id, n.idx, 0)
+        union all
+        select l.queue, w.version_id, w.idx, count(*) from gate_queue l join gate_waiter w on w.queue_id = l.queue_id
+         where l.queue is not null group by l.queue, w.version_id, w.idx) x
+ group by x.queue
 union all
 select case when d.is_paused then 'dag_paused' else 'run_queued' end, d.name, count(*), min(f.created_at),
        jsonb_build_object('limit', d.max_active_runs, 'active', (
-           select count(*) from run_status a where a.dag_id = d.dag_id and a.state in ('queued', 'running')
-               and a.state = 'running'))
-from run_status r join dag d on d.dag_id = r.dag_id join run f on f.run_id = r.run_id
-where r.state = 'queued' and r.state in ('queued', 'running')
-group by d.dag_id
+                              select count(*) from run_status a
+                               where a.dag_id = d.dag_id and a.state in ('queued', 'running') and a.state = 'running'))
+  from run_status r join dag d on d.dag_id = r.dag_id join run f on f.run_id = r.run_id
+ where r.state = 'queued' and r.state in ('queued', 'running') group by d.dag_id
 union all
-select 'dag_paused', d.name, count(*), null, jsonb_build_object('tasks', true)
-from dag d join run_status r on r.dag_id = d.dag_id and r.state = 'running' and r.state in ('queued', 'running')
-join task k on k.run_id = r.run_id and k.state = 'pending' and k.not_before is null
-where d.is_paused
-group by d.dag_id
+select 'dag_paused', d.name, count(*), null, jsonb_build_object('tasks', true) from dag d
+  join run_status r on r.dag_id = d.dag_id and r.state = 'running' and r.state in ('queued', 'running')
+  join task k on k.run_id = r.run_id and k.state = 'pending' and k.not_before is null where d.is_paused
+ group by d.dag_id
 union all
 select 'retry_line', l.queue, count(*), min(l.due_at), '{}' from retry_queue l group by l.queue
 union all
 select 'time', 'retries that wait for their time', count(*), null, jsonb_build_object('next', min(w.due_at))
-    from task_timer w having count(*) > 0
+  from task_timer w having count(*) > 0
 union all
 select 'quarantined', q.kind || ' ' || q.subject_id, 1, q.since, jsonb_build_object('verb', q.verb, 'reason', q.reason)
-from quarantine q where q.retry_at is null or q.retry_at > clock();
+  from quarantine q where q.retry_at is null or q.retry_at > clock();
 
--- What `explain_task` reports of a queued task: the runner that observes it, how many were queued before it, and the
--- last error.
+-- For `explain_task`: the runner that observes a queued task, how many were queued before it, and the last error.
 create function explain_dispatch(p_task task) returns jsonb language plpgsql stable as $$
 begin
     return (
         select jsonb_build_object(
             'executor', d.executor, 'queue', d.queue, 'since', d.queued_at, 'tries', coalesce(d.tries, 0), 'tried_at',
-                d.tried_at,
-            'submitted_at', d.submitted_at, 'trouble', d.last_error, 'retry_at', d.retry_at, 'asked', p_task.request,
+                d.tried_at, 'submitted_at', d.submitted_at, 'trouble', d.last_error, 'retry_at', d.retry_at,
+            'asked', p_task.request,
             'runner', (select r.runner_id from runner r where r.session = d.owner and r.ended_at is null),
             'has_runner', exists (select 1 from runner r where r.ended_at is null and r.executor = d.executor
                                   and d.queue = any(r.queues)),
@@ -276,6 +253,5 @@ begin
                 select 1 from dispatch b where b.owner = d.owner and b.submitted_at is null and b.started_at is null
                   and b.queued_at < d.queued_at limit 10000) x))
         from (select) one left join dispatch d on d.run_id = p_task.run_id and d.idx = p_task.idx
-            and d.map_index = p_task.map_index
-             and d.epoch = p_task.epoch);
+            and d.map_index = p_task.map_index and d.epoch = p_task.epoch);
 end $$;

@@ -1,10 +1,9 @@
 -- The tables of Evertick: what every release shares. Functions and views are in ../functions; a set of them belongs to
 -- one release. Why the tables are laid out like this: docs/decisions/0001-table-layout.md.
 --
--- `task` holds the state of every task in one row, found by its key alone, so that claiming and finishing are HOT
--- updates. `ready_task`, `lease` and `task_timer` are small companions that hold the order, the owner and the due
--- time: a task is in `ready_task` while it is available, in `lease` while it runs, in `task_timer` while it waits for
--- a time.
+-- `task` holds the state of every task in one row, found by its key alone, so that claims and ends are HOT updates.
+-- `ready_task`, `lease` and `task_timer` are small companions with the order, the owner and the due time: a task has a
+-- row in the first while it is available, in the second while it runs, in the third while it waits for a time.
 --
 -- There are no triggers, and foreign keys only between tables that change rarely: on a hot table each insert would
 -- probe and lock the parent, and a bounded deletion would become a cascade (tests/test_sql.py lists both sets).
@@ -17,18 +16,15 @@ create type task_state as enum (
 create type run_state as enum ('queued', 'running', 'success', 'failed', 'canceled');
 create type run_kind as enum ('scheduled', 'manual', 'backfill');
 create type trigger_rule as enum (
-    'all_success', 'all_failed', 'all_done', 'all_done_min_one_success', 'all_done_setup_success',
-    'one_success', 'one_failed', 'one_done', 'none_failed', 'none_skipped',
-    'none_failed_min_one_success', 'all_skipped', 'always');
+    'all_success', 'all_failed', 'all_done', 'all_done_min_one_success', 'all_done_setup_success', 'one_success',
+    'one_failed', 'one_done', 'none_failed', 'none_skipped', 'none_failed_min_one_success', 'all_skipped', 'always');
 create type rule_decision as enum ('wait', 'run', 'skip', 'upstream_failed');
 create type stop_request as enum ('cancel', 'clear', 'mark_success', 'mark_failed', 'mark_skipped');
--- A task holds slots of most gates from its admission until it ends. Of the last three it holds nothing: they are
--- checked at admission (`checks`). A task passes such a check if its need is no larger than the room there
--- (free_slots).
+-- A task holds slots of most gates from its admission until it ends. The last three are only checked at admission
+-- (`checks`): a task passes if its need is no larger than the room there (free_slots).
 create type gate_kind as enum ('pool', 'mutex', 'key', 'group', 'task', 'dag', 'order', 'rate', 'past');
 create type map_mode as enum ('product', 'zip', 'kwargs');
--- What a task waits for: a DAG that is not started yet, or the run of it; an instant; a time of day that has no instant
--- yet; an event; a person's decision; the next poll.
+-- What a task waits for: a DAG to start, its run, an instant, a time of day, an event, a decision, the next poll.
 create type wait_kind as enum ('start', 'run', 'time', 'clock', 'event', 'approval', 'poll');
 
 -- Functions that tables need ------------------------------------------------------------------------------------------
@@ -75,12 +71,10 @@ create table dag (
     max_active_runs   int check (max_active_runs > 0),
     has_run_timeout   boolean not null default false,  -- whether some version of it limits how long a run may take
     has_dependents    boolean not null default false,     -- whether some schedule waits for its runs
-    -- whether some schedule of it lets its runs start only one after the other
-    serializes_runs   boolean not null default false,
+    serializes_runs   boolean not null default false,  -- whether runs of some schedule start one after the other
     depends_on_past   boolean not null default false,     -- whether some task of it waits for the run before
     has_notifications boolean not null default false,          -- whether its runs cause notifications
-    -- whether some version of it lets a run that fails begin again as a whole
-    has_run_retries   boolean not null default false,
+    has_run_retries   boolean not null default false,  -- whether failed runs of some version begin again as a whole
     file              text not null,
     deleted_at        timestamptz
 );
@@ -90,43 +84,34 @@ create table dag_version (
     version_id   int generated always as identity primary key,
     dag_id       int not null references dag on delete restrict,
     number       int not null,
-    hash         text not null,
-    bundle_hash  text not null,
+    hash text not null, bundle_hash text not null,
     spec         jsonb not null,
     task_count   int not null,
     run_timeout  double precision check (run_timeout > 0),
     run_retries  int not null default 0 check (run_retries >= 0),
     created_at   timestamptz not null,
-    -- When another version took its place, and the newest run of all then: none of its runs is newer. Null while
-    -- current.
-    retired_at   timestamptz,
-    final_run_id bigint,
+    -- When another version replaced it, and the newest run then: none of its runs is newer. Null while current.
+    retired_at timestamptz, final_run_id bigint,
     unique (dag_id, number),
     unique (dag_id, hash, bundle_hash)
 );
 
 create table task_spec (
-    version_id     int not null,
-    idx            int not null,
+    version_id int not null, idx int not null,
     name           text not null,
     queue          text not null,
     priority       smallint not null check (priority between 0 and 9),
     trigger_rule   trigger_rule not null,
-    upstream_total int not null,
-    setup_total    int not null,
-    is_setup       boolean not null,
-    is_leaf        boolean not null,
-    is_root        boolean not null,
+    upstream_total int not null, setup_total int not null,
+    is_setup boolean not null, is_leaf boolean not null, is_root boolean not null,
     max_attempts   int not null check (max_attempts > 0),
     rerun_on_loss  boolean not null,
     queue_timeout  double precision check (queue_timeout > 0),
     outlets        text[],   -- the assets that it updates; null for none
     is_gated       boolean not null default false,   -- it has rows in task_gate
     has_order_key  boolean not null default false,      -- of them, one of an ordered key
-    -- of them, the one of the run before; or another version of it has that
-    awaits_past    boolean not null default false,
-    -- it waits without a slot, see deferral
-    is_wait        boolean not null default false,
+    awaits_past    boolean not null default false,   -- of them, the one of the run before; or another version has it
+    is_wait        boolean not null default false,   -- it waits without a slot, see deferral
     is_mapped      boolean not null default false,   -- it is replaced by its instances when it may start
     notifies       boolean not null default false,   -- it has rows in notification_rule
     group_id       int,                                   -- the group with retries that it belongs to
@@ -136,46 +121,34 @@ create table task_spec (
 
 -- Groups of tasks that run again as a whole when they fail.
 create table retry_group (
-    version_id int not null,
-    grp        int not null,
-    name       text not null,
-    retries    int not null check (retries > 0),
-    members    int[] not null,
-    primary key (version_id, grp)
+    version_id int not null, group_id int not null,
+    name text not null, retries int not null check (retries > 0), members int[] not null,
+    primary key (version_id, group_id)
 );
 
 create table edge (
-    version_id   int not null,
-    src          int not null,
-    dst          int not null,
-    -- the group with retries that it leads out of: then it says how src ended when all of the group has
-    leaves_group int,
+    version_id int not null, src int not null, dst int not null,
+    leaves_group int,   -- the group with retries that it leads out of: src counts when all of the group has ended
     primary key (version_id, src, dst) include (leaves_group)
 );
 create index edge_upstream on edge (version_id, dst, src) include (leaves_group);
 
 -- The upstream results that a task takes as arguments, under the names of the upstream tasks.
 create table task_input (
-    version_id int not null,
-    idx        int not null,
-    src        int not null,
+    version_id int not null, idx int not null, src int not null,
     primary key (version_id, idx, src)
 );
 
--- What a task needs. Either the name is the same for all runs, or it is made of parts: texts, and paths into the run's
--- parameters.
+-- What a task needs. The name is the same for all runs, or made of parts: texts, and paths into the run's parameters.
 create table task_gate (
-    version_id int not null,
-    idx        int not null,
-    place      int not null,
+    version_id int not null, idx int not null, place int not null,
     kind       gate_kind not null,
     name       text,
     parts      jsonb,
     weight     int not null check (weight > 0),
     capacity   int check (capacity > 0),
-    -- of an ordered key: a number, or a path into the run's parameters
-    version    jsonb,
-    period     double precision check (period > 0),      -- of a rate
+    version    jsonb,   -- of an ordered key: a number, or a path into the run's parameters
+    period     double precision check (period > 0),   -- of a rate
     primary key (version_id, idx, place),
     check ((name is null) <> (parts is null)),
     check ((kind = 'order') = (version is not null)),
@@ -184,19 +157,15 @@ create table task_gate (
 create index task_gate_pool on task_gate (name) where kind = 'pool';
 
 create table task_mapping (
-    version_id int not null,
-    idx        int not null,
+    version_id int not null, idx int not null,
     how        map_mode not null,
     most       int not null check (most > 0),
     primary key (version_id, idx)
 );
 
--- The lists that a mapped task is given, in the order of its arguments: what a task returned (src), or one in the code
--- (length).
+-- The lists of a mapped task, in the order of its arguments: what a task returned (src), or one in the code (length).
 create table mapping_input (
-    version_id int not null,
-    idx        int not null,
-    place      int not null,
+    version_id int not null, idx int not null, place int not null,
     src        int,
     length     int,
     primary key (version_id, idx, place),
@@ -204,8 +173,7 @@ create table mapping_input (
 );
 
 create table trigger_dag_task (
-    version_id int not null,
-    idx        int not null,
+    version_id int not null, idx int not null,
     dag        text not null,
     params     jsonb not null,
     given      jsonb,   -- params that are results of tasks, or parameters of its own run; null for none
@@ -214,11 +182,9 @@ create table trigger_dag_task (
     primary key (version_id, idx)
 );
 
--- What a task of a version waits for. Names are made of parts, as those of gates: texts, and paths into the run's
--- parameters.
+-- What a task of a version waits for. Names are made of parts, as those of gates.
 create table wait_spec (
-    version_id int not null,
-    idx        int not null,
+    version_id int not null, idx int not null,
     kind       wait_kind not null check (kind not in ('start', 'run')),
     until      timestamptz,                              -- of a time: the instant,
     seconds    double precision check (seconds >= 0),    -- or how long; of a poll: how long between two
@@ -236,8 +202,7 @@ create table wait_spec (
 
 -- The notifications that the version asks for: of a task, or of the run as a whole (idx -1).
 create table notification_rule (
-    version_id int not null,
-    idx        int not null,
+    version_id int not null, idx int not null,
     event      text not null check (event in ('success', 'failure', 'retry', 'skipped', 'deadline')),
     sink       text not null,   -- refers to secrets by their names
     every_time boolean not null,
@@ -254,9 +219,7 @@ create table default_notification_rule (
 
 create table import_error (
     file        text primary key,
-    line        int,
-    message     text not null,
-    detail      text not null default '',
+    line int, message text not null, detail text not null default '',
     occurred_at timestamptz not null
 );
 
@@ -270,8 +233,7 @@ create table schedule (
     spec           jsonb not null,
     params         jsonb not null,
     misfire        text not null,
-    window_seconds double precision not null,
-    catchup_limit  int check (catchup_limit > 0),
+    window_seconds double precision not null, catchup_limit int check (catchup_limit > 0),
     overlap        text not null default 'allow'
         check (overlap in ('allow', 'skip', 'queue_one', 'queue_all', 'cancel')),
     start_within   double precision check (start_within > 0),  -- deadlines of its runs, from when they are due
@@ -279,8 +241,7 @@ create table schedule (
     delay_seconds  double precision not null default 0,  -- its jitter: how much later than its instants it is due
     origin         text not null default 'code' check (origin in ('code', 'user')),
     request        text,
-    changed_by     text not null,
-    changed_at     timestamptz not null,
+    changed_by text not null, changed_at timestamptz not null,
     deleted_at     timestamptz,
     unique (dag_id, name)
 );
@@ -301,11 +262,9 @@ create index schedule_due on schedule_state (shard, next_due)
 
 -- Every version that a schedule had, with its author and the reason. Grows with changes, not with fires.
 create table schedule_version (
-    schedule_id        int not null references schedule on delete restrict,
-    version            int not null,
+    schedule_id int not null references schedule on delete restrict, version int not null,
     change             text not null check (change in ('publish', 'put', 'pause', 'unpause', 'delete')),
-    changed_by         text not null,
-    changed_at         timestamptz not null,
+    changed_by text not null, changed_at timestamptz not null,
     origin             text not null,
     is_paused_directly boolean not null,
     settings           jsonb not null,  -- spec, params and rules
@@ -314,19 +273,15 @@ create table schedule_version (
 
 create table skip_record (
     schedule_id int not null,
-    first_at    timestamptz not null,
-    last_at     timestamptz not null,
-    count       bigint not null check (count > 0),
+    first_at timestamptz not null, last_at timestamptz not null, count bigint not null check (count > 0),
     reason      text not null,
     recorded_at timestamptz not null,
     primary key (schedule_id, first_at)
 );
 
--- Dependencies: the schedules that wait for a name, the events that are not delivered yet, the events that each
--- schedule has received since its last run, and the events that caused a fire.
+-- Dependencies: what schedules wait for, undelivered events, events since the last run, and the causes of fires.
 create table schedule_dependency (
-    kind        text not null check (kind in ('dag', 'end', 'asset')),
-    name        text not null,
+    kind text not null check (kind in ('dag', 'end', 'asset')), name text not null,
     schedule_id int not null,
     primary key (kind, name, schedule_id)
 );
@@ -337,15 +292,13 @@ create table asset_update (
     update_id   bigint generated always as identity primary key,
     asset       text not null,
     extra       jsonb not null,
-    updated_by  text not null,
-    occurred_at timestamptz not null
+    updated_by text not null, occurred_at timestamptz not null
 );
 
 -- Each of a run that ended or has updated it, or of an asset_update.
 create table dependency_event (
-    arrival_id  bigint generated always as identity primary key,
-    kind        text not null,
-    name        text not null,
+    event_id  bigint generated always as identity primary key,
+    kind text not null, name text not null,
     run_id      bigint,
     occurred_at timestamptz not null,
     update_id   bigint,
@@ -354,8 +307,7 @@ create table dependency_event (
 
 create table dependency_state (
     schedule_id int not null,
-    kind        text not null,
-    name        text not null,
+    kind text not null, name text not null,
     run_id      bigint,
     occurred_at timestamptz not null,
     update_id   bigint,
@@ -366,8 +318,7 @@ create table dependency_state (
 create table run_trigger (
     schedule_id int not null,
     fire_at     timestamptz not null,
-    kind        text not null,
-    name        text not null,
+    kind text not null, name text not null,
     run_id      bigint,
     occurred_at timestamptz not null,
     update_id   bigint,
@@ -393,14 +344,10 @@ create table backfill (
     position     timestamptz,          -- the last instant that was dealt with
     is_planned   boolean not null default false,   -- no instant is left
     total        bigint not null check (total > 0),
-    skipped      bigint not null default 0,
-    created      bigint not null default 0,
+    skipped bigint not null default 0, created bigint not null default 0,
     open_runs    int not null default 0 check (open_runs >= 0),
-    succeeded    bigint not null default 0,
-    failed       bigint not null default 0,
-    canceled     bigint not null default 0,
-    created_by   text not null,
-    created_at   timestamptz not null,
+    succeeded bigint not null default 0, failed bigint not null default 0, canceled bigint not null default 0,
+    created_by text not null, created_at timestamptz not null,
     finished_at  timestamptz,
     check (first_at <= last_at),
     check ((finished_at is not null) = (state in ('done', 'canceled', 'failed')))
@@ -409,8 +356,7 @@ create index backfill_live on backfill (shard, backfill_id) where state = 'runni
 
 -- Which run is for which instant of which backfill. Open: not counted yet.
 create table backfill_run (
-    run_id      bigint primary key,
-    backfill_id int not null,
+    run_id bigint primary key, backfill_id int not null,
     dag_id      int not null,
     schedule_id int not null,          -- 0: of no schedule
     fire_at     timestamptz not null,
@@ -424,8 +370,7 @@ create index backfill_run_instant on backfill_run (dag_id, schedule_id, fire_at,
 -- The fact: inserted once, never updated.
 create table run (
     run_id       bigint generated always as identity primary key,
-    dag_id       int not null,
-    version_id   int not null,
+    dag_id int not null, version_id int not null,
     kind         run_kind not null,
     key          text,
     schedule_id  int,
@@ -441,33 +386,29 @@ create unique index run_key on run (dag_id, key) where key is not null;
 create unique index run_instant on run (dag_id, fire_at) where kind = 'manual' and fire_at is not null;
 -- Clients of other schedulers order by this text: of a DAG with a million runs that took 1.8 s to sort.
 create index run_of_display_id on run (dag_id, (run_display_id(key, kind, coalesce(fire_at, created_at), run_id)));
--- Runs in the order of time (db/queries/listing.sql). Scheduled ones are in run_fire already, so that they are in none
--- of the first two; all are in the third from their end on. What that costs is in
--- docs/decisions/0031-lists-in-order.md.
+-- Runs in the order of time (docs/decisions/0031-lists-in-order.md, with the costs). Scheduled ones are in run_fire
+-- already, so that they are in none of the first two; all are in the third from their end on.
 create index run_filled on run (dag_id, fire_at) where kind = 'backfill';
 create index run_made on run (dag_id, created_at) where kind = 'manual';
 
 -- Where it stands. Every verb that moves a run's tasks, but claim, locks this row first.
 create table run_status (
     run_id           bigint primary key,
-    dag_id           int not null,
-    version_id       int not null,
+    dag_id int not null, version_id int not null,
     state            run_state not null,
     open_tasks       int not null check (open_tasks >= 0),
     failed_leaves    int not null default 0 check (failed_leaves >= 0),
     extra_tasks      int not null default 0,   -- how many more than its version names, by mapping
     cancel_requested boolean not null default false,
     retried          smallint not null default 0,   -- how often it has begun again as a whole
-    started_at       timestamptz,
-    finished_at      timestamptz,
+    started_at timestamptz, finished_at timestamptz,
     reason           text,
     check (state not in ('success', 'failed', 'canceled') or (open_tasks = 0 and finished_at is not null)),
     check (state <> 'running' or open_tasks > 0)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
--- The state in the index keeps every change of state from being HOT. It is worth it: a companion table costs a run 95
--- bytes of WAL more. Statistics usually know of no open run, so a scan of all of them looks cheaper than a lookup by
--- id. A query for a batch of run ids therefore excludes the closed states instead of naming the open ones: then the
--- planner does not consider this index.
+-- The state in the index keeps changes of state from being HOT, which costs less than a companion table (95 bytes of
+-- WAL per run). Statistics usually know of no open run, so a scan of all looks cheaper than a lookup by id: a query for
+-- a batch of run ids excludes the closed states instead of naming the open ones, and the planner ignores this index.
 create index run_active on run_status (dag_id, state, run_id) where state in ('queued', 'running');
 -- Runs that did not succeed, which people search among a million that did. Only they are in it.
 create index run_unwell on run_status (dag_id, run_id) where state in ('failed', 'canceled');
@@ -486,21 +427,13 @@ create table task (
     session           bigint,
     request           stop_request,
     not_before        timestamptz,
-    -- when its gates admitted it; null without gates. This and the next two are for display only
-    admitted_at       timestamptz,
-    -- when a runner took it for an executor elsewhere; it is started when its agent begins
-    queued_at         timestamptz,
+    admitted_at       timestamptz,   -- by its gates; null without gates. This and the next two are for display only
+    queued_at         timestamptz,   -- when a runner took it for an executor elsewhere; its agent starts it
     started_at        timestamptz,
-    -- how long after that its body began, where that was longer than a moment; known at its end
-    startup_seconds   real,
+    startup_seconds   real,   -- how long after that its body began, if longer than a moment; known at its end
     finished_at       timestamptz,
-    n_success         int,
-    n_failed          int,
-    n_upstream_failed int,
-    n_skipped         int,
-    n_setup_success   int,
-    n_setup_skipped   int,
-    n_extra           int,    -- how many upstream tasks there are in addition to those of the version, by mapping
+    n_success int, n_failed int, n_upstream_failed int, n_skipped int, n_setup_success int, n_setup_skipped int,
+    n_extra           int,   -- how many upstream tasks there are in addition to those of the version, by mapping
     exit_code         int,
     reason            text,
     primary key (run_id, idx, map_index),
@@ -515,21 +448,18 @@ create table task (
 -- How far a run's groups with retries are; none of a group means that nothing of it has ended.
 create table run_group (
     run_id  bigint not null,
-    grp     int not null,
+    group_id     int not null,
     ended   int not null default 0,        -- how many of its tasks have ended
     more    int not null default 0,        -- how many more there are than the version names, by mapping
     retried smallint not null default 0,   -- how often it has begun again
-    primary key (run_id, grp)
+    primary key (run_id, group_id)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
 
 -- Available tasks in the order in which they are claimed.
 create table ready_task (
-    queue       text not null,
-    rank        smallint not null,
+    queue text not null, rank smallint not null,
     seq         bigint generated always as identity,
-    run_id      bigint not null,
-    idx         int not null,
-    map_index   int not null,
+    run_id bigint not null, idx int not null, map_index int not null,
     expires_at  timestamptz,  -- of a task with a queue_timeout
     enqueued_at timestamptz not null default clock(),   -- since when it is queued
     primary key (queue, rank, seq)
@@ -540,68 +470,46 @@ create index ready_task_expiry on ready_task (expires_at) where expires_at is no
 -- Running tasks by the session that owns them.
 create table lease (
     session   bigint not null,
-    run_id    bigint not null,
-    idx       int not null,
-    map_index int not null,
-    epoch     int not null,
+    run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
     primary key (session, run_id, idx, map_index)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000, vacuum_truncate = off);
 
 -- Pending tasks that time alone makes available.
 create table task_timer (
-    shard     smallint not null,
-    due_at    timestamptz not null,
-    run_id    bigint not null,
-    idx       int not null,
-    map_index int not null,
+    shard smallint not null, due_at timestamptz not null,
+    run_id bigint not null, idx int not null, map_index int not null,
     primary key (shard, due_at, run_id, idx, map_index)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
 -- Attempts that were superseded by a retry, a loss or a clear. The latest one is in the task's own row.
 create table attempt (
-    run_id          bigint not null,
-    idx             int not null,
-    map_index       int not null,
-    epoch           int not null,
+    run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
     attempt         smallint not null,
     session         bigint,
     outcome         text not null,
-    reason          text,
-    exit_code       int,
-    admitted_at     timestamptz,
-    queued_at       timestamptz,
-    started_at      timestamptz,
-    startup_seconds real,
+    reason text, exit_code int,
+    admitted_at timestamptz, queued_at timestamptz, started_at timestamptz, startup_seconds real,
     finished_at     timestamptz not null,
     retry_at        timestamptz,  -- from when the next one might begin; null where a person had to ask for it
     primary key (run_id, idx, map_index, epoch)
 ) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
 
 create table result (
-    run_id    bigint not null,
-    idx       int not null,
-    map_index int not null,
-    epoch     int not null,
+    run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
     value     jsonb not null,
     primary key (run_id, idx, map_index)
 ) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off,
         toast.autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_freeze_min_age = 0);
 
 create table log_chunk (
-    run_id        bigint not null,
-    idx           int not null,
-    map_index     int not null,
-    epoch         int not null,
+    run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
     seq           bigint not null,  -- where the chunk starts in the attempt's spool file, and where it ends
     end_offset    bigint not null,
     is_late       boolean not null default false,
     content       text,
     -- Where the lines are that are not here any more: a part of an object in the storage, and what it must be.
-    object_id     uuid,
-    object_offset int,
-    bytes         int,
-    digest        bytea,
+    object_id uuid, object_offset int, bytes int, digest bytea,
     primary key (run_id, idx, map_index, epoch, seq),
     check ((content is null) = (object_id is not null and object_offset is not null and bytes is not null
         and digest is not null))
@@ -611,23 +519,15 @@ create table log_chunk (
 -- Due retries that wait for room: at most max_active_retries of each queue are active at once, so that a storm of
 -- retries leaves room for new work (H5). The task stays pending with the instant that it waited for.
 create table retry_queue (
-    shard     smallint not null,
-    queue     text not null,
-    due_at    timestamptz not null,
-    run_id    bigint not null,
-    idx       int not null,
-    map_index int not null,
+    shard smallint not null, queue text not null, due_at timestamptz not null,
+    run_id bigint not null, idx int not null, map_index int not null,
     primary key (shard, queue, due_at, run_id, idx, map_index)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
 -- Admitted retries, with the epoch that they had then: active while they are available with it or run with the next.
 create table retry_slot (
-    shard     smallint not null,
-    queue     text not null,
-    run_id    bigint not null,
-    idx       int not null,
-    map_index int not null,
-    epoch     int not null,
+    shard smallint not null, queue text not null,
+    run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
     primary key (shard, queue, run_id, idx, map_index)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
@@ -641,9 +541,7 @@ create index run_version_override_version on run_version_override (version_id);
 -- What an instance was given of each list: the element of a result, the place in a list that is in the code. A copy,
 -- because taking one element out of a stored list reads all of it, and so would each of ten thousand claims.
 create table map_item (
-    run_id    bigint not null,
-    idx       int not null,
-    map_index int not null,
+    run_id bigint not null, idx int not null, map_index int not null,
     item      jsonb not null,
     primary key (run_id, idx, map_index)
 ) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off,
@@ -651,24 +549,17 @@ create table map_item (
 
 -- Which run was started by which task, and how many stand above it.
 create table child_run (
-    run_id        bigint primary key,
-    parent_run_id bigint not null,
-    idx           int not null,
-    map_index     int not null,
+    run_id bigint primary key, parent_run_id bigint not null,
+    idx int not null, map_index int not null,
     depth         int not null check (depth > 0)
 );
 
 -- The epoch is the task's while it waits: a row whose task waits with another epoch, or not at all, is a leftover.
 create table deferral (
-    run_id    bigint not null,
-    idx       int not null,
-    map_index int not null,
-    epoch     int not null,
+    run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
     shard     smallint not null,
-    kind      wait_kind not null,
-    key       text,
-    wake_at   timestamptz not null,
-    deadline  timestamptz,
+    kind wait_kind not null, key text,
+    wake_at timestamptz not null, deadline timestamptz,
     primary key (run_id, idx, map_index)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 create index deferral_due on deferral (shard, wake_at);
@@ -677,11 +568,9 @@ create index deferral_key on deferral (key) where key is not null;
 -- Events that were sent from outside. They stay for as long as runs do, so a wait that begins later finds them.
 create table event (
     event_id     bigint generated always as identity primary key,
-    name         text not null,
-    key          text,
+    name text not null, key text,
     payload      jsonb not null,
-    sent_at      timestamptz not null,
-    sent_by      text not null,
+    sent_at timestamptz not null, sent_by text not null,
     is_delivered boolean not null default false   -- whether the waits that existed when it arrived have received it
 ) with (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
 create index event_of_name on event (name, sent_at);
@@ -690,39 +579,26 @@ create index event_new on event (event_id) where not is_delivered;
 
 -- A question to people, and its answer. Each epoch of the task asks again.
 create table approval (
-    run_id      bigint not null,
-    idx         int not null,
-    map_index   int not null,
-    epoch       int not null,
+    run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
     title       text not null,
     asked_at    timestamptz not null,
-    decided_at  timestamptz,
-    decided_by  text,
-    is_approved boolean,
-    note        text,
-    fields      jsonb,
+    decided_at timestamptz, decided_by text,
+    is_approved boolean, note text, fields jsonb,
     primary key (run_id, idx, map_index, epoch),
     check ((decided_at is null) = (decided_by is null) and (decided_at is null) = (is_approved is null))
 );
 create index approval_open on approval (asked_at) where decided_at is null;
 
--- A condition that is polled: since when, until when at most, and how often so far. Its polls are no history of their
--- own.
+-- A condition that is polled: since when, until when at most, and how often so far. Its polls leave no history.
 create table sensor_poll (
-    run_id    bigint not null,
-    idx       int not null,
-    map_index int not null,
-    since     timestamptz not null,
-    deadline  timestamptz,
-    polls     int not null,
+    run_id bigint not null, idx int not null, map_index int not null,
+    since timestamptz not null, deadline timestamptz, polls int not null,
     primary key (run_id, idx, map_index)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
--- By when a run must have started or finished, or one of its tasks finished: one row each, gone when the time has come.
--- Only of schedules and tasks that say so.
+-- By when a run or one of its tasks must have started or finished, where declared; deleted when the time has come.
 create table deadline (
-    shard  smallint not null,
-    due_at timestamptz not null,
+    shard smallint not null, due_at timestamptz not null,
     run_id bigint not null,
     kind   text not null check (kind in ('start', 'finish', 'task')),
     idx    int not null default -1,   -- of a task: which one
@@ -731,22 +607,16 @@ create table deadline (
 
 -- Within how many seconds of when its run was due a task must have ended.
 create table task_deadline (
-    version_id int not null,
-    idx        int not null,
+    version_id int not null, idx int not null,
     seconds    double precision not null check (seconds > 0),
     primary key (version_id, idx)
 );
 
--- Attempts that an executor may have something of, under the name that follows from key, epoch and session. A work list
--- for the runners of that executor: only they take a row off, when nothing of it is left there. Rows outlive the
--- attempt, and even the run.
+-- Attempts that an executor may have, under the name that follows from key, epoch and session. A work list for that
+-- executor's runners: only they delete a row, when nothing is left there. Rows outlive the attempt, and even the run.
 create table dispatch (
-    run_id       bigint not null,
-    idx          int not null,
-    map_index    int not null,
-    epoch        int not null,
-    -- of the attempt alone: after a lost failover an epoch can be given twice, this never
-    session      bigint not null unique,
+    run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
+    session      bigint not null unique,   -- of the attempt alone: after a lost failover an epoch can be given twice
     executor     text not null,
     owner        bigint not null,          -- the session of the runner that observes it
     queue        text not null,
@@ -764,27 +634,22 @@ create index dispatch_of on dispatch (owner);
 
 -- One note per run (idx and map_index -1) or task. It is deleted with the run, see delete_pending_cleanup.
 create table note (
-    run_id     bigint not null,
-    idx        int not null,
-    map_index  int not null,
+    run_id bigint not null, idx int not null, map_index int not null,
     content    text not null,
-    written_by text not null,
-    written_at timestamptz not null,
+    written_by text not null, written_at timestamptz not null,
     primary key (run_id, idx, map_index)
 );
 
 -- Gates ---------------------------------------------------------------------------------------------------------------
 
--- Operators create and change pools. Every other gate is created by the first task that needs it, with the capacity
--- that the newest version states, and deleted when no task needs it.
+-- Operators create pools. The first task that needs another gate creates it, with the newest version's capacity.
 create table gate (
     gate_id         int generated always as identity primary key,
-    kind            gate_kind not null,
-    name            text not null,
-    capacity        int not null check (capacity >= 0),
-    used            int not null default 0,
+    kind gate_kind not null, name text not null,
+    capacity int not null check (capacity >= 0), used int not null default 0,
     needs_admission boolean not null default false,    -- a verb could not process all of its queues: the leader does
     version_id      int,
+    revision        int not null default 1,            -- of a pool: how many sizes it has had
     period          double precision,  -- of a rate: for how many seconds a slot is taken
     next_opening    timestamptz,       -- of a rate for which a task waits: when the next slot becomes free
     unique (kind, name)
@@ -794,24 +659,17 @@ create index gate_next_opening on gate (next_opening) where next_opening is not 
 
 -- An available, queued or running task with the gates that it holds, in order of their ids. Never updated.
 create table gate_holder (
-    run_id    bigint not null,
-    idx       int not null,
-    map_index int not null,
-    gate_ids  int[] not null,
-    weights   int[] not null,
+    run_id bigint not null, idx int not null, map_index int not null,
+    gate_ids int[] not null, weights int[] not null,
     since     timestamptz not null,
     primary key (run_id, idx, map_index)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
         vacuum_truncate = off);
 
--- The open tasks of an ordered key, from when they are pending for the first time until they have ended. Written under
--- the key's lock; a verb that ends a task deletes its row, and processes the key at the end.
+-- The open tasks of an ordered key, from when they are first pending until they end. Written under the key's lock.
 create table gate_order (
-    gate_id   int not null,
-    version   bigint not null,
-    run_id    bigint not null,
-    idx       int not null,
-    map_index int not null,
+    gate_id int not null, version bigint not null,
+    run_id bigint not null, idx int not null, map_index int not null,
     since     timestamptz not null,
     primary key (gate_id, version, run_id, idx, map_index),
     unique (run_id, idx, map_index, gate_id)
@@ -819,28 +677,21 @@ create table gate_order (
 
 -- The slots of a rate that are taken, and until when: as many as its counter says. Only time frees them.
 create table rate_slot (
-    gate_id int not null,
-    until   timestamptz not null,
+    gate_id int not null, until timestamptz not null,
     seq     bigint generated always as identity,
     primary key (gate_id, until, seq)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
--- All pending tasks that need exactly these gates: the gate that blocks them, how much they need there, which task is
--- first, and since when. A change of a queue needs the lock of the gate that it is blocked on. Tasks whose admission
--- was released because no live runner serves their queue are in a row with that queue: it is blocked on the queue
--- alone.
+-- All pending tasks that need exactly these gates: the gate that blocks them, their need there, which task is first,
+-- and since when. A change needs the lock of the gate that it is blocked on. Tasks whose admission was released because
+-- no live runner serves their queue are in a row with that queue: it is blocked on the queue alone.
 create table gate_queue (
-    line_id    bigint generated always as identity primary key,
-    gate_ids   int[] not null,
-    weights    int[] not null,
-    checks     int[] not null default '{}',
-    needs      bigint[] not null default '{}',
+    queue_id    bigint generated always as identity primary key,
+    gate_ids int[] not null, weights int[] not null,
+    checks int[] not null default '{}', needs bigint[] not null default '{}',
     queue      text,
-    blocked_on int,
-    need       bigint,
-    rank       smallint not null,
-    seq        bigint not null,
-    since      timestamptz not null,
+    blocked_on int, need bigint,
+    rank smallint not null, seq bigint not null, since timestamptz not null,
     unique nulls not distinct (gate_ids, weights, checks, needs, queue)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 create index gate_queue_blocked on gate_queue (blocked_on, need, rank, seq);
@@ -849,23 +700,18 @@ create index gate_queue_released on gate_queue (queue) where queue is not null;
 
 -- A pending task in its line.
 create table gate_waiter (
-    line_id    bigint not null,
-    rank       smallint not null,
+    queue_id bigint not null, rank smallint not null,
     seq        bigint generated always as identity,
-    run_id     bigint not null,
-    idx        int not null,
-    map_index  int not null,
-    version_id int not null,
+    run_id bigint not null, idx int not null, map_index int not null, version_id int not null,
     since      timestamptz not null,
-    primary key (line_id, rank, seq),
+    primary key (queue_id, rank, seq),
     unique (run_id, idx, map_index)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
         vacuum_truncate = off);
 
 -- Descriptions of pools, by name: the row of the gate itself is read too often to carry texts.
 create table pool_description (
-    name        text primary key,
-    description text not null
+    name text primary key, description text not null
 );
 
 -- Runners and schedulers ----------------------------------------------------------------------------------------------
@@ -876,77 +722,66 @@ create table runner (
     name               text,
     version            text not null,
     -- Where its process runs: another runner at the same place can prove that it has ended.
-    host               text not null,
-    boot_id            text not null,
-    pid_namespace      text not null,
-    uid                int not null,
-    pid                int not null,
-    pid_started        double precision not null,
+    host text not null, boot_id text not null, pid_namespace text not null,
+    uid int not null, pid int not null, pid_started double precision not null,
     queues             text[] not null,
     slots              int not null,
-    -- How what it claims is run: by itself, or by that executor. The agent of an attempt has its executor's, too, and
-    -- no queue.
+    -- What runs its claims: the runner itself, or that executor. An agent has its executor's, and no queue.
     executor           text not null default 'local',
-    -- What operators ask of it: to claim no new work, or to exit as soon as it has none.
-    request            text check (request in ('drain', 'leave')),
-    heartbeat_seq      bigint not null default 0,
-    heartbeat_at       timestamptz not null,
+    request            text check (request in ('drain', 'leave')),   -- to claim no new work, or to exit without work
+    heartbeat_seq bigint not null default 0, heartbeat_at timestamptz not null,
     observed_seq       bigint not null default 0,
     silent_seconds     double precision not null default 0,
-    -- The runner stops what must not outlive its lease just before it has been silent for this long: it must not be
-    -- declared dead earlier.
+    -- It stops what must not outlive its lease just before this silence; it is not declared dead earlier.
     lost_after_seconds double precision not null,
     started_at         timestamptz not null,
-    ended_at           timestamptz,
-    end_reason         text,
-    -- Patterns on task names, of a runner that serves only some tasks of its queues; empty: all of them.
-    task_patterns      text[] not null default '{}'
+    ended_at timestamptz, end_reason text,
+    task_patterns      text[] not null default '{}'   -- the names of the tasks of its queues that it serves; empty: all
 ) with (fillfactor = 30);
 create index runner_live on runner (session) where ended_at is null;
+
+-- Whether an agent could reach any API: every API renews this row while there are agents (detect_dead_runners).
+create table agent_api (
+    heartbeat_seq bigint not null default 0, observed_seq bigint not null default 0,
+    silent_seconds double precision not null default 0
+) with (fillfactor = 30);
+insert into agent_api default values;
 
 create table shard (
     shard             smallint primary key,
     epoch             bigint not null,
     leader            text,
     lease_until       timestamptz,
-    -- The leader's session holds the session lock, see try_acquire_shard
-    has_session_lock  boolean not null default false,
+    has_session_lock  boolean not null default false,   -- the leader's session holds it, see try_acquire_shard
     leader_since      timestamptz,
     -- open: receives DAGs; leaving: is being emptied; closed: has no leader
     state             text not null default 'open' check (state in ('open', 'draining', 'closed')),
-    -- how many are led now; in every row, so that its leader reads it in passing
-    shard_count       smallint not null default 1,
-    count_set_at      timestamptz,                  -- when the number was set
-    rebalancing_since timestamptz,                     -- since when its leader moves rows that belong to another shard
-    -- The only scheduler that may take it until then, after a transfer
-    successor         text,
-    successor_until   timestamptz
+    shard_count       smallint not null default 1,   -- how many are led now; its leader reads it in passing
+    count_set_at      timestamptz,   -- when the number was set
+    rebalancing_since timestamptz,   -- since when its leader moves rows that belong to another shard
+    successor text, successor_until timestamptz   -- the only scheduler that may take it until then, after a transfer
 );
 insert into shard (shard, epoch) values (0, 0);
 
 -- Schedulers that are able to lead, where there is more than one shard.
 create table scheduler (
     owner      text primary key,
-    since      timestamptz not null,
-    seen_until timestamptz not null,
+    since timestamptz not null, seen_until timestamptz not null,
     pid        int                     -- of its session, if that is its own: once it is over, so is the scheduler
 ) with (fillfactor = 50, vacuum_truncate = off);
 
 -- The servers that this database has lived on, one row per timeline. After a failover the row of the old timeline is as
 -- the standby had received it: a process that remembers a later mark knows that acknowledged writes are lost.
 create table server_timeline (
-    system_id      bigint not null,
-    timeline       bigint not null,
-    first_seen_at  timestamptz not null,
-    marked_at      timestamptz not null,
+    system_id bigint not null, timeline bigint not null,
+    first_seen_at timestamptz not null, marked_at timestamptz not null,
     lsn            pg_lsn not null,   -- how far the log was in a transaction that is committed by now
     is_synchronous boolean not null,  -- whether commits waited for a standby then
     lost_until     pg_lsn,            -- up to where acknowledged writes are known to be lost
     primary key (system_id, timeline)
 ) with (fillfactor = 50);
 
--- The function sets that are installed: schema evertick_fn_<hash>, one per release
--- (docs/decisions/0036-function-sets.md).
+-- Installed function sets: schema evertick_fn_<hash>, one per release (docs/decisions/0036-function-sets.md).
 create table function_set (
     hash       text primary key,
     release    text not null,
@@ -955,26 +790,19 @@ create table function_set (
 
 -- Maintenance ---------------------------------------------------------------------------------------------------------
 
--- Rows that could not be planned, promoted, repaired or reaped, with the reason. They are tried again at retry_at;
--- where that is null, only publishing again helps.
+-- Rows that could not be processed, with the reason. Tried again at retry_at; if null, only publishing again helps.
 create table quarantine (
     kind       text not null check (kind in ('schedule', 'run', 'dag')),
     subject_id bigint not null,
-    verb       text not null,
-    reason     text not null,
-    failures   int not null,
-    since      timestamptz not null,
-    failed_at  timestamptz not null,
-    retry_at   timestamptz,
+    verb text not null, reason text not null, failures int not null,
+    since timestamptz not null, failed_at timestamptz not null, retry_at timestamptz,
     primary key (kind, subject_id)
 );
 
--- Runs in which nothing can move although no final state follows from their tasks: for how long they have been observed
--- in this state, and the fingerprint that would show a change.
+-- Running runs in which nothing can move: for how long, and a fingerprint that would show a change.
 create table orphan_watch (
     run_id          bigint primary key,
-    fingerprint     text not null,
-    watched_seconds double precision not null
+    fingerprint text not null, watched_seconds double precision not null
 );
 
 create table pending_cleanup (
@@ -987,8 +815,7 @@ create table pending_cleanup (
 -- `look_at`: from then on it is removed if no line is in it. Null while there is one.
 create table log_archive_object (
     object_id uuid primary key default gen_random_uuid(),
-    run_id    bigint not null,
-    bytes     int not null,
+    run_id bigint not null, bytes int not null,
     look_at   timestamptz
 );
 create index log_archive_object_of_run on log_archive_object (run_id);
@@ -1008,16 +835,10 @@ create table log_archive_cursor (
 create table audit_log (
     entry_id    bigint generated always as identity primary key,
     occurred_at timestamptz not null,
-    action      text not null,
-    actor       text not null,
-    dag_id      int,
-    run_id      bigint,
-    idx         int,
-    map_index   int,
+    action text not null, actor text not null,
+    dag_id int, run_id bigint, idx int, map_index int,
     detail      jsonb not null,
-    -- Where the request came from, and its id. The session that serves it sets both before it acts.
-    origin      text default nullif(current_setting('evertick.origin', true), ''),
-    request_id  text default nullif(current_setting('evertick.request_id', true), '')
+    origin text, request_id text   -- where the request came from, and its id
 );
 create index audit_log_of_run on audit_log (run_id, entry_id) where run_id is not null;
 create index audit_log_in_time on audit_log (occurred_at);
@@ -1035,13 +856,11 @@ create table alert (
     due_at      timestamptz not null,   -- by when it should have been, the first time
     last_due_at timestamptz not null,
     count       int not null default 1,
-    raised_at   timestamptz not null,
-    ended_at    timestamptz
+    raised_at timestamptz not null, ended_at timestamptz
 );
 create unique index alert_open on alert (schedule_id, kind, task) where ended_at is null;
 
--- A failure streak: what of a schedule has failed and not succeeded since, a task by its name, or the run as a whole
--- (''). A notification is sent when it begins.
+-- What of a schedule has failed and not succeeded since: a task, or the run (''). Its begin sends a notification.
 create table failure_streak (
     schedule_id int not null,
     task        text not null,
@@ -1054,10 +873,8 @@ create table failure_streak (
 create table outbox (
     delivery_id   bigint generated always as identity primary key,
     shard         smallint not null,      -- always 0: one leader sends for all, so that the pace of a sink is one
-    sink          text not null,
-    event         text not null,
-    run_id        bigint,
-    payload       jsonb not null,
+    sink text not null, event text not null,
+    run_id bigint, payload jsonb not null,
     created_at    timestamptz not null,
     waiting_since timestamptz not null,   -- later than that if it was requested again
     state         text not null default 'waiting' check (state in ('waiting', 'sent', 'failed')),
@@ -1071,17 +888,14 @@ create index outbox_waiting on outbox (shard, sink, due_at) where state = 'waiti
 
 -- Accounts and stored values ------------------------------------------------------------------------------------------
 
--- People and programs. An account without a password can only sign in with a token or a one-time link. `tags`: only
--- DAGs with one of them.
+-- People and programs. Without a password only a token or a one-time link signs in. `tags`: only DAGs with one of them.
 create table account (
     account_id          int generated always as identity primary key,
     name                text not null,
     role                text not null check (role in ('viewer', 'operator', 'editor', 'admin')),
     tags                text[] check (cardinality(tags) > 0),
-    password_hash       text,
-    is_disabled         boolean not null default false,
-    created_by          text not null,
-    created_at          timestamptz not null,
+    password_hash text, is_disabled boolean not null default false,
+    created_by text not null, created_at timestamptz not null,
     password_changed_at timestamptz
 );
 create unique index account_name on account (lower(name));
@@ -1092,15 +906,11 @@ create table credential (
     credential_id bigint generated always as identity primary key,
     secret_hash   bytea not null unique,
     account_id    int not null references account on delete restrict,
-    kind          text not null check (kind in ('token', 'session', 'link')),
-    name          text not null,
-    role          text check (role in ('viewer', 'operator', 'editor', 'admin')),
-    tags          text[],
-    created_by    text not null,
-    created_at    timestamptz not null,
+    kind text not null check (kind in ('token', 'session', 'link')), name text not null,
+    role text check (role in ('viewer', 'operator', 'editor', 'admin')), tags text[],
+    created_by text not null, created_at timestamptz not null,
     expires_at    timestamptz,
-    used_at       timestamptz,
-    used_from     text,
+    used_at timestamptz, used_from text,
     revoked_at    timestamptz,
     check (expires_at is not null or kind = 'token')
 );
@@ -1108,18 +918,15 @@ create index credential_of_account on credential (account_id, credential_id);
 
 -- Failed logins in a row, by user and by address.
 create table login_attempt (
-    subject  text primary key,
-    failures int not null,
+    subject text primary key, failures int not null,
     tried_at timestamptz not null
 );
 
 create table stored_value (
     kind        text not null check (kind in ('variable', 'connection', 'secret')),
     name        text not null,
-    content     text not null,
-    key_id      text not null,
+    content text not null, key_id text not null,
     description text,
-    changed_by  text not null,
-    changed_at  timestamptz not null,
+    changed_by text not null, changed_at timestamptz not null,
     primary key (kind, name)
 );

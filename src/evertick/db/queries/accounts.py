@@ -5,30 +5,19 @@ Sees only hashes of secrets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import cast
 
 from psycopg import AsyncConnection
 from psycopg.types.json import Jsonb
 from psycopg.types.range import Range
 
-from evertick.db.connection import has_own_session
 from evertick.db.queries.run_lists import PageRequest, RunFilter, dags_of, numbers_of, read_page
-from evertick.db.statements import all_rows, one_row, one_value, sql
+from evertick.db.statements import query, sql
+from evertick.domain.access import Actor
 
 NEWEST = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class LoginAttempt:
-    """The subject whose wrong passwords are counted, and how many in a row are free of delay. A fading count decreases only with
-    time, not after a correct password."""
-
-    subject: str
-    free: int
-    is_fading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +40,6 @@ class Accounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccountChange:
-    """A field that is None stays as it is; `all_tags` removes the limit to some tags."""
-
-    role: str | None = None
-    tags: list[str] | None = None
-    all_tags: bool = False
-    disabled: bool | None = None
-    password_hash: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NewCredential:
     """`seconds` None: it does not expire. `role` and `tags` narrow the rights of the account."""
 
@@ -69,16 +47,10 @@ class NewCredential:
     kind: str
     name: str
     secret_hash: bytes
-    actor: str
+    actor: Actor
     seconds: float | None
     role: str | None = None
     tags: list[str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CreatedCredential:
-    credential_id: int
-    expires_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +84,10 @@ class CredentialRow:
     expires_at: datetime | None
     used_at: datetime | None
     used_from: str | None
-    revoked_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
-class AuditRow:
+class AuditEntry:
     entry_id: int
     occurred_at: datetime
     verb: str
@@ -130,14 +101,6 @@ class AuditRow:
     detail: dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class AuditCursor:
-    """The lower end of a window of the journal, and whether older entries exist."""
-
-    entry_id: int
-    has_more: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
     verb: str | None = None
@@ -147,121 +110,97 @@ class AuditFilter:
     since: datetime | None = None
 
 
+@query
 async def add_account(
-    conn: AsyncConnection, *, name: str, role: str, tags: list[str] | None, password_hash: str | None, actor: str
-) -> int | None:
-    params = {"name": name, "role": role, "tags": tags, "password_hash": password_hash, "actor": actor}
-    return cast("int | None", await one_value(conn, sql("accounts", "add_account"), params))
+    conn: AsyncConnection, *, name: str, role: str, tags: list[str] | None, password_hash: str | None, actor: Actor
+) -> int | None: ...
 
 
-async def change_account(conn: AsyncConnection, *, name: str, wanted: AccountChange, actor: str) -> str:
-    """'changed', 'unknown' or 'last_admin'."""
-    params = {"name": name, "actor": actor, **asdict(wanted)}
-    return cast(str, await one_value(conn, sql("accounts", "change_account"), params))
+@query
+async def find_account(conn: AsyncConnection, name: str) -> AccountRow | None: ...
 
 
-async def find_account(conn: AsyncConnection, name: str) -> AccountRow | None:
-    return await one_row(conn, sql("accounts", "find_account"), {"name": name}, AccountRow)
+@query
+async def list_accounts(conn: AsyncConnection, *, after: str = "", limit: int = 1000) -> list[AccountRow]: ...
 
 
-async def list_accounts(conn: AsyncConnection, *, after: str = "", limit: int = 1000) -> list[AccountRow]:
-    return await all_rows(conn, sql("accounts", "list_accounts"), {"after": after, "limit": limit}, AccountRow)
+@query
+async def count_accounts(conn: AsyncConnection) -> Accounts: ...
 
 
-async def count_accounts(conn: AsyncConnection) -> Accounts:
-    return cast(Accounts, await one_row(conn, sql("accounts", "count_accounts"), {}, Accounts))
-
-
-async def record_login_attempt(conn: AsyncConnection, tried: Sequence[LoginAttempt]) -> float:
-    """Count one more try for each subject; returns how many seconds to wait first, 0 if none."""
-    params = {"subjects": [each.subject for each in tried], "free": [each.free for each in tried]}
-    params["fading"] = [each.subject for each in tried if each.is_fading]
-    return cast(float, await one_value(conn, sql("accounts", "try_login"), params))
-
-
-async def forgive(conn: AsyncConnection, tried: Sequence[LoginAttempt]) -> None:
+@query
+async def forgive(conn: AsyncConnection, *, subjects: list[str], fading: list[str]) -> None:
     """Reset the counts after a correct password."""
-    params = {"subjects": [each.subject for each in tried if not each.is_fading]}
-    params["fading"] = [each.subject for each in tried if each.is_fading]
-    await conn.execute(sql("accounts", "forgive"), params)
 
 
-async def add_credential(conn: AsyncConnection, new: NewCredential) -> CreatedCredential:
-    return cast(
-        CreatedCredential, await one_row(conn, sql("accounts", "add_credential"), asdict(new), CreatedCredential)
-    )
+@query
+async def add_credential(conn: AsyncConnection, new: NewCredential) -> tuple[int, datetime | None]:
+    """Its id, and when it expires."""
 
 
-async def take_link(conn: AsyncConnection, *, secret_hash: bytes, origin: str) -> AccountRow | None:
-    params = {"secret_hash": secret_hash, "origin": origin}
-    return await one_row(conn, sql("accounts", "take_link"), params, AccountRow)
+@query
+async def take_link(conn: AsyncConnection, *, secret_hash: bytes, origin: str | None) -> AccountRow | None: ...
 
 
-async def authenticate(conn: AsyncConnection, secret_hash: bytes) -> Credential | None:
-    return await one_row(conn, sql("accounts", "authenticate"), {"secret_hash": secret_hash}, Credential)
+@query
+async def authenticate(conn: AsyncConnection, secret_hash: bytes) -> Credential | None: ...
 
 
-async def still_valid(conn: AsyncConnection, credential_ids: list[int]) -> list[Credential]:
-    return await all_rows(conn, sql("accounts", "still_valid"), {"credential_ids": credential_ids}, Credential)
+@query
+async def still_valid(conn: AsyncConnection, credential_ids: list[int]) -> list[Credential]: ...
 
 
-async def note_use(conn: AsyncConnection, *, credential_id: int, origin: str) -> None:
-    await conn.execute(sql("accounts", "note_use"), {"credential_id": credential_id, "origin": origin})
+@query
+async def note_use(conn: AsyncConnection, *, credential_id: int, origin: str) -> None: ...
 
 
+@query
 async def list_credentials(
     conn: AsyncConnection, *, account: str | None = None, after: int = 0, limit: int = 1000
-) -> list[CredentialRow]:
-    params = {"account": account, "after": after, "limit": limit}
-    return await all_rows(conn, sql("accounts", "list_credentials"), params, CredentialRow)
+) -> list[CredentialRow]: ...
 
 
-async def revoke(conn: AsyncConnection, *, credential_id: int, actor: str, account: str | None = None) -> str | None:
+@query
+async def revoke(conn: AsyncConnection, *, credential_id: int, actor: Actor, account: str | None = None) -> str | None:
     """The name of its account; None if there is no such credential."""
-    params = {"credential_id": credential_id, "actor": actor, "account": account}
-    return cast("str | None", await one_value(conn, sql("accounts", "revoke"), params))
 
 
+@query
 async def note(
     conn: AsyncConnection,
     *,
     verb: str,
-    actor: str,
+    actor: Actor,
     detail: dict[str, object],
     dag_id: int | None = None,
     run_id: int | None = None,
-) -> None:
-    params = {"verb": verb, "actor": actor, "dag_id": dag_id, "run_id": run_id, "detail": Jsonb(detail)}
-    await conn.execute(sql("accounts", "note"), params)
+) -> None: ...
 
 
+@query
 async def audit(
     conn: AsyncConnection, wanted: AuditFilter, *, before: int = NEWEST, floor: int = 0, limit: int = 100
-) -> list[AuditRow]:
+) -> list[AuditEntry]:
     """Newest first: entries before one entry, and none before `floor`."""
-    params = {**asdict(wanted), "before": before, "floor": floor, "limit": limit}
-    return await all_rows(conn, sql("accounts", "audit"), params, AuditRow)
+
+
+@query
+async def audit_floor(conn: AsyncConnection, *, before: int, window: int) -> tuple[int, bool] | None:
+    """The lower end of a window of the journal, and whether older entries exist."""
 
 
 async def audit_page(
     conn: AsyncConnection, wanted: AuditFilter, *, before: int, limit: int, window: int
-) -> tuple[list[AuditRow], int | None]:
+) -> tuple[list[AuditEntry], int | None]:
     """The matching entries of one window, and where to continue; None at the end. A rare filter must not read the whole journal.
     The entries of one run have a separate index."""
-    floor = AuditCursor(0, False)
+    floor, has_more = 0, False
     if wanted.run_id is None:
-        params = {"before": before, "window": window}
-        floor = await one_row(conn, sql("accounts", "audit_floor"), params, AuditCursor) or floor
-    found = await audit(conn, wanted, before=before, floor=floor.entry_id, limit=limit)
+        floor, has_more = await audit_floor(conn, before=before, window=window) or (0, False)
+    found = await audit(conn, wanted, before=before, floor=floor, limit=limit)
     if len(found) == limit:
         return found, found[-1].entry_id
-    return found, floor.entry_id if floor.has_more else None
-
-
-async def set_origin(conn: AsyncConnection, *, origin: str, request_id: str) -> None:
-    """Behind a pooler another client may use the session next: its entries then have no origin rather than a wrong one."""
-    if has_own_session(conn):
-        await conn.execute(sql("accounts", "say_origin"), {"origin": origin, "request_id": request_id})
+    return found, floor if has_more else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +219,7 @@ class ListedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """A filter that is None does not apply."""
+    """A filter that is None does not apply. `names`: of verbs that have another name here. Filters and orders are by name."""
 
     entry_id: int | None = None
     dag: str | None = None
@@ -302,6 +241,7 @@ class EventFilter:
     actor_heads: list[str] | None = None
     verb_like: list[str] | None = None
     verb_heads: list[str] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 async def list_events(conn: AsyncConnection, wanted: EventFilter, asked: PageRequest) -> tuple[list[ListedEvent], int]:
@@ -314,7 +254,7 @@ async def list_events(conn: AsyncConnection, wanted: EventFilter, asked: PageReq
     run_ids = None if wanted.text_id is None else await numbers_of(conn, [wanted.text_id], asdict(among))
     if [] in (dag_ids, run_ids):
         return [], 0
-    params = {**asdict(wanted), "dag_ids": dag_ids, "run_ids": run_ids}
+    params = {**asdict(wanted), "dag_ids": dag_ids, "run_ids": run_ids, "names": Jsonb(wanted.names)}
     never_null = frozenset({"entry_id", "occurred_at"})
     return await read_page(
         conn, sql("accounts", "list"), params, asked, ListedEvent, never_null=never_null, is_small=False

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 from psycopg import AsyncConnection
-from psycopg.types.json import Jsonb
 from psycopg.types.range import Range
 
 from evertick.db.queries.run_lists import PageRequest, read_page
-from evertick.db.statements import all_rows, one_row, one_value, sql
+from evertick.db.statements import query, sql
 
 MOST_ASSETS = 100_000
 
@@ -36,12 +34,12 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """`heard_at`: when it was updated since the DAG's last run; the DAG now waits for its other dependencies."""
+    """`updated_at`: when it was updated since the DAG's last run; the DAG now waits for its other dependencies."""
 
     asset: str
     dag: str
     since: datetime
-    heard_at: datetime | None
+    updated_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class Asset:
 
 
 @dataclass(frozen=True, slots=True)
-class RunTrigger:
+class AssetTrigger:
     """The trigger of a run: another run, or an external update (`update_id`), whose `extra` is missing once it is pruned."""
 
     asset: str
@@ -84,14 +82,6 @@ class ListedUpdate:
     @property
     def source(self) -> Source:
         return self.asset, self.run_id, self.update_id
-
-
-@dataclass(frozen=True, slots=True)
-class AssetEvent:
-    """An external update that was recorded."""
-
-    update_id: int
-    occurred_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,36 +122,30 @@ async def list_updates(
     return await read_page(conn, sql("assets", "updates"), asdict(wanted), asked, ListedUpdate, never_null=never_null)
 
 
+@query
 async def followers(
+    conn: AsyncConnection, *, assets: list[str], run_ids: list[int], update_ids: list[int], dag_ids: list[int] | None
+) -> list[Follower]: ...
+
+
+async def followers_of(
     conn: AsyncConnection, updates: list[ListedUpdate], dag_ids: list[int] | None
 ) -> dict[Source, list[Follower]]:
     """The runs that were started after each update, of these DAGs; None for all."""
-    params = {
-        "assets": sorted({each.asset for each in updates}),
-        "run_ids": sorted({each.run_id for each in updates if each.run_id is not None}),
-        "update_ids": sorted({each.update_id for each in updates if each.update_id is not None}),
-        "dag_ids": dag_ids,
-    }
     found: dict[Source, list[Follower]] = {}
-    for each in await all_rows(conn, sql("assets", "followers"), params, Follower):
+    for each in await followers(
+        conn,
+        assets=sorted({each.asset for each in updates}),
+        run_ids=sorted({each.run_id for each in updates if each.run_id is not None}),
+        update_ids=sorted({each.update_id for each in updates if each.update_id is not None}),
+        dag_ids=dag_ids,
+    ):
         found.setdefault((each.asset, each.source_run_id, each.update_id), []).append(each)
     return found
 
 
-async def update(conn: AsyncConnection, *, asset: str, extra: Mapping[str, object], actor: str) -> AssetEvent:
-    params = {"asset": asset, "extra": Jsonb(dict(extra)), "actor": actor}
-    return cast(AssetEvent, await one_row(conn, sql("assets", "update"), params, AssetEvent))
-
-
-async def discard_asset_events(
-    conn: AsyncConnection, *, dag_ids: list[int] | None, asset: str | None, before: datetime | None, actor: str
-) -> int:
-    params = {"dag_ids": dag_ids, "asset": asset, "before": before, "actor": actor}
-    return cast(int, await one_value(conn, sql("assets", "unhear"), params))
-
-
-async def is_known(conn: AsyncConnection, asset: str) -> bool:
-    return cast(bool, await one_value(conn, sql("assets", "is_known"), {"asset": asset}))
+@query
+async def is_known(conn: AsyncConnection, asset: str) -> bool: ...
 
 
 async def list_whole(conn: AsyncConnection) -> list[Asset]:
@@ -171,8 +155,7 @@ async def list_whole(conn: AsyncConnection) -> list[Asset]:
 
 async def page(conn: AsyncConnection, *, like: str | None, after: str, limit: int) -> list[Asset]:
     """One page of assets after a name, with their producers and consumers."""
-    params = {"like": like, "after": after, "limit": limit}
-    found = await all_rows(conn, sql("assets", "page"), params, AssetRow)
+    found = await list_page(conn, like=like, after=after, limit=limit)
     return await _whole(conn, found, [row.name for row in found])
 
 
@@ -186,17 +169,21 @@ async def _whole(conn: AsyncConnection, found: list[AssetRow], names: list[str] 
     return [Asset(row.name, row.since, makers.get(row.name, []), takers.get(row.name, [])) for row in found]
 
 
-async def list_assets(conn: AsyncConnection) -> list[AssetRow]:
-    return await all_rows(conn, sql("assets", "list"), {"limit": MOST_ASSETS}, AssetRow)
+@query
+async def list_page(conn: AsyncConnection, *, like: str | None, after: str, limit: int) -> list[AssetRow]: ...
 
 
-async def producers(conn: AsyncConnection, names: list[str] | None = None) -> list[Producer]:
-    return await all_rows(conn, sql("assets", "producers"), {"names": names}, Producer)
+@query
+async def list_assets(conn: AsyncConnection, *, limit: int = MOST_ASSETS) -> list[AssetRow]: ...
 
 
-async def consumers(conn: AsyncConnection, names: list[str] | None = None) -> list[Consumer]:
-    return await all_rows(conn, sql("assets", "consumers"), {"names": names}, Consumer)
+@query
+async def producers(conn: AsyncConnection, names: list[str] | None = None) -> list[Producer]: ...
 
 
-async def causes(conn: AsyncConnection, run_id: int) -> list[RunTrigger]:
-    return await all_rows(conn, sql("assets", "causes"), {"run_id": run_id}, RunTrigger)
+@query
+async def consumers(conn: AsyncConnection, names: list[str] | None = None) -> list[Consumer]: ...
+
+
+@query
+async def causes(conn: AsyncConnection, run_id: int) -> list[AssetTrigger]: ...

@@ -1,9 +1,9 @@
 -- Assets: their producers, their consumers, and the runs started after updates.
 
--- name: list
+-- name: list_assets
 select name, since from listed_asset order by name limit %(limit)s
 
--- name: page
+-- name: list_page
 -- One page, from after a name.
 select name, since from listed_asset
  where name > %(after)s and (%(like)s::text is null or name ilike %(like)s) order by name limit %(limit)s
@@ -24,9 +24,8 @@ select o.name as asset, d.name as dag, s.name as task, v.created_at as since
 
 -- name: consumers
 -- The DAGs with a schedule that depends on an asset, and the update since their last run.
-select w.name as asset, d.name as dag, c.changed_at as since, h.occurred_at as heard_at
-  from schedule_dependency w join schedule c on c.schedule_id = w.schedule_id and c.deleted_at is null
-      join dag d on d.dag_id = c.dag_id
+select w.name as asset, d.name as dag, c.changed_at as since, h.occurred_at as updated_at from schedule_dependency w
+  join schedule c on c.schedule_id = w.schedule_id and c.deleted_at is null join dag d on d.dag_id = c.dag_id
   left join dependency_state h on h.schedule_id = w.schedule_id and h.kind = w.kind and h.name = w.name
  where w.kind = 'asset' and d.deleted_at is null and (%(names)s::text[] is null or w.name = any(%(names)s))
  order by w.name, d.name limit 100000
@@ -35,8 +34,7 @@ select w.name as asset, d.name as dag, c.changed_at as since, h.occurred_at as h
 -- The asset updates after which a run was started.
 select c.name as asset, c.occurred_at, c.run_id as source_run_id, d.name as source_dag,
        case when x.run_id is not null then run_display_id(x.key, x.kind, coalesce(x.fire_at, x.created_at), x.run_id)
-           end as source_text_id,
-       c.update_id, u.extra
+           end as source_text_id, c.update_id, u.extra
   from run r join run_trigger c on c.schedule_id = r.schedule_id and c.fire_at = r.fire_at and c.kind = 'asset'
   left join run x on x.run_id = c.run_id left join dag d on d.dag_id = x.dag_id
   left join asset_update u on u.update_id = c.update_id
@@ -46,38 +44,27 @@ select c.name as asset, c.occurred_at, c.run_id as source_run_id, d.name as sour
 with found as not materialized (
     select * from listed_update
      where (%(dag_ids)s::int[] is null or dag_id = any(%(dag_ids)s))
-         and (%(assets)s::text[] is null or asset = any(%(assets)s))
-       and (%(dag)s::text is null or dag = %(dag)s) and (%(task)s::text is null or task = %(task)s)
-       and (%(text_id)s::text is null or text_id = %(text_id)s)
-           and (%(map_index)s::int is null or map_index = %(map_index)s)
+       and (%(assets)s::text[] is null or asset = any(%(assets)s)) and (%(dag)s::text is null or dag = %(dag)s)
+       and (%(task)s::text is null or task = %(task)s) and (%(text_id)s::text is null or text_id = %(text_id)s)
+       and (%(map_index)s::int is null or map_index = %(map_index)s)
        and (%(like)s::text[] is null or asset ilike any(%(like)s))
-           and (%(heads)s::text[] is null or asset ^@ any(%(heads)s))
+       and (%(heads)s::text[] is null or asset ^@ any(%(heads)s))
        and (%(occurred)s::tstzrange is null or occurred_at <@ %(occurred)s)
 )
-select t.total, f.*
-  from (select count(*) as total from (select from found limit %(most)s) x) t
-  left join lateral (
-    select asset, update_id, run_id, dag, text_id, task, map_index, occurred_at, extra
-      from found order by /* order */ occurred_at, run_id, idx, map_index, asset, update_id
-          limit %(limit)s offset %(offset)s) f on true
+select t.total, f.* from (select count(*) as total from (select from found limit %(most)s) x) t
+  left join lateral (select asset, update_id, run_id, dag, text_id, task, map_index, occurred_at, extra from found
+                      order by /* order */ occurred_at, run_id, idx, map_index, asset, update_id
+                      limit %(limit)s offset %(offset)s) f on true
 
 -- name: followers
 -- The runs that were started after updates of some assets, by runs or from outside.
 select c.name as asset, c.run_id as source_run_id, c.update_id, d.name as dag,
-    run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
-       r.fire_at, coalesce(s.started_at, r.created_at) as started_at, s.finished_at, s.state::text as state
+       run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id, r.fire_at,
+       coalesce(s.started_at, r.created_at) as started_at, s.finished_at, s.state::text as state
   from run_trigger c join run r on r.schedule_id = c.schedule_id and r.fire_at = c.fire_at
   join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
- where c.schedule_id =
-     any(array(select w.schedule_id from schedule_dependency w where w.kind = 'asset'
-         and w.name = any(%(assets)s::text[])))
-   and c.kind = 'asset' and c.name = any(%(assets)s::text[])
-       and (c.run_id = any(%(run_ids)s::bigint[]) or c.update_id = any(%(update_ids)s::bigint[]))
-   and (%(dag_ids)s::int[] is null or r.dag_id = any(%(dag_ids)s))
- order by c.name, r.run_id limit 10000
-
--- name: update
-select update_id, occurred_at from update_asset(%(asset)s::text, %(extra)s::jsonb, %(actor)s::text)
-
--- name: unhear
-select discard_asset_events(%(dag_ids)s::int[], %(asset)s::text, %(before)s::timestamptz, %(actor)s::text)
+ where c.schedule_id = any(array(select w.schedule_id from schedule_dependency w
+                                  where w.kind = 'asset' and w.name = any(%(assets)s::text[]))) and c.kind = 'asset'
+   and c.name = any(%(assets)s::text[])
+   and (c.run_id = any(%(run_ids)s::bigint[]) or c.update_id = any(%(update_ids)s::bigint[]))
+   and (%(dag_ids)s::int[] is null or r.dag_id = any(%(dag_ids)s)) order by c.name, r.run_id limit 10000

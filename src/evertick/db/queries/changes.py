@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
 
 from psycopg import AsyncConnection
 
-from evertick.db.statements import all_rows, one_row, one_value, sql
+from evertick.db.statements import query
 
 _XID_MASK = 2**32 - 1
 
@@ -73,45 +72,41 @@ class TaggedDag:
     tags: list[str]
 
 
-async def mark(conn: AsyncConnection) -> ChangeMark:
-    return cast(ChangeMark, await one_row(conn, sql("changes", "mark"), {}, ChangeMark))
+@query
+async def mark(conn: AsyncConnection) -> ChangeMark: ...
 
 
+@query
 async def open_run_ids(conn: AsyncConnection, *, limit: int) -> list[int]:
     """Newest first."""
-    cursor = await conn.execute(sql("changes", "open_run_ids"), {"limit": limit})
-    return [cast(int, row[0]) for row in await cursor.fetchall()]
 
 
+@query
 async def changed_runs(
-    conn: AsyncConnection, *, since: int, after: int, were_open: list[int], limit: int
+    conn: AsyncConnection, *, since: str, after: int, were_open: list[int], limit: int
 ) -> list[ChangedRun]:
-    """Rows written by transaction `since` or later; finished runs only with an id above `after`, or if they were open."""
-    params = {"since": _xid(since), "after": after, "open": were_open, "limit": limit}
-    return await all_rows(conn, sql("changes", "changed_runs"), params, ChangedRun)
+    """Rows written by transaction `since` (`xid`) or later; finished runs only with an id above `after`, or if they were open."""
 
 
-async def entries(conn: AsyncConnection, *, since: int, after: int, limit: int) -> list[AuditChange]:
-    params = {"since": _xid(since), "after": after, "limit": limit}
-    return await all_rows(conn, sql("changes", "entries"), params, AuditChange)
+@query
+async def entries(conn: AsyncConnection, *, since: str, after: int, limit: int) -> list[AuditChange]: ...
 
 
-async def watched(conn: AsyncConnection, *, dags: list[str], is_all: bool, moved: list[int], limit: int) -> list[int]:
-    params = {"dags": dags, "is_all": is_all, "moved": moved, "limit": limit}
-    cursor = await conn.execute(sql("changes", "watched"), params)
-    return [cast(int, row[0]) for row in await cursor.fetchall()]
+@query
+async def watched(
+    conn: AsyncConnection, *, dags: list[str], is_all: bool, moved: list[int], limit: int
+) -> list[int]: ...
 
 
-async def tasks(conn: AsyncConnection, *, since: int, run_ids: list[int], limit: int) -> list[ChangedTask]:
-    params = {"since": _xid(since), "run_ids": run_ids, "limit": limit}
-    return await all_rows(conn, sql("changes", "tasks"), params, ChangedTask)
+@query
+async def tasks(conn: AsyncConnection, *, since: str, run_ids: list[int], limit: int) -> list[ChangedTask]: ...
 
 
-async def tagged_dags(conn: AsyncConnection, dag_ids: list[int]) -> list[TaggedDag]:
-    return await all_rows(conn, sql("changes", "dags"), {"dag_ids": dag_ids}, TaggedDag)
+@query
+async def tagged_dags(conn: AsyncConnection, dag_ids: list[int]) -> list[TaggedDag]: ...
 
 
-def _xid(full: int) -> str:
+def xid(full: int) -> str:
     """The 32-bit transaction id that rows store: without the wraparound epoch."""
     return str(full & _XID_MASK)
 
@@ -147,24 +142,18 @@ class EndedAttempt:
     ready_at: datetime
 
 
-async def newest(conn: AsyncConnection) -> int:
-    return cast(int, await one_value(conn, sql("changes", "newest"), {}))
+@query
+async def newest(conn: AsyncConnection) -> int: ...
 
 
-async def open_runs(conn: AsyncConnection, *, limit: int) -> set[int]:
-    cursor = await conn.execute(sql("changes", "open_runs"), {"limit": limit})
-    return {cast(int, row[0]) for row in await cursor.fetchall()}
+@query
+async def ended_after(conn: AsyncConnection, after: int, *, limit: int) -> list[int]: ...
 
 
-async def ended_after(conn: AsyncConnection, after: int, *, limit: int) -> list[int]:
-    cursor = await conn.execute(sql("changes", "ended_after"), {"after": after, "limit": limit})
-    return [cast(int, row[0]) for row in await cursor.fetchall()]
-
-
+@query
 async def runs(conn: AsyncConnection, run_ids: list[int]) -> list[EndedRun]:
     """The finished ones of these runs."""
-    return await all_rows(conn, sql("changes", "runs"), {"run_ids": run_ids}, EndedRun)
 
 
-async def attempts(conn: AsyncConnection, run_ids: list[int], *, limit: int) -> list[EndedAttempt]:
-    return await all_rows(conn, sql("changes", "attempts"), {"run_ids": run_ids, "limit": limit}, EndedAttempt)
+@query
+async def attempts(conn: AsyncConnection, run_ids: list[int], *, limit: int) -> list[EndedAttempt]: ...

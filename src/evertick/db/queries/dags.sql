@@ -1,38 +1,26 @@
 -- DAGs, their versions and the bundles of those.
 
--- name: publish
-select out_dag_id, out_version_id, is_new, coalesce(rerouted, 0) as rerouted
-  from publish_dag(%(dag)s::jsonb, %(seen)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
-
 -- name: put_bundle
--- Content-addressed: the same hash is the same code. The date is renewed, because prune deletes old unused bundles,
--- and this one is about to be used.
+-- Content-addressed. The date is renewed: prune deletes old unused bundles, and this one is about to be used.
 insert into bundle (hash, file, archive, uses_threads, created_at)
-values (%(hash)s, %(file)s, %(archive)s, %(uses_threads)s, clock())
+values (%(bundle_hash)s, %(file)s, %(archive)s, %(uses_threads)s, clock())
 on conflict (hash) do update set created_at = excluded.created_at
 
 -- name: bundle
-select file, archive, uses_threads from bundle where hash = %(hash)s
+select file, archive, uses_threads from bundle where hash = %(bundle_hash)s
 
 -- name: of_bundles
 -- The DAGs with a version from this bundle: a file may define several. Includes deleted ones.
 select distinct d.name from dag_version v join dag d on d.dag_id = v.dag_id
  where v.bundle_hash = any(%(hashes)s::text[]) order by d.name limit 100000
 
--- name: pause
-select pause_dag(%(dag_id)s::int, %(paused)s::boolean, %(seen)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
-
--- name: delete
-select delete_dag(%(dag_id)s::int, %(seen)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
-
 -- name: find
 select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
-    v.created_at,
-       b.uses_threads
+       v.created_at, b.uses_threads
   from dag d left join dag_version v on v.version_id = d.version_id left join bundle b on b.hash = v.bundle_hash
  where d.name = %(name)s
 
--- name: names_like
+-- name: names
 -- For "did you mean".
 select name from dag where deleted_at is null order by name limit 10000
 
@@ -41,9 +29,8 @@ select name from dag where deleted_at is null order by name limit 10000
 select file, name from dag where deleted_at is null order by file, name limit 100000
 
 -- name: version
-select d.name, v.bundle_hash, b.file, b.uses_threads, v.spec
-  from dag_version v join dag d on d.dag_id = v.dag_id join bundle b on b.hash = v.bundle_hash
- where v.version_id = %(version_id)s
+select d.name, v.bundle_hash, b.file, b.uses_threads, v.spec from dag_version v join dag d on d.dag_id = v.dag_id
+  join bundle b on b.hash = v.bundle_hash where v.version_id = %(version_id)s
 
 -- name: versions
 -- Newest first. A rollback makes an old one current again, with its number.
@@ -58,18 +45,15 @@ select queue from task_spec where version_id = %(version_id)s::int order by idx 
 
 -- name: published_route
 -- One task of the current version. The spec has a queue only if the author declared one.
-select s.queue, v.spec->'tasks'->s.idx->>'queue' as written
-  from dag d join dag_version v on v.version_id = d.version_id
-  join task_spec s on s.version_id = d.version_id and s.name = %(task)s
- where d.name = %(dag)s and d.deleted_at is null
+select s.queue, v.spec->'tasks'->s.idx->>'queue' as written from dag d join dag_version v on v.version_id = d.version_id
+  join task_spec s on s.version_id = d.version_id and s.name = %(task)s where d.name = %(dag)s and d.deleted_at is null
 
 -- name: put_import_error
 insert into import_error (file, line, message, detail, occurred_at)
-values (%(file)s, %(line)s, %(message)s, %(detail)s, clock())
+values (%(file)s, %(line)s, left(%(message)s, 4000), left(%(detail)s, 20000), clock())
 on conflict (file) do update set line = excluded.line, message = excluded.message, detail = excluded.detail,
-    occurred_at = excluded.occurred_at
- where (import_error.line, import_error.message, import_error.detail) is distinct from
-     (excluded.line, excluded.message, excluded.detail)
+    occurred_at = excluded.occurred_at where (import_error.line, import_error.message,
+        import_error.detail) is distinct from (excluded.line, excluded.message, excluded.detail)
 
 -- name: drop_import_error
 delete from import_error where file = %(file)s
@@ -85,30 +69,27 @@ select d.dag_id from dag d join dag_version v on v.version_id = d.version_id
 -- name: page
 -- In name order, from after one; optionally only DAGs with one of some tags, with a tag, or with a text in the name.
 select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
-    v.created_at,
-       null as uses_threads
+       v.created_at, null as uses_threads
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null and d.name > %(after)s and (%(tags)s::text[] is null or v.spec->'tags' ?| %(tags)s)
-   and (%(tag)s::text is null or v.spec->'tags' ? %(tag)s)
-   and (%(like)s::text is null or d.name ilike %(like)s) and (%(paused)s::boolean is null or d.is_paused = %(paused)s)
- order by d.name limit %(limit)s
+   and (%(tag)s::text is null or v.spec->'tags' ? %(tag)s) and (%(like)s::text is null or d.name ilike %(like)s)
+   and (%(paused)s::boolean is null or d.is_paused = %(paused)s) order by d.name limit %(limit)s
 
 -- name: version_number
 select v.spec from dag_version v where v.dag_id = %(dag_id)s and v.number = %(number)s
 
 -- name: named
 select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
-    v.created_at,
-       null as uses_threads
+       v.created_at, null as uses_threads
   from dag d join dag_version v on v.version_id = d.version_id
- where d.deleted_at is null and d.name = any(%(names)s::text[]) order by d.name limit %(limit)s
+ where d.deleted_at is null and d.name = any(%(names)s::text[])
+ order by array_position(%(names)s::text[], d.name) limit cardinality(%(names)s::text[])
 
 -- name: versions_of
 -- The versions of some DAGs, or of all that are not deleted, oldest first.
-select d.name as dag, v.version_id, v.number, v.created_at
-  from dag d join dag_version v on v.dag_id = d.dag_id
+select d.name as dag, v.version_id, v.number, v.created_at from dag d join dag_version v on v.dag_id = d.dag_id
  where d.deleted_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s)) order by v.version_id
-     limit 100000
+ limit 100000
 
 -- name: kinds
 -- The kind of each task of a version, in task order: the spec has it only if it is not the default.
@@ -120,62 +101,57 @@ select v.version_id, array(select coalesce(t.task->>'kind', 'python')
 -- The DAG catalogue: a page in name order, with the states of the newest runs.
 
 -- name: page_of_dags
--- From after a name. Only the listed parts of the spec: a large DAG must not slow it down. The newest run is read only
--- if requested.
+-- From after a name. Only parts of the spec: a large DAG must not slow it down. The newest run only if requested.
 select d.dag_id, d.name, d.is_paused as paused, v.number as version, v.task_count,
-    coalesce(v.spec->'tags', '[]') as tags,
-       left(v.spec->>'description', 300) as description, d.file
+       coalesce(v.spec->'tags', '[]') as tags, left(v.spec->>'description', 300) as description, d.file
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null and d.name > %(after)s and (%(tags)s::text[] is null or v.spec->'tags' ?| %(tags)s)
-   and (%(tag)s::text is null or v.spec->'tags' ? %(tag)s)
-   and (%(like)s::text is null or d.name ilike %(like)s) and (%(paused)s::boolean is null or d.is_paused = %(paused)s)
+   and (%(tag)s::text is null or v.spec->'tags' ? %(tag)s) and (%(like)s::text is null or d.name ilike %(like)s)
+   and (%(paused)s::boolean is null or d.is_paused = %(paused)s)
    and (%(newest)s::run_state is null or %(newest)s = (
-       select s.state from run_status s
-        where s.run_id = (select n.run_id from run n where n.dag_id = d.dag_id order by n.run_id desc limit 1)))
+            select s.state from run_status s
+             where s.run_id = (select n.run_id from run n where n.dag_id = d.dag_id order by n.run_id desc limit 1)))
  order by d.name limit %(limit)s
 
 -- name: sorted_page
 -- In another order than by name: each matching DAG costs one or two index probes, and only the page's specs are read.
 select d.dag_id, d.name, d.is_paused as paused, v.number as version, v.task_count,
-    coalesce(v.spec->'tags', '[]') as tags,
-       left(v.spec->>'description', 300) as description, d.file
-  from (select f.dag_id, f.name, f.weight from (
-            select g.dag_id, g.name, case %(by)s::text
-                when 'next' then (select min(extract(epoch from s.next_due)) from schedule c
-                                  join schedule_state s on s.schedule_id = c.schedule_id
-                                   where c.dag_id = g.dag_id and c.deleted_at is null and not s.is_paused
-                                       and s.error is null)
-                when 'newest' then (select extract(epoch from n.created_at) from run n where n.dag_id = g.dag_id
-                                    order by n.run_id desc limit 1)
-                when 'took' then (select extract(epoch from coalesce(s.finished_at, clock()) - s.started_at)
-                                    from (select n.run_id from run n where n.dag_id = g.dag_id order by n.run_id desc
-                                          limit 1) w
-                                    join run_status s on s.run_id = w.run_id)
-                end as weight
-              from dag g join dag_version x on x.version_id = g.version_id
-             where g.deleted_at is null and (%(tags)s::text[] is null or x.spec->'tags' ?| %(tags)s)
-               and (%(tag)s::text is null or x.spec->'tags' ? %(tag)s)
-               and (%(like)s::text is null or g.name ilike %(like)s)
+       coalesce(v.spec->'tags', '[]') as tags, left(v.spec->>'description', 300) as description, d.file
+  from (select f.dag_id, f.name, f.weight
+          from (select g.dag_id, g.name,
+                       case %(by)s::text when 'next' then (select min(extract(epoch from s.next_due)) from schedule c
+                                                             join schedule_state s on s.schedule_id = c.schedule_id
+                                                            where c.dag_id = g.dag_id and c.deleted_at is null
+                                                              and not s.is_paused and s.error is null)
+                            when 'newest' then (select extract(epoch from n.created_at) from run n
+                                                 where n.dag_id = g.dag_id order by n.run_id desc limit 1)
+                            when 'took' then (select extract(epoch from coalesce(s.finished_at, clock()) - s.started_at)
+                                                from (select n.run_id from run n
+                                                       where n.dag_id = g.dag_id order by n.run_id desc limit 1) w
+                                                join run_status s on s.run_id = w.run_id) end as weight
+                  from dag g join dag_version x on x.version_id = g.version_id
+                 where g.deleted_at is null and (%(tags)s::text[] is null or x.spec->'tags' ?| %(tags)s)
+                   and (%(tag)s::text is null or x.spec->'tags' ? %(tag)s)
+                   and (%(like)s::text is null or g.name ilike %(like)s)
                    and (%(paused)s::boolean is null or g.is_paused = %(paused)s)
-               and (%(newest)s::run_state is null or %(newest)s = (
-                   select s.state from run_status s
-                    where s.run_id = (select n.run_id from run n where n.dag_id = g.dag_id order by n.run_id desc
-                                      limit 1)))) f
+                   and (%(newest)s::run_state is null or %(newest)s = (
+                            select s.state from run_status s
+                             where s.run_id = (select n.run_id from run n
+                                                where n.dag_id = g.dag_id order by n.run_id desc limit 1)))) f
          order by case when %(is_down)s then -f.weight else f.weight end nulls last,
-                  case when not %(is_down)s then f.name end, case when %(is_down)s then f.name end desc
+             case when not %(is_down)s then f.name end, case when %(is_down)s then f.name end desc
          limit %(limit)s offset %(offset)s) p
   join dag d on d.dag_id = p.dag_id join dag_version v on v.version_id = d.version_id
- order by case when %(is_down)s then -p.weight else p.weight end nulls last,
-          case when not %(is_down)s then p.name end, case when %(is_down)s then p.name end desc
+ order by case when %(is_down)s then -p.weight else p.weight end nulls last, case when not %(is_down)s then p.name end,
+     case when %(is_down)s then p.name end desc
 
 -- name: newest_runs
 -- One index probe per DAG.
 select r.dag_id, s.run_id, s.state, r.created_at, r.fire_at, s.started_at, s.finished_at
   from unnest(%(dag_ids)s::int[]) w(dag_id)
- cross join lateral (select n.run_id, n.dag_id, n.created_at, n.fire_at from run n where n.dag_id = w.dag_id
-                     order by n.run_id desc limit %(each)s) r
- cross join lateral (select * from run_status x where x.run_id = r.run_id offset 0) s
- order by r.dag_id, s.run_id
+  cross join lateral (select n.run_id, n.dag_id, n.created_at, n.fire_at from run n
+                       where n.dag_id = w.dag_id order by n.run_id desc limit %(each)s) r
+  cross join lateral (select * from run_status x where x.run_id = r.run_id offset 0) s order by r.dag_id, s.run_id
 
 -- name: next_fires
 -- For each DAG its next schedule, or one that depends on something other than time.
@@ -188,27 +164,22 @@ select distinct on (c.dag_id) c.dag_id, c.name, c.spec, s.next_due, s.is_paused 
 -- The newest runs of a DAG, before one run.
 select r.run_id, v.number as version, r.kind, r.fire_at, r.created_at, s.state, s.started_at, s.finished_at,
        v.task_count + s.extra_tasks as task_count
-  from (select n.run_id from run n where n.dag_id = %(dag_id)s and n.run_id < %(before)s::bigint order by n.run_id desc
-        limit %(limit)s) w
+  from (select n.run_id from run n
+         where n.dag_id = %(dag_id)s and n.run_id < %(before)s::bigint order by n.run_id desc limit %(limit)s) w
   join run r on r.run_id = w.run_id join run_status s on s.run_id = w.run_id
-      join dag_version v on v.version_id = r.version_id
- order by r.run_id desc
+  join dag_version v on v.version_id = r.version_id order by r.run_id desc
 
 -- name: cells
 -- The tasks of these runs by name, with the instances of a mapped task combined: how many are in each state.
 select k.run_id, s.name as task, k.state::text as state, count(*) as count, bool_or(k.map_index >= 0) as is_mapped,
        min(k.started_at) as started_at, max(k.finished_at) as finished_at, max(k.attempt) as attempt
   from unnest(%(run_ids)s::bigint[]) w(run_id)
- cross join lateral (select * from task x where x.run_id = w.run_id offset 0) k
-  join task_spec s on s.version_id = k.version_id and s.idx = k.idx
- group by k.run_id, s.name, k.state
- limit %(limit)s
+  cross join lateral (select * from task x where x.run_id = w.run_id offset 0) k
+  join task_spec s on s.version_id = k.version_id and s.idx = k.idx group by k.run_id, s.name, k.state limit %(limit)s
 
 -- name: group_retries
 -- The groups of these runs that were retried as a whole. Queried only for DAGs with such groups.
-select g.run_id, w.name, g.retried
-  from unnest(%(run_ids)s::bigint[]) r(run_id)
- cross join lateral (select * from run_group x where x.run_id = r.run_id and x.retried > 0 offset 0) g
- cross join lateral (select x.version_id from run_status x where x.run_id = g.run_id offset 0) s
-  join retry_group w on w.version_id = s.version_id and w.grp = g.grp
- limit 10000
+select g.run_id, w.name, g.retried from unnest(%(run_ids)s::bigint[]) r(run_id)
+  cross join lateral (select * from run_group x where x.run_id = r.run_id and x.retried > 0 offset 0) g
+  cross join lateral (select x.version_id from run_status x where x.run_id = g.run_id offset 0) s
+  join retry_group w on w.version_id = s.version_id and w.group_id = g.group_id limit 10000

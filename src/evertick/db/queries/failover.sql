@@ -10,23 +10,21 @@ select (select system_identifier from pg_control_system()) as system_id,
 
 -- name: look_without_rights
 -- The facts that every role may read.
-select null::bigint as system_id, null::bigint as timeline,
-       pg_is_in_recovery() as is_standby, pg_backend_pid() as pid, current_setting('search_path') as search_path,
+select null::bigint as system_id, null::bigint as timeline, pg_is_in_recovery() as is_standby, pg_backend_pid() as pid,
+       current_setting('search_path') as search_path,
        case when pg_backend_pid() = %(pid)s then pg_try_advisory_lock_shared(%(functions)s) end as holds_functions
 
--- name: mark
--- Of all processes one per second writes; the others read the row that it wrote, and wait for no lock. A visible row
--- is committed, and if commits wait for a standby, the standby has it too: that makes it a mark. The first process on
--- a new timeline records it, and reports it if there was an earlier one. No row: another process is recording it right
--- now. A mark from the future comes from a clock that was set back.
+-- name: mark_server
+-- Of all processes one per second writes; the others read its row, and wait for no lock. A visible row is committed,
+-- and on a standby if commits wait for one: that makes it a mark. The first process on a new timeline records and
+-- reports it. No row: another process is recording it. A mark from the future comes from a clock that was set back.
 with setting as (
     select current_setting('synchronous_standby_names') <> ''
-        and current_setting('synchronous_commit') not in ('off', 'local')
-           as is_synchronous
+           and current_setting('synchronous_commit') not in ('off', 'local') as is_synchronous
 ), placed as (
     insert into server_timeline (system_id, timeline, first_seen_at, marked_at, lsn, is_synchronous)
     select %(system_id)s, %(timeline)s, clock_timestamp(), clock_timestamp(), pg_current_wal_insert_lsn(),
-        s.is_synchronous
+           s.is_synchronous
       from setting s
      where not exists (select 1 from server_timeline c where c.system_id = %(system_id)s and c.timeline = %(timeline)s)
     on conflict (system_id, timeline) do nothing
@@ -36,14 +34,14 @@ with setting as (
     select clock(), 'failover', %(actor)s, jsonb_build_object('system_id', p.system_id::text, 'timeline', p.timeline)
       from placed p where exists (select 1 from server_timeline)
 ), moved as (
-    update server_timeline c set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(),
-        is_synchronous = s.is_synchronous
+    update server_timeline c
+       set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(), is_synchronous = s.is_synchronous
       from setting s
      where c.ctid = (select x.ctid from server_timeline x
                       where x.system_id = %(system_id)s and x.timeline = %(timeline)s
                         and (x.marked_at < clock_timestamp() - make_interval(secs => %(seconds)s)
                              or x.marked_at > clock_timestamp())
-                        for no key update skip locked)
+                     for no key update skip locked)
     returning c.lsn, c.is_synchronous
 )
 select (newest.lsn - '0/0')::bigint as lsn, newest.is_synchronous
@@ -51,9 +49,8 @@ select (newest.lsn - '0/0')::bigint as lsn, newest.is_synchronous
         union all
         select lsn, is_synchronous from moved
         union all
-        select c.lsn, c.is_synchronous from server_timeline c where c.system_id = %(system_id)s
-            and c.timeline = %(timeline)s)
-            newest
+        select c.lsn, c.is_synchronous from server_timeline c
+         where c.system_id = %(system_id)s and c.timeline = %(timeline)s) newest
  order by newest.lsn desc limit 1
 
 -- name: marked

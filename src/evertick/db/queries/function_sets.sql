@@ -13,8 +13,7 @@ insert into evertick.function_set (hash, release) values (%(hash)s, %(release)s)
 -- The two newest stay, because behind a pooler no lock tells who uses them.
 select f.hash
   from (select x.hash, row_number() over (order by x.created_at desc, x.hash) as place from evertick.function_set x) f
- where f.place > 2 and f.hash <> %(hash)s
- order by f.place limit 100
+ where f.place > 2 and f.hash <> %(hash)s order by f.place limit 100
 
 -- name: forget
 delete from evertick.function_set where hash = %(hash)s

@@ -6,7 +6,7 @@ Every list has a limit.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from decimal import Decimal
@@ -17,8 +17,7 @@ from psycopg.types.json import Jsonb
 from psycopg.types.range import Range
 
 from evertick.db.queries.run_lists import ListedRun, PageRequest, is_by_key, numbers_of, read_page
-from evertick.db.statements import all_rows, one_row, one_value, sql
-from evertick.domain.attempt import TaskKey
+from evertick.db.statements import query, sql
 
 _NUMBERED = re.compile(r"__(\d{1,18})$")
 
@@ -83,11 +82,6 @@ class ListedTask:
     note: str | None
     pool: str | None
     slots: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _ListedDag:
-    dag: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,15 +193,12 @@ async def _specs_of(conn: AsyncConnection, wanted: TaskFilter) -> dict[str, list
 
 async def list_dags(conn: AsyncConnection, wanted: ListedDagFilter, asked: PageRequest) -> tuple[list[str], int]:
     """The names of the DAGs."""
-    found, total = await read_page(conn, sql("listings", "dags"), asdict(wanted), asked, _ListedDag)
-    return [each.dag for each in found], total
+    return await read_page(conn, sql("listings", "dags"), asdict(wanted), asked, str)
 
 
 async def find_run(conn: AsyncConnection, *, dag_id: int, text_id: str) -> ListedRun | None:
     """Find a run by its key, or by the number at the end of a generated id."""
-    run_id = cast(
-        "int | None", await one_value(conn, sql("listings", "run_of_key"), {"dag_id": dag_id, "key": text_id})
-    )
+    run_id = await run_of_key(conn, dag_id=dag_id, key=text_id)
     if run_id is None and (numbered := _NUMBERED.search(text_id)):
         run_id = int(numbered[1])
     if run_id is None:
@@ -216,25 +207,25 @@ async def find_run(conn: AsyncConnection, *, dag_id: int, text_id: str) -> Liste
     return found if found is not None and found.text_id == text_id else None
 
 
-async def run_by_number(conn: AsyncConnection, *, dag_id: int, run_id: int) -> ListedRun | None:
-    return await one_row(conn, sql("listings", "find_run"), {"dag_id": dag_id, "run_id": run_id}, ListedRun)
+@query
+async def run_by_number(conn: AsyncConnection, *, dag_id: int, run_id: int) -> ListedRun | None: ...
 
 
-async def tasks_of(
-    conn: AsyncConnection, *, run_id: int, idxs: Collection[int], limit: int = 100_000
-) -> list[ListedTask]:
+@query
+async def run_of_key(conn: AsyncConnection, *, dag_id: int, key: str) -> int | None: ...
+
+
+@query
+async def tasks_of(conn: AsyncConnection, *, run_id: int, idxs: list[int], limit: int = 100_000) -> list[ListedTask]:
     """These tasks of a run, each with all its instances."""
-    params = {"run_id": run_id, "idxs": sorted(idxs), "limit": limit}
-    return await all_rows(conn, sql("listings", "tasks_of"), params, ListedTask)
 
 
-async def active_runs(conn: AsyncConnection, dag_id: int) -> int:
-    return cast(int, await one_value(conn, sql("listings", "active_runs"), {"dag_id": dag_id}))
+@query
+async def active_runs(conn: AsyncConnection, dag_id: int) -> int: ...
 
 
-async def tags(conn: AsyncConnection, *, seen_tags: list[str] | None) -> list[str]:
-    cursor = await conn.execute(sql("listings", "tags"), {"seen_tags": seen_tags})
-    return [cast(str, row[0]) for row in await cursor.fetchall()]
+@query
+async def tags(conn: AsyncConnection, *, seen_tags: list[str] | None) -> list[str]: ...
 
 
 async def count_runs(conn: AsyncConnection, *, dags: list[str]) -> dict[str, dict[str, int]]:
@@ -246,17 +237,9 @@ async def count_runs(conn: AsyncConnection, *, dags: list[str]) -> dict[str, dic
     return found
 
 
+@query
 async def note(conn: AsyncConnection, *, run_id: int, idx: int, map_index: int) -> Note | None:
     """For a run, `idx` and `map_index` are -1."""
-    return await one_row(conn, sql("listings", "note"), {"run_id": run_id, "idx": idx, "map_index": map_index}, Note)
-
-
-async def put_note(
-    conn: AsyncConnection, *, run_id: int, idx: int, map_index: int, content: str | None, actor: str
-) -> bool:
-    """For a run, `idx` and `map_index` are -1. Returns whether the run exists."""
-    params = {"run_id": run_id, "idx": idx, "map_index": map_index, "content": content, "actor": actor}
-    return bool(await one_value(conn, sql("listings", "put_note"), params))
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,25 +283,8 @@ class OutputFilter:
     fire: Range[datetime] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewOutput:
-    """`name` None: replaces the task's return value. `is_removed`: deleted. `must`: 'new' or 'old'."""
-
-    name: str | None
-    must: str
-    value: object = None
-    is_removed: bool = False
-
-
 async def list_outputs(
     conn: AsyncConnection, wanted: OutputFilter, asked: PageRequest
 ) -> tuple[list[ListedOutput], int]:
     is_small = wanted.run_id is not None
     return await read_page(conn, sql("listings", "list"), asdict(wanted), asked, ListedOutput, is_small=is_small)
-
-
-async def put(conn: AsyncConnection, key: TaskKey, new: NewOutput, *, actor: str) -> str | None:
-    """'done', 'exists', 'missing', or None: there is no such task, or it has not succeeded."""
-    value = None if new.is_removed else Jsonb(new.value)
-    params = {**key._asdict(), "name": new.name, "value": value, "must": new.must, "actor": actor}
-    return cast("str | None", await one_value(conn, sql("listings", "put"), params))

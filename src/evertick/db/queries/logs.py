@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from uuid import UUID
 
 from psycopg import AsyncConnection
 from psycopg.types.json import Json
 
-from evertick.db.statements import all_rows, one_value, sql
+from evertick.db.statements import query, sql
 from evertick.domain.attempt import TaskKey
-from evertick.domain.log_archive import Piece
 
 
 class NewChunk(NamedTuple):
@@ -58,24 +57,71 @@ async def append(conn: AsyncConnection, *, session: int, chunks: list[NewChunk])
     await conn.execute(sql("logs", "append"), {"session": session, "chunks": Json(rows)})
 
 
+@query
 async def read(
-    conn: AsyncConnection, key: TaskKey, *, after: tuple[int, int] = (0, -1), limit: int = 200
+    conn: AsyncConnection, key: TaskKey, *, epoch: int = 0, seq: int = -1, limit: int = 200
 ) -> list[FoundChunk]:
-    """Chunks after the given (epoch, seq), in order."""
-    params = {**key._asdict(), "epoch": after[0], "seq": after[1], "limit": limit}
-    cursor = await conn.execute(sql("logs", "read"), params)
-    return [FoundChunk(*row) for row in await cursor.fetchall()]
+    """Chunks after the given one, in order."""
 
 
-async def news(conn: AsyncConnection, key: TaskKey, *, known: dict[int, int], limit: int) -> list[FoundChunk]:
-    """Chunks after the last known `seq` of each epoch, and of later epochs; in order."""
-    params: dict[str, object] = {**key._asdict(), "epochs": list(known), "seqs": list(known.values())}
-    cursor = await conn.execute(sql("logs", "news"), {**params, "newest": max(known, default=0), "limit": limit})
-    return [FoundChunk(*row) for row in await cursor.fetchall()]
+@query
+async def news(
+    conn: AsyncConnection, key: TaskKey, *, epochs: list[int], seqs: list[int], newest: int, limit: int
+) -> list[FoundChunk]:
+    """Chunks after the last known `seq` of each epoch, and of epochs after `newest`; in order."""
 
 
-async def shipped_until(conn: AsyncConnection, key: TaskKey, *, epoch: int) -> int:
-    return int(await one_value(conn, sql("logs", "shipped_until"), {**key._asdict(), "epoch": epoch}))
+class OrderedAttempt(NamedTuple):
+    idx: int
+    map_index: int
+    epoch: int
+    task: str
+    started_at: datetime
+    finished_at: datetime | None
+    outcome: str
+    reason: str | None
+
+
+class AttemptPlace(NamedTuple):
+    """The place of an attempt among those of its run, by their starts."""
+
+    started_at: datetime
+    idx: int
+    map_index: int
+    epoch: int
+
+
+class OpenAttempts(NamedTuple):
+    """Attempts of one run by their keys, each with the `seq` from which its log is read."""
+
+    idxs: list[int]
+    indexes: list[int]
+    epochs: list[int]
+    seqs: list[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int, int, int]]) -> OpenAttempts:
+        return cls(*([row[column] for row in rows] for column in range(4)))
+
+
+@query
+async def attempts_in_order(
+    conn: AsyncConnection, opened: OpenAttempts, after: AttemptPlace, *, run_id: int, limit: int
+) -> list[OrderedAttempt]:
+    """Attempts of a run in the order of their starts: the open ones, and those after one attempt."""
+
+
+async def of_attempts(
+    conn: AsyncConnection, opened: OpenAttempts, *, run_id: int, chunks: int
+) -> list[tuple[int, FoundChunk]]:
+    """Up to `chunks` of each attempt, with its place in `opened`; in order."""
+    params = {**opened._asdict(), "run_id": run_id, "chunks": chunks}
+    cursor = await conn.execute(sql("logs", "of_attempts"), params)
+    return [(row[0] - 1, FoundChunk(*row[1:])) for row in await cursor.fetchall()]
+
+
+@query
+async def shipped_until(conn: AsyncConnection, key: TaskKey, *, epoch: int) -> int: ...
 
 
 class Size(NamedTuple):
@@ -99,44 +145,29 @@ ANY = Sought()
 
 
 # The most chunks searched: 1 GB of log, more than is kept of any attempt by default.
-_WINDOW = 16_000
+WINDOW = 16_000
 
 
-async def sizes(conn: AsyncConnection, key: TaskKey) -> list[Size]:
-    cursor = await conn.execute(sql("logs", "sizes"), key._asdict())
-    return [Size(*row) for row in await cursor.fetchall()]
+@query
+async def sizes(conn: AsyncConnection, key: TaskKey) -> list[Size]: ...
 
 
+@query
 async def onward(
-    conn: AsyncConnection, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int
+    conn: AsyncConnection, key: TaskKey, sought: Sought = ANY, *, epoch: int, seq: int, limit: int, window: int = WINDOW
 ) -> list[FoundChunk]:
-    """Chunks in order, starting with the chunk of byte `at` (epoch, offset). Archived chunks are returned whatever is searched."""
-    cursor = await conn.execute(sql("logs", "onward"), _place(key, at, sought, limit))
-    return [FoundChunk(*row) for row in await cursor.fetchall()]
+    """Chunks in order, starting with the chunk of byte `seq` of that epoch. Archived chunks are returned whatever is searched."""
 
 
+@query
 async def backward(
-    conn: AsyncConnection, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int
+    conn: AsyncConnection, key: TaskKey, sought: Sought = ANY, *, epoch: int, seq: int, limit: int, window: int = WINDOW
 ) -> list[FoundChunk]:
-    """Chunks in reverse order, starting with the chunk of byte `at`."""
-    cursor = await conn.execute(sql("logs", "backward"), _place(key, at, sought, limit))
-    return [FoundChunk(*row) for row in await cursor.fetchall()]
-
-
-def _place(key: TaskKey, at: tuple[int, int], sought: Sought, limit: int) -> dict[str, object]:
-    place = {"epoch": at[0], "seq": at[1], "limit": limit, "window": _WINDOW}
-    return {**key._asdict(), **sought._asdict(), **place}
-
-
-class Leading(NamedTuple):
-    """The leader in whose name logs are archived."""
-
-    shard: int
-    epoch: int
+    """The same in reverse order."""
 
 
 @dataclass(frozen=True, slots=True)
-class EndedRun:
+class RunWithLogs:
     """`finished_at` is None for a run that was deleted; `bytes` of its logs are in the database."""
 
     run_id: int
@@ -156,19 +187,8 @@ class ChunkKey(NamedTuple):
 BEFORE_ALL = ChunkKey(-1, -1, 0, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class DeadObject:
-    object_id: UUID
-    run_id: int
-
-
-async def watch(conn: AsyncConnection, leading: Leading, *, batch: int) -> int:
-    return int(await one_value(conn, sql("logs", "watch"), {**leading._asdict(), "batch": batch}))
-
-
-async def ended(conn: AsyncConnection, *, after: int, seconds: float, batch: int) -> list[EndedRun]:
-    params = {"after": after, "seconds": seconds, "batch": batch}
-    return await all_rows(conn, sql("logs", "ended"), params, EndedRun)
+@query
+async def ended(conn: AsyncConnection, *, after: int, seconds: float, batch: int) -> list[RunWithLogs]: ...
 
 
 async def part(
@@ -177,32 +197,3 @@ async def part(
     params = {"run_id": run_id, **after._asdict(), "chunks": chunks, "bytes": bytes_}
     cursor = await conn.execute(sql("logs", "part"), params)
     return [(ChunkKey(*row[:4]), str(row[4])) for row in await cursor.fetchall()]
-
-
-async def list_object(conn: AsyncConnection, leading: Leading, *, run_id: int, bytes_: int) -> UUID:
-    params = {**leading._asdict(), "run_id": run_id, "bytes": bytes_}
-    return cast(UUID, await one_value(conn, sql("logs", "list_object"), params))
-
-
-async def move(
-    conn: AsyncConnection, leading: Leading, object_id: UUID, placed: Sequence[tuple[ChunkKey, Piece]]
-) -> int:
-    """The number of chunks that are now only in the storage."""
-    pieces = [
-        {**key._asdict(), "at": piece.at, "bytes": piece.size, "digest": piece.digest.hex()} for key, piece in placed
-    ]
-    params = {**leading._asdict(), "object_id": object_id, "pieces": Json(pieces)}
-    return int(await one_value(conn, sql("logs", "move"), params))
-
-
-async def unwatch(conn: AsyncConnection, leading: Leading, done: Sequence[EndedRun]) -> None:
-    run_ids, finished = [each.run_id for each in done], [each.finished_at for each in done]
-    await conn.execute(sql("logs", "unwatch"), {**leading._asdict(), "run_ids": run_ids, "finished": finished})
-
-
-async def dead(conn: AsyncConnection, leading: Leading, *, batch: int) -> list[DeadObject]:
-    return await all_rows(conn, sql("logs", "dead"), {**leading._asdict(), "batch": batch}, DeadObject)
-
-
-async def forget(conn: AsyncConnection, leading: Leading, object_ids: Sequence[UUID]) -> None:
-    await conn.execute(sql("logs", "forget"), {**leading._asdict(), "object_ids": list(object_ids)})

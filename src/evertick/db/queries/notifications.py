@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
 
 from psycopg import AsyncConnection
 
-from evertick.db.statements import all_rows, one_row, one_value, sql
+from evertick.db.statements import query
 from evertick.domain.notifications import Fact
 
 
@@ -41,78 +38,11 @@ class Delivery:
     answer: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxStatus:
-    """How many notifications expired, and how many have been waiting for how long."""
-
-    given_up: int
-    waiting: int
-    oldest_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryResult:
-    """The default recipients for all DAGs, the expiry time (and how many expire per call), and the limit of counting."""
-
-    defaults: list[dict[str, object]]
-    give_up_seconds: float
-    batch: int
-    most: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """A sender's capacity: per sink, in total, and the time by which it finishes."""
-
-    passed_over: Collection[str]
-    each: int
-    batch: int
-    seconds: float
-
-
-async def maintain_outbox(conn: AsyncConnection, *, shard: int, epoch: int, wish: DeliveryResult) -> OutboxStatus:
-    params = {
-        "shard": shard,
-        "epoch": epoch,
-        "defaults": json.dumps(wish.defaults),
-        "give_up_seconds": wish.give_up_seconds,
-        "batch": wish.batch,
-        "most": wish.most,
-    }
-    row = await one_row(conn, sql("notifications", "tend"), params, OutboxStatus)
-    assert row is not None
-    return row
-
-
-async def claim_deliveries(conn: AsyncConnection, *, shard: int, epoch: int, room: Room) -> list[ClaimedDelivery]:
-    params = {
-        "shard": shard,
-        "epoch": epoch,
-        "passed_over": list(room.passed_over),
-        "each": room.each,
-        "batch": room.batch,
-        "seconds": room.seconds,
-    }
-    return await all_rows(conn, sql("notifications", "take"), params, ClaimedDelivery)
-
-
+@query
 async def record(
     conn: AsyncConnection, taken: ClaimedDelivery, *, state: str, answer: str, rest_seconds: float
-) -> bool:
-    """Whether this attempt still owned the notification."""
-    params = {
-        "delivery_id": taken.delivery_id,
-        "attempts": taken.attempts,
-        "state": state,
-        "answer": answer,
-        "rest_seconds": rest_seconds,
-    }
-    return await one_value(conn, sql("notifications", "record"), params) is not None
-
-
-async def retry(conn: AsyncConnection, *, ids: list[int] | None, sink: str | None, batch: int, actor: str) -> int:
-    params = {"ids": ids, "sink": sink, "batch": batch, "actor": actor}
-    return cast(int, await one_value(conn, sql("notifications", "retry"), params))
+) -> int | None:
+    """The notification, if this attempt still owned it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,27 +59,15 @@ class DeliveryFilter:
 EVERYTHING = DeliveryFilter()
 
 
+@query
 async def list_deliveries(
     conn: AsyncConnection, wanted: DeliveryFilter = EVERYTHING, *, limit: int = 100
 ) -> list[Delivery]:
     """The latest first."""
-    return await all_rows(conn, sql("notifications", "list_deliveries"), {**asdict(wanted), "limit": limit}, Delivery)
 
 
-async def find_delivery(conn: AsyncConnection, delivery_id: int) -> Delivery | None:
-    return await one_row(conn, sql("notifications", "find"), {"delivery_id": delivery_id}, Delivery)
-
-
-@dataclass(frozen=True, slots=True)
-class AlertChange:
-    """An alert that was raised or resolved. A run without a schedule has only a notification."""
-
-    kind: str
-    dag: str
-    schedule: str | None
-    run_id: int | None
-    task: str | None
-    has_ended: bool
+@query
+async def find_delivery(conn: AsyncConnection, delivery_id: int) -> Delivery | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,24 +96,13 @@ class AlertFilter:
     before: int = 2**63 - 1
 
 
-async def raise_due(
-    conn: AsyncConnection, *, shard: int, epoch: int, unfired_seconds: float, batch: int
-) -> list[AlertChange]:
-    params = {"shard": shard, "epoch": epoch, "unfired_seconds": unfired_seconds, "batch": batch}
-    return await all_rows(conn, sql("notifications", "raise"), params, AlertChange)
-
-
+@query
 async def list_alerts(conn: AsyncConnection, wanted: AlertFilter, *, limit: int = 100) -> list[Alert]:
     """Open alerts first, the latest first."""
-    return await all_rows(conn, sql("notifications", "list_alerts"), {**asdict(wanted), "limit": limit}, Alert)
-
-
-# Before every row.
-FIRST = ("-infinity", "", 0)
 
 
 @dataclass(frozen=True, slots=True)
-class QuarantinedRow:
+class QuarantinedItem:
     """`subject_id` is that of a schedule, a run or a DAG. `retry_at` is None if only a new version helps."""
 
     kind: str
@@ -210,22 +117,15 @@ class QuarantinedRow:
     schedule: str | None
 
 
+@query
 async def list_quarantined(
-    conn: AsyncConnection, *, after: tuple[str, str, int] = FIRST, limit: int = 1000
-) -> list[QuarantinedRow]:
-    """`after`: the time, the kind and the id of the last row of the previous page."""
-    return await all_rows(
-        conn, sql("notifications", "list_quarantined"), _params(None, None, after, limit), QuarantinedRow
-    )
-
-
-async def find_quarantined(conn: AsyncConnection, *, kind: str, subject_id: int) -> QuarantinedRow | None:
-    found = await all_rows(
-        conn, sql("notifications", "list_quarantined"), _params(kind, subject_id, FIRST, 1), QuarantinedRow
-    )
-    return found[0] if found else None
-
-
-def _params(kind: str | None, subject_id: int | None, after: tuple[str, str, int], limit: int) -> dict[str, object]:
-    last = {"after_since": after[0], "after_kind": after[1], "after_id": after[2]}
-    return {"kind": kind, "subject_id": subject_id, "limit": limit, **last}
+    conn: AsyncConnection,
+    *,
+    kind: str | None = None,
+    subject_id: int | None = None,
+    after_since: str = "-infinity",
+    after_kind: str = "",
+    after_id: int = 0,
+    limit: int = 1000,
+) -> list[QuarantinedItem]:
+    """All, or the one of that kind and id; after the last row of the previous page."""

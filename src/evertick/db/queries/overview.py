@@ -10,7 +10,7 @@ from datetime import datetime
 
 from psycopg import AsyncConnection
 
-from evertick.db.statements import all_rows, one_row, sql
+from evertick.db.statements import query
 
 JsonObject = dict[str, object]
 
@@ -99,33 +99,34 @@ class QueueLine:
     is_served: bool
 
 
-async def activity(conn: AsyncConnection, *, dag_ids: list[int] | None) -> ActivitySummary:
-    row = await one_row(conn, sql("overview", "pulse"), {"dag_ids": dag_ids, "cap": CAP}, ActivitySummary)
-    assert row is not None
-    return row
+@query
+async def activity(conn: AsyncConnection, *, dag_ids: list[int] | None, cap: int = CAP) -> ActivitySummary: ...
 
 
-async def running(conn: AsyncConnection, *, dag_ids: list[int] | None, limit: int) -> list[RunningRun]:
-    params = {"dag_ids": dag_ids, "limit": limit, "cap": CAP}
-    return await all_rows(conn, sql("overview", "running"), params, RunningRun)
+@query
+async def running(
+    conn: AsyncConnection, *, dag_ids: list[int] | None, limit: int, cap: int = CAP
+) -> list[RunningRun]: ...
 
 
-async def failing(conn: AsyncConnection, *, dag_ids: list[int] | None, limit: int) -> list[FailingDag]:
-    params = {"dag_ids": dag_ids, "limit": limit, "window": CAP}
-    return await all_rows(conn, sql("overview", "failing"), params, FailingDag)
+@query
+async def failing(
+    conn: AsyncConnection, *, dag_ids: list[int] | None, limit: int, window: int = CAP
+) -> list[FailingDag]: ...
 
 
-async def late(conn: AsyncConnection, *, dag_ids: list[int] | None, limit: int) -> list[LateRun]:
-    return await all_rows(conn, sql("overview", "late"), {"dag_ids": dag_ids, "limit": limit}, LateRun)
+@query
+async def late(conn: AsyncConnection, *, dag_ids: list[int] | None, limit: int) -> list[LateRun]: ...
 
 
-async def upcoming(conn: AsyncConnection, *, seconds: float, dag_ids: list[int] | None, limit: int) -> list[Upcoming]:
-    params = {"seconds": seconds, "dag_ids": dag_ids, "limit": limit, "cap": CAP}
-    return await all_rows(conn, sql("overview", "upcoming"), params, Upcoming)
+@query
+async def upcoming(
+    conn: AsyncConnection, *, seconds: float, dag_ids: list[int] | None, limit: int, cap: int = CAP
+) -> list[Upcoming]: ...
 
 
-async def lines(conn: AsyncConnection, *, limit: int) -> list[QueueLine]:
-    return await all_rows(conn, sql("overview", "lines"), {"cap": CAP, "limit": limit}, QueueLine)
+@query
+async def lines(conn: AsyncConnection, *, limit: int, cap: int = CAP) -> list[QueueLine]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +166,15 @@ class RunsOfHour:
 
 @dataclass(frozen=True, slots=True)
 class RunLength:
+    """`cleared_at`: the last clear before the current start."""
+
     run_id: int
     state: str
     due_at: datetime
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    cleared_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,24 +187,27 @@ class StateOfTask:
     is_mapped: bool
 
 
-async def attempts_of_run(conn: AsyncConnection, *, run_id: int, limit: int) -> list[RunAttempt]:
-    return await all_rows(conn, sql("overview", "attempts_of_run"), {"run_id": run_id, "limit": limit}, RunAttempt)
+@query
+async def attempts_of_run(conn: AsyncConnection, *, run_id: int, limit: int) -> list[RunAttempt]: ...
 
 
-async def open_tasks_of_run(conn: AsyncConnection, *, run_id: int, limit: int) -> list[OpenTask]:
-    return await all_rows(conn, sql("overview", "open_tasks_of_run"), {"run_id": run_id, "limit": limit}, OpenTask)
+@query
+async def open_tasks_of_run(conn: AsyncConnection, *, run_id: int, limit: int) -> list[OpenTask]: ...
 
 
+@query
 async def runs_by_hour(
     conn: AsyncConnection, *, dag_id: int, since: datetime, timezone: str, newest: int
-) -> list[RunsOfHour]:
-    params = {"dag_id": dag_id, "since": since, "timezone": timezone, "newest": newest}
-    return await all_rows(conn, sql("overview", "runs_by_hour"), params, RunsOfHour)
+) -> list[RunsOfHour]: ...
 
 
-async def durations(conn: AsyncConnection, *, dag_id: int, newest: int) -> list[RunLength]:
-    return await all_rows(conn, sql("overview", "durations"), {"dag_id": dag_id, "newest": newest}, RunLength)
+@query
+async def durations(conn: AsyncConnection, *, dag_id: int, newest: int) -> list[RunLength]: ...
 
 
-async def states_of_run(conn: AsyncConnection, *, run_id: int, limit: int) -> list[StateOfTask]:
-    return await all_rows(conn, sql("overview", "states_of_run"), {"run_id": run_id, "limit": limit}, StateOfTask)
+@query
+async def task_durations(conn: AsyncConnection, *, dag_id: int, task: str, newest: int) -> list[RunLength]: ...
+
+
+@query
+async def states_of_run(conn: AsyncConnection, *, run_id: int, limit: int) -> list[StateOfTask]: ...

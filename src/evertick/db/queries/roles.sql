@@ -1,6 +1,6 @@
 -- The roles of services, and the objects on which they may have privileges.
 
--- name: things
+-- name: list_things
 -- Functions with their arguments as `alter function` needs them, tables, and views with their definition.
 select 'function' as kind, n.nspname::text as schema, p.proname::text as name,
        pg_get_function_identity_arguments(p.oid) as arguments
@@ -10,8 +10,7 @@ union all
 select case c.relkind when 'v' then 'view' else 'table' end, n.nspname::text, c.relname::text,
        case c.relkind when 'v' then pg_get_viewdef(c.oid) else '' end
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
- where n.nspname in ('evertick', %(functions)s) and c.relkind in ('r', 'p', 'v')
- order by 1, 2, 3, 4 limit 10000
+ where n.nspname in ('evertick', %(functions)s) and c.relkind in ('r', 'p', 'v') order by 1, 2, 3, 4 limit 10000
 
 -- name: database
 select quote_ident(current_database())

@@ -316,27 +316,22 @@ def _bounds_of(wanted: RunFilter) -> dict[str, object]:
     return bounds
 
 
+_SERVED_PAGES = {
+    "dag": sql("listings", "page_by_dag"),
+    "text_id": sql("listings", "page_by_text"),
+    "due_at": sql("listings", "page_by_due"),
+    "fire_at": sql("listings", "page_by_fire"),
+    "finished_at": sql("listings", "page_by_end"),
+    "changed_at": sql("listings", "page_by_change"),
+    "started_at": sql("listings", "page_by_start"),
+}
+
+
 def served_page(order: Order) -> LiteralString | None:
     """The page of runs in that order, if an index provides it. Runs with equal values are ordered by id."""
-    if not order or list(order[1:]) not in ([], [("run_id", False)]):
+    if not order or list(order[1:]) not in ([], [("run_id", False)]) or order[0] == ("started_at", False):
         return None
-    match order[0]:
-        case ("dag", _):
-            return sql("listings", "page_by_dag")
-        case ("text_id", _):
-            return sql("listings", "page_by_text")
-        case ("due_at", _):
-            return sql("listings", "page_by_due")
-        case ("fire_at", _):
-            return sql("listings", "page_by_fire")
-        case ("finished_at", _):
-            return sql("listings", "page_by_end")
-        case ("changed_at", _):
-            return sql("listings", "page_by_change")
-        case ("started_at", True):
-            return sql("listings", "page_by_start")
-        case _:
-            return None
+    return _SERVED_PAGES.get(order[0][0])
 
 
 async def dags_of(conn: AsyncConnection, asked: Mapping[str, object]) -> list[int]:

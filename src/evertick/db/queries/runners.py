@@ -5,16 +5,14 @@ A row changes only for the session that owns it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from psycopg import AsyncConnection
-from psycopg.types.json import Json
 
-from evertick.db.queries.tasks import ClaimPosition, ExchangeRow
-from evertick.db.statements import all_rows, one_row, one_value, sql
+from evertick.db.statements import query, sql_function
+from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 
 
@@ -39,7 +37,7 @@ class NewRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveRunner:
+class ListedRunner:
     session: int
     runner_id: str
     host: str
@@ -72,11 +70,6 @@ class BusyRunner:
     busy: int
     executor: str
 
-    @property
-    def is_agent(self) -> bool:
-        """It represents one remote attempt, and serves no queue."""
-        return not self.queues
-
 
 @dataclass(frozen=True, slots=True)
 class AgentsOf:
@@ -87,84 +80,37 @@ class AgentsOf:
     silent: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reaped:
-    """How many attempts were taken from a runner (None: it is alive), and how many could not be moved and were quarantined."""
-
-    reaped: int | None
-    refused: int
+@query
+async def register(conn: AsyncConnection, runner: NewRunner) -> None: ...
 
 
-async def register(conn: AsyncConnection, runner: NewRunner) -> None:
-    await conn.execute(sql("runners", "register"), asdict(runner))
-
-
-async def ask_of(conn: AsyncConnection, *, sessions: list[int], request: str | None, actor: str) -> list[int]:
+@query
+async def ask_of(conn: AsyncConnection, *, sessions: list[int], request: str | None, actor: Actor) -> list[int]:
     """The sessions that had no such request before."""
-    params = {"sessions": sessions, "request": request, "actor": actor}
-    cursor = await conn.execute(sql("runners", "ask_of"), params)
-    return [cast(int, row[0]) for row in await cursor.fetchall()]
 
 
-async def mark_runner_dead(conn: AsyncConnection, *, session: int, reason: str, infra_retries: int) -> int:
-    """The number of attempts that the runner still held."""
-    params = {"session": session, "reason": reason, "infra_retries": infra_retries}
-    return cast(int, await one_value(conn, sql("runners", "bury"), params))
+@query
+async def leave(conn: AsyncConnection, session: int) -> None: ...
 
 
-async def leave(conn: AsyncConnection, session: int) -> None:
-    await conn.execute(sql("runners", "leave"), {"session": session})
+@query
+async def live(conn: AsyncConnection) -> list[ListedRunner]: ...
 
 
-async def live(conn: AsyncConnection) -> list[LiveRunner]:
-    return await all_rows(conn, sql("runners", "live"), {}, LiveRunner)
+@query
+async def peers(conn: AsyncConnection, *, host: str, boot_id: str, pid_namespace: str) -> list[ListedRunner]: ...
 
 
-async def peers(conn: AsyncConnection, *, host: str, boot_id: str, pid_namespace: str) -> list[LiveRunner]:
-    params = {"host": host, "boot_id": boot_id, "pid_namespace": pid_namespace}
-    return await all_rows(conn, sql("runners", "neighbours"), params, LiveRunner)
+@query
+async def namesakes(conn: AsyncConnection, *, runner_id: str, session: int) -> list[ListedRunner]: ...
 
 
-async def namesakes(conn: AsyncConnection, *, runner_id: str, session: int) -> list[LiveRunner]:
-    return await all_rows(conn, sql("runners", "namesakes"), {"runner_id": runner_id, "session": session}, LiveRunner)
+@query
+async def list_busy(conn: AsyncConnection, *, limit: int = 1000, with_agents: bool = True) -> list[BusyRunner]: ...
 
 
-async def list_busy(conn: AsyncConnection, *, limit: int = 1000, with_agents: bool = True) -> list[BusyRunner]:
-    params = {"limit": limit, "with_agents": with_agents}
-    return await all_rows(conn, sql("runners", "list_busy"), params, BusyRunner)
-
-
-async def count_agents(conn: AsyncConnection, *, silent_seconds: float) -> list[AgentsOf]:
-    return await all_rows(conn, sql("runners", "count_agents"), {"silent_seconds": silent_seconds}, AgentsOf)
-
-
-async def reap(
-    conn: AsyncConnection, *, shard: int, epoch: int, session: int, lost_after: float, infra_retries: int
-) -> Reaped:
-    params = {
-        "shard": shard,
-        "epoch": epoch,
-        "session": session,
-        "lost_after": lost_after,
-        "infra_retries": infra_retries,
-    }
-    row = await one_row(conn, sql("runners", "reap"), params, Reaped)
-    assert row is not None
-    return row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewAgent:
-    """The location of the agent's process: a runner on the same machine can prove that it is gone."""
-
-    runner_id: str
-    version: str
-    host: str
-    boot_id: str
-    pid_namespace: str
-    uid: int
-    pid: int
-    pid_started: float
+@query
+async def count_agents(conn: AsyncConnection, *, silent_seconds: float) -> list[AgentsOf]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,49 +129,31 @@ class HeldRow:
     attempt: int
 
 
-async def start(
-    conn: AsyncConnection, key: TaskKey, *, epoch: int, session: int, nonce: str, agent: NewAgent, lost_after: float
-) -> StartedRow:
-    params = {**key._asdict(), "epoch": epoch, "session": session, "nonce": nonce}
-    row = await one_row(
-        conn, sql("runners", "start"), {**params, "agent": Json(asdict(agent)), "lost_after": lost_after}, StartedRow
-    )
-    assert row is not None
-    return row
-
-
+@query
 async def held(conn: AsyncConnection, key: TaskKey, *, epoch: int, session: int) -> HeldRow | None:
     """None: that attempt does not run under this session, or no longer does."""
-    params = {**key._asdict(), "epoch": epoch, "session": session}
-    return await one_row(conn, sql("runners", "held"), params, HeldRow)
 
 
-async def inputs(conn: AsyncConnection, key: TaskKey, *, version_id: int) -> str | None:
-    params = {**key._asdict(), "version_id": version_id}
-    return cast("str | None", await one_value(conn, sql("runners", "inputs"), params))
+@sql_function(retries=False)
+async def task_inputs(conn: AsyncConnection, key: TaskKey, *, version_id: int) -> str | None: ...
 
 
-async def bundle(conn: AsyncConnection, *, version_id: int, bundle_hash: str) -> bytes | None:
-    params = {"version_id": version_id, "bundle_hash": bundle_hash}
-    return cast("bytes | None", await one_value(conn, sql("runners", "bundle"), params))
+@query
+async def bundle(conn: AsyncConnection, *, version_id: int, bundle_hash: str) -> bytes | None: ...
 
 
+@query
 async def disturbed(conn: AsyncConnection, sessions: list[int]) -> set[int]:
     """The sessions that no longer hold their attempt, or have a request to stop."""
-    cursor = await conn.execute(sql("runners", "disturbed"), {"sessions": sessions})
-    return {cast(int, row[0]) for row in await cursor.fetchall()}
 
 
-async def finish(conn: AsyncConnection, *, session: int, reports_json: str, infra_retries: int) -> list[ExchangeRow]:
-    params = {"session": session, "reports": reports_json, "infra_retries": infra_retries}
-    cursor = await conn.execute(sql("runners", "finish"), params)
-    return [ExchangeRow(*row) for row in await cursor.fetchall()]
+@query
+async def has_agents(conn: AsyncConnection) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
-    queue: str
-    depth: int
+@query
+async def note_agent_api(conn: AsyncConnection) -> bool | None:
+    """For an API that can answer agents. None: there are no agents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,31 +196,26 @@ class RoutedTask:
     queue: str
 
 
-async def depths(conn: AsyncConnection, *, cap: int, most: int) -> list[Depth]:
+@query
+async def depths(conn: AsyncConnection, *, cap: int, most: int) -> dict[str, int]:
     """The number of queued tasks of each queue, `cap` if there are as many or more, for at most `most` queues."""
-    return await all_rows(conn, sql("runners", "depths"), {"cap": cap, "most": most}, Depth)
 
 
-async def list_all(conn: AsyncConnection, *, cap: int, limit: int = 1000) -> list[QueueRow]:
-    return await all_rows(conn, sql("runners", "list"), {"cap": cap, "limit": limit}, QueueRow)
+@query
+async def list_all(conn: AsyncConnection, *, cap: int, limit: int = 1000) -> list[QueueRow]: ...
 
 
-async def queued_tasks(
-    conn: AsyncConnection, *, queues: Sequence[str], begin: Sequence[int], window: int
-) -> list[QueuedTask]:
+@query(prepare=True)
+async def queued_tasks(conn: AsyncConnection, *, queues: list[str], begin: list[int], window: int) -> list[QueuedTask]:
     """For each rank of each queue, up to `window` rows starting at that position."""
-    params = {"queues": list(queues), "begin": list(begin), "window": window}
-    cursor = await conn.execute(sql("runners", "look_in_line"), params, prepare=True)
-    return [QueuedTask(*row) for row in await cursor.fetchall()]
 
 
-async def names(conn: AsyncConnection, tasks: Sequence[tuple[int, int]]) -> list[NamedTask]:
-    params = {"version_ids": [version for version, _ in tasks], "idxs": [idx for _, idx in tasks]}
-    return await all_rows(conn, sql("runners", "names"), params, NamedTask)
+@query
+async def names(conn: AsyncConnection, *, version_ids: list[int], idxs: list[int]) -> list[NamedTask]: ...
 
 
-async def published(conn: AsyncConnection, *, limit: int) -> list[RoutedTask]:
-    return await all_rows(conn, sql("runners", "published"), {"limit": limit}, RoutedTask)
+@query
+async def published(conn: AsyncConnection, *, limit: int) -> list[RoutedTask]: ...
 
 
 MOST_LISTED = 100_000
@@ -313,7 +236,8 @@ class QueuedRow(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class DispatchRow:
     """One attempt on the list. `state` is queued or running; None once the attempt is over, whatever the state of its task.
-    `has_finished`: its agent reported the outcome and was not declared dead."""
+    `has_finished`: its agent reported the outcome and was not declared dead. `is_silent`: it runs, and half of the
+    silence has passed after which its agent is declared dead."""
 
     run_id: int
     idx: int
@@ -332,6 +256,7 @@ class DispatchRow:
     version_id: int | None
     attempt: int | None
     has_finished: bool
+    is_silent: bool
 
     @property
     def key(self) -> TaskKey:
@@ -355,72 +280,27 @@ class NotStartedRow:
     retry_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class EndedQueued:
-    """The sessions of the attempts that moved, and how many tasks can start now."""
-
-    moved_sessions: list[int] | None
-    offered: int
+@query
+async def list_of(conn: AsyncConnection, *, owner: int, limit: int = MOST_LISTED) -> list[DispatchRow]: ...
 
 
-async def claim(
-    conn: AsyncConnection, *, session: int, queues: list[str], free: int, look: ClaimPosition, sessions: list[int]
-) -> list[QueuedRow]:
-    """`sessions`: one for each free slot, generated for the attempts."""
-    params = {"session": session, "queues": queues, "free": free, "sessions": sessions}
-    params |= {"low": look.low, "aging_seconds": look.aging_seconds}
-    cursor = await conn.execute(sql("runners", "claim"), params, prepare=True)
-    return [QueuedRow(*row) for row in await cursor.fetchall()]
+@query
+async def not_started(conn: AsyncConnection, *, limit: int) -> list[NotStartedRow]: ...
 
 
-async def claim_rows(
-    conn: AsyncConnection, *, session: int, queues: list[str], places: list[int], seqs: list[int], sessions: list[int]
-) -> list[QueuedRow]:
-    """Claim these rows of the queue, if no other runner took them and there is capacity."""
-    params = {"session": session, "queues": queues, "places": places, "seqs": seqs, "sessions": sessions}
-    cursor = await conn.execute(sql("runners", "claim_rows"), params, prepare=True)
-    return [QueuedRow(*row) for row in await cursor.fetchall()]
+@query
+async def known(conn: AsyncConnection, sessions: list[int]) -> set[int]: ...
 
 
-async def list_of(conn: AsyncConnection, *, owner: int, limit: int = MOST_LISTED) -> list[DispatchRow]:
-    return await all_rows(conn, sql("runners", "list_of"), {"owner": owner, "limit": limit}, DispatchRow)
-
-
-async def not_started(conn: AsyncConnection, *, limit: int) -> list[NotStartedRow]:
-    return await all_rows(conn, sql("runners", "not_begun"), {"limit": limit}, NotStartedRow)
-
-
-async def known(conn: AsyncConnection, sessions: list[int]) -> set[int]:
-    cursor = await conn.execute(sql("runners", "known"), {"sessions": sessions})
-    return {cast(int, row[0]) for row in await cursor.fetchall()}
-
-
+@query
 async def note_tries(conn: AsyncConnection, *, owner: int, sessions: list[int]) -> set[int]:
     """The sessions that may be submitted."""
-    cursor = await conn.execute(sql("runners", "note_tries"), {"owner": owner, "sessions": sessions})
-    return {cast(int, row[0]) for row in await cursor.fetchall()}
 
 
-async def note_submitted(conn: AsyncConnection, *, owner: int, sessions: list[int]) -> None:
-    await conn.execute(sql("runners", "note_submitted"), {"owner": owner, "sessions": sessions})
+@query
+async def note_submitted(conn: AsyncConnection, *, owner: int, sessions: list[int]) -> None: ...
 
 
+@query
 async def note_troubles(conn: AsyncConnection, *, owner: int, troubles: list[dict[str, object]]) -> None:
     """[{session, trouble, seconds until the next try}]."""
-    await conn.execute(sql("runners", "note_troubles"), {"owner": owner, "troubles": Json(troubles)})
-
-
-async def end_queued(conn: AsyncConnection, *, reports: list[dict[str, object]], infra_retries: int) -> EndedQueued:
-    params = {"reports": Json(reports), "infra_retries": infra_retries}
-    row = await one_row(conn, sql("runners", "end_queued"), params, EndedQueued)
-    assert row is not None
-    return row
-
-
-async def adopt(conn: AsyncConnection, *, session: int, silent_seconds: float, most: int) -> int:
-    params = {"session": session, "silent_seconds": silent_seconds, "most": most}
-    return cast(int, await one_value(conn, sql("runners", "adopt"), params))
-
-
-async def forget(conn: AsyncConnection, sessions: list[int]) -> int:
-    return cast(int, await one_value(conn, sql("runners", "forget"), {"sessions": sessions}))

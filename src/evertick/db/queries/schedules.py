@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
 
 from psycopg import AsyncConnection
-from psycopg.types.json import Jsonb
 
-from evertick.db.statements import all_rows, one_row, one_value, sql
+from evertick.db.statements import query
 
 JsonObject = dict[str, object]
 
@@ -93,23 +90,6 @@ class ScheduleVersion:
     settings: JsonObject
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleChange:
-    """The schedule's DAG, the expected version (None: any), its state when the change was planned, and the due fires."""
-
-    dag_id: int
-    actor: str
-    expected: int | None
-    seen: list[list[object]]
-    settle: list[JsonObject]
-
-
-@dataclass(frozen=True, slots=True)
-class DependenciesDelivered:
-    became_due: int
-    has_more: bool
-
-
 @dataclass(frozen=True, slots=True)
 class DependencyWait:
     """One schedule that depends on other DAGs or assets. `condition` as it is stored."""
@@ -118,12 +98,6 @@ class DependencyWait:
     name: str
     origin: str
     condition: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outlet:
-    dag: str
-    asset: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +112,7 @@ class RunTrigger:
 
 
 @dataclass(frozen=True, slots=True)
-class FireResult:
-    """`won`: the schedules that advanced. `overlapped`: fires skipped because a run was open. `canceled`: tasks of
-    such runs that received a stop request."""
-
-    won: list[int]
-    overlapped: int
-    canceled: int
-
-
-@dataclass(frozen=True, slots=True)
-class Skip:
+class SkipRecord:
     dag: str
     name: str
     first_at: datetime
@@ -158,91 +122,72 @@ class Skip:
     recorded_at: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkipPlace:
+    """The last record of the page before."""
+
+    recorded_before: str | None = None
+    first_before: str | None = None
+    dag_before: str | None = None
+    name_before: str | None = None
+
+
+_LATEST_SKIP = SkipPlace()
+
+
+@query
 async def due(
     conn: AsyncConnection,
     *,
     shard: int,
     batch: int,
-    passed_over: Collection[int] = (),
+    passed_over: list[int],
     half: int | None = None,
     until: datetime | None = None,
 ) -> list[DueSchedule]:
     """Oldest first, without the ids in `passed_over`; only even (0) or odd (1) ids if a half is named. Due now, or
     `until` a future instant, which is then their `read_at`."""
-    params = {"shard": shard, "batch": batch, "passed_over": list(passed_over), "half": half, "until": until}
-    return await all_rows(conn, sql("schedules", "due"), params, DueSchedule)
 
 
+@query
 async def next_due(conn: AsyncConnection, *, shard: int) -> tuple[datetime | None, datetime]:
     """The next instant at which a schedule fires, and the database's time now."""
-    cursor = await conn.execute(sql("schedules", "next_due"), {"shard": shard})
-    return cast("tuple[datetime | None, datetime]", await cursor.fetchone())
 
 
-async def fire(conn: AsyncConnection, *, shard: int, epoch: int, plans: list[JsonObject]) -> FireResult:
-    """Schedules that are not in `won` had already been advanced by another process."""
-    params = {"shard": shard, "epoch": epoch, "plans": Jsonb(plans)}
-    return cast(FireResult, await one_row(conn, sql("schedules", "fire"), params, FireResult))
+@query
+async def waits(conn: AsyncConnection) -> list[DependencyWait]: ...
 
 
-async def deliver_dependencies(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> DependenciesDelivered:
-    params = {"shard": shard, "epoch": epoch, "batch": batch}
-    return cast(DependenciesDelivered, await one_row(conn, sql("schedules", "hear"), params, DependenciesDelivered))
+@query
+async def outlets(conn: AsyncConnection, *, dags: list[str]) -> list[tuple[str, str]]:
+    """DAGs, and the assets that they update."""
 
 
-async def waits(conn: AsyncConnection) -> list[DependencyWait]:
-    return await all_rows(conn, sql("schedules", "waits"), {}, DependencyWait)
+@query
+async def causes(conn: AsyncConnection, run_id: int) -> list[RunTrigger]: ...
 
 
-async def outlets(conn: AsyncConnection, *, dags: Collection[str]) -> list[Outlet]:
-    return await all_rows(conn, sql("schedules", "outlets"), {"dags": list(dags)}, Outlet)
-
-
-async def causes(conn: AsyncConnection, run_id: int) -> list[RunTrigger]:
-    return await all_rows(conn, sql("schedules", "causes"), {"run_id": run_id}, RunTrigger)
-
-
-async def settle(conn: AsyncConnection, *, plans: list[JsonObject]) -> FireResult:
-    return cast(FireResult, await one_row(conn, sql("schedules", "settle"), {"plans": Jsonb(plans)}, FireResult))
-
-
-async def quarantine_schedule(
-    conn: AsyncConnection, *, shard: int, epoch: int, due: DueSchedule, reason: str, is_tried_again: bool
-) -> bool:
-    """Whether that version was current and not quarantined before."""
-    params = {
-        "shard": shard,
-        "epoch": epoch,
-        "schedule_id": due.schedule_id,
-        "version": due.version,
-        "reason": reason.replace("\x00", ""),
-        "is_tried_again": is_tried_again,
-    }
-    return bool(await one_value(conn, sql("schedules", "set_aside"), params))
-
-
+@query
 async def of_dag(conn: AsyncConnection, *, dag: str, name: str | None = None) -> list[DagSchedule]:
     """All of a DAG's, or the one with that name."""
-    return await all_rows(conn, sql("schedules", "of_dag"), {"dag": dag, "name": name}, DagSchedule)
 
 
-async def list_all(conn: AsyncConnection, *, dag: str | None = None, limit: int = 200) -> list[ListedSchedule]:
-    params = {"dag": dag, "limit": limit}
-    return await all_rows(conn, sql("schedules", "list"), params, ListedSchedule)
+@query
+async def list_all(conn: AsyncConnection, *, dag: str | None = None, limit: int = 200) -> list[ListedSchedule]: ...
 
 
-async def of_dags(conn: AsyncConnection, dag_ids: list[int], *, limit: int = 100_000) -> list[ListedSchedule]:
-    return await all_rows(conn, sql("schedules", "of_dags"), {"dag_ids": dag_ids, "limit": limit}, ListedSchedule)
+@query
+async def of_dags(conn: AsyncConnection, dag_ids: list[int], *, limit: int = 100000) -> list[ListedSchedule]: ...
 
 
+@query
 async def page(
-    conn: AsyncConnection, *, dag_ids: list[int] | None, after: tuple[str, str], limit: int, deleted: bool = False
+    conn: AsyncConnection, *, dag_ids: list[int] | None, dag: str, name: str, limit: int, deleted: bool = False
 ) -> list[ListedSchedule]:
-    """Of these DAGs, or of all."""
-    params = {"dag_ids": dag_ids, "dag": after[0], "name": after[1], "limit": limit, "deleted": deleted}
-    return await all_rows(conn, sql("schedules", "page"), params, ListedSchedule)
+    """Of these DAGs, or of all; after the schedule of that name."""
 
 
+@query
 async def skips(
     conn: AsyncConnection,
     *,
@@ -250,37 +195,13 @@ async def skips(
     dag_ids: list[int] | None = None,
     name: str | None = None,
     limit: int = 50,
-) -> list[Skip]:
+    before: SkipPlace = _LATEST_SKIP,
+) -> list[SkipRecord]:
     """Latest first."""
-    wanted = {"dag": dag, "dag_ids": dag_ids, "name": name, "limit": limit}
-    return await all_rows(conn, sql("schedules", "skips"), wanted, Skip)
 
 
-async def history(conn: AsyncConnection, *, dag: str, name: str, limit: int = 50) -> list[ScheduleVersion]:
+@query
+async def history(
+    conn: AsyncConnection, *, dag: str, name: str, limit: int = 50, before: int = 2**31 - 1
+) -> list[ScheduleVersion]:
     """Latest first; also for a deleted schedule."""
-    params = {"dag": dag, "name": name, "limit": limit}
-    return await all_rows(conn, sql("schedules", "history"), params, ScheduleVersion)
-
-
-async def put(
-    conn: AsyncConnection, made: ScheduleChange, *, schedule: JsonObject, request: str | None, origin: str
-) -> int | None:
-    """The schedule's new version, or None if it was not at the expected one."""
-    params = {**_params(made), "schedule": Jsonb(schedule), "request": request, "origin": origin}
-    return cast("int | None", await one_value(conn, sql("schedules", "put"), params))
-
-
-async def change(conn: AsyncConnection, made: ScheduleChange, *, name: str, change: str) -> int | None:
-    """Pause, unpause or delete one schedule. Its new version, or None if it was not at the expected one."""
-    params = {**_params(made), "name": name, "change": change}
-    return cast("int | None", await one_value(conn, sql("schedules", "change"), params))
-
-
-def _params(made: ScheduleChange) -> dict[str, object]:
-    return {
-        "dag_id": made.dag_id,
-        "expected": made.expected,
-        "seen": Jsonb(made.seen),
-        "settle": Jsonb(made.settle),
-        "actor": made.actor,
-    }

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
 
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
 
 from evertick.db.function_sets import TABLES_SCHEMA
-from evertick.db.statements import all_rows, one_row, one_value, sql
+from evertick.db.statements import query
 
 # A queue this long means that runners cannot keep up, not that they are about to claim it.
 LONG_LINE = 1000
@@ -38,9 +37,8 @@ class TableSize:
     bytes: int
 
 
-async def dead_rows(conn: AsyncConnection, tables: Sequence[str]) -> dict[str, int]:
-    cursor = await conn.execute(sql("server", "dead_rows"), {"tables": list(tables)})
-    return {cast(str, name): cast(int, dead) for name, dead in await cursor.fetchall()}
+@query
+async def dead_rows(conn: AsyncConnection, tables: list[str]) -> dict[str, int]: ...
 
 
 async def vacuum(conn: AsyncConnection, tables: Sequence[str]) -> None:
@@ -51,17 +49,17 @@ async def vacuum(conn: AsyncConnection, tables: Sequence[str]) -> None:
     )
 
 
-async def is_behind(conn: AsyncConnection) -> bool:
-    return bool(await one_value(conn, sql("server", "is_behind"), {"line": LONG_LINE}))
+@query
+async def is_behind(conn: AsyncConnection, *, line: int = LONG_LINE) -> bool: ...
 
 
-async def snapshot_holders(conn: AsyncConnection) -> list[Holder]:
-    return await all_rows(conn, sql("server", "snapshot_holders"), {}, Holder)
+@query
+async def snapshot_holders(conn: AsyncConnection) -> list[Holder]: ...
 
 
+@query
 async def sizes(conn: AsyncConnection, *, limit: int = 100) -> list[TableSize]:
     """The largest first."""
-    return await all_rows(conn, sql("server", "sizes"), {"limit": limit}, TableSize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +106,17 @@ class RemoteRow:
     trouble: str | None
 
 
-async def server(conn: AsyncConnection) -> ServerFacts:
-    return cast(ServerFacts, await one_row(conn, sql("server", "server"), {}, ServerFacts))
+@query
+async def server(conn: AsyncConnection) -> ServerFacts: ...
 
 
-async def sealed_by(conn: AsyncConnection) -> list[SealedBy]:
-    return await all_rows(conn, sql("server", "sealed_by"), {}, SealedBy)
+@query
+async def sealed_by(conn: AsyncConnection) -> list[SealedBy]: ...
 
 
-async def stored_logs(conn: AsyncConnection) -> StoredLogs:
-    return cast(StoredLogs, await one_row(conn, sql("server", "stored_logs"), {}, StoredLogs))
+@query
+async def stored_logs(conn: AsyncConnection) -> StoredLogs: ...
 
 
-async def remote(conn: AsyncConnection) -> list[RemoteRow]:
-    return await all_rows(conn, sql("server", "far"), {}, RemoteRow)
+@query
+async def remote(conn: AsyncConnection) -> list[RemoteRow]: ...

@@ -10,8 +10,8 @@ select current_setting('server_version') as version, current_setting('fsync') as
        (select count(*)::int from pg_stat_activity a where a.backend_type = 'client backend') as connections,
        (select r.rolconnlimit from pg_roles r where r.rolname = current_user) as role_limit,
        (select count(*)::int from pg_stat_activity a where a.usename = current_user
-           and a.backend_type = 'client backend') as role_connections,
-       clock_timestamp() as at, pg_is_in_recovery() as is_standby,
+           and a.backend_type = 'client backend') as role_connections, clock_timestamp() as at,
+       pg_is_in_recovery() as is_standby,
        (select pg_encoding_to_char(d.encoding) from pg_database d where d.datname = current_database()) as encoding
 
 -- name: sealed_by
@@ -19,20 +19,18 @@ select current_setting('server_version') as version, current_setting('fsync') as
 select key_id, count(*)::int as count from stored_value group by key_id order by key_id limit 100
 
 -- name: stored_logs
--- Whether archived lines exist, and how long ago the first run that waits for archival ended. The first entries of the
--- queue suffice.
+-- Whether archived lines exist, and how long ago the first run that waits for archival ended, by the head of the queue.
 select exists (select 1 from log_archive_object) as are_there,
        (select extract(epoch from clock() - min(s.finished_at))::float8
           from (select w.run_id from log_archive_queue w order by w.run_id limit 1000) x
           join run_status s on s.run_id = x.run_id and s.state in ('success', 'failed', 'canceled')) as waiting_seconds
 
--- name: far
--- The attempts submitted to remote executors, by executor and queue: how many, whether a live runner manages them, and
--- how many have not started for ten minutes, with the error of one of them.
+-- name: remote
+-- The attempts at remote executors by queue: whether a live runner manages them, and how many are stuck.
 select d.executor, d.queue, count(*)::int as attempts,
        exists (select 1 from runner r where r.ended_at is null and r.executor = d.executor and d.queue = any(r.queues))
-           as has_runner,
-       count(*) filter (where x.is_stuck)::int as stuck, max(d.last_error) filter (where x.is_stuck) as trouble
+           as has_runner, count(*) filter (where x.is_stuck)::int as stuck,
+       max(d.last_error) filter (where x.is_stuck) as trouble
   from dispatch d cross join lateral (
       select d.started_at is null and d.last_error is not null
           and d.queued_at < clock() - interval '10 minutes' as is_stuck) x
@@ -42,8 +40,7 @@ select d.executor, d.queue, count(*)::int as attempts,
 
 -- name: dead_rows
 -- From the statistics, which lag a second behind: the query is cheap, however large the tables are.
-select c.relname as name, pg_stat_get_dead_tuples(c.oid) as dead
-  from pg_class c
+select c.relname as name, pg_stat_get_dead_tuples(c.oid) as dead from pg_class c
  where c.oid = any(%(tables)s::text[]::regclass[]) order by c.relname limit 100
 
 -- name: is_behind
@@ -55,9 +52,8 @@ select exists (select 1 from schedule_state s
        or (pg_stat_get_live_tuples('ready_task'::regclass) >= %(line)s::bigint and exists (select 1 from ready_task))
 
 -- name: snapshot_holders
--- Everything that keeps dead rows from being vacuumed in this database, the oldest first: sessions by their
--- transaction, prepared transactions, replication slots and standbys that report their horizon. Vacuum itself holds
--- back nothing. Of other roles' sessions a role without pg_read_all_stats sees only that they exist.
+-- Everything that keeps dead rows from being vacuumed here, the oldest first: sessions by their transaction, prepared
+-- transactions, replication slots and standbys. Of other roles' sessions a role without pg_read_all_stats sees little.
 select h.kind, h.name, h.pid, h.held_seconds, h.xmin, h.behind from (
     select case when a.backend_type = 'walsender' then 'standby' else 'session' end as kind,
            coalesce(nullif(a.application_name, ''), a.backend_type) as name, a.pid,

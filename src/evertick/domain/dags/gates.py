@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -102,6 +102,11 @@ def key_parts(template: str) -> list[str | list[str]]:
     return parts
 
 
+def paths_of(template: str) -> list[list[str]]:
+    """The paths of the parameters that the template reads."""
+    return [part for part in key_parts(template) if isinstance(part, list)]
+
+
 def check_pool_name(name: object) -> str | None:
     """The problem with a pool's name, or None."""
     if isinstance(name, str) and _POOL_NAME.fullmatch(name):
@@ -135,28 +140,24 @@ def _check_key(gate: GateSpec, params: Collection[str]) -> Iterator[str]:
     if not gate.name.isprintable():
         yield f"{name}: a key must consist of printable characters."
         return
-    try:
-        parts = key_parts(gate.name)
-    except ValueError as error:
-        yield f"{name}: {error}."
-        return
-    for path in parts:
-        if isinstance(path, list) and path[0] not in params:
-            yield f"{name}: the DAG declares no parameter {path[0]!r}; add it to params of @dag."
+    yield from check_template(name, lambda: paths_of(gate.name), params)
 
 
 def _check_version(gate: GateSpec, params: Collection[str]) -> Iterator[str]:
-    if not isinstance(gate.version, str):
-        if not _is_version(gate.version):
-            yield f"order {gate.name!r}: version {gate.version!r} is not a whole number of at most 64 bits."
-        return
+    if isinstance(version := gate.version, str):
+        yield from check_template(f"order {gate.name!r}", lambda: [version_path(version)], params)
+    elif not _is_version(version):
+        yield f"order {gate.name!r}: version {version!r} is not a whole number of at most 64 bits."
+
+
+def check_template(owner: str, read: Callable[[], list[list[str]]], params: Collection[str]) -> Iterator[str]:
+    """The problems with the paths that `read` finds in a template. `params` are the names that its DAG declares."""
     try:
-        path = version_path(gate.version)
+        unknown = [path[0] for path in read() if path[0] not in params]
     except ValueError as error:
-        yield f"order {gate.name!r}: {error}."
-        return
-    if path[0] not in params:
-        yield f"order {gate.name!r}: the DAG declares no parameter {path[0]!r}; add it to params of @dag."
+        unknown = []
+        yield f"{owner}: {error}."
+    yield from (f"{owner}: the DAG declares no parameter {name!r}; add it to params of @dag." for name in unknown)
 
 
 def _is_version(value: object) -> bool:

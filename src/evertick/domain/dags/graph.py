@@ -94,8 +94,6 @@ def cleared_with(spec: DagSpec, idxs: Collection[int]) -> set[int]:
 
     A task depends on an upstream setup if a teardown of that setup is downstream of the task or the setup has none.
     """
-    if not any(task.is_setup for task in spec.tasks):
-        return set()
     found: set[int] = set()
     for setup in (idx for idx, task in enumerate(spec.tasks) if task.is_setup):
         under = below(spec, [setup])
@@ -124,11 +122,8 @@ def groups_of(spec: DagSpec) -> list[int | None]:
 def group_leaves(spec: DagSpec) -> set[int]:
     """The tasks whose failure fails their group: its last tasks, like the leaves of a DAG for a run."""
     of = groups_of(spec)
-    return {
-        idx
-        for idx in leaves(spec, [(up, down) for up, down in spec.edges if of[up] == of[down]])
-        if of[idx] is not None
-    }
+    inside = [(up, down) for up, down in spec.edges if of[up] == of[down]]
+    return {idx for idx in leaves(spec, inside) if of[idx] is not None}
 
 
 def check_groups(spec: DagSpec) -> Iterator[str]:
@@ -137,12 +132,9 @@ def check_groups(spec: DagSpec) -> Iterator[str]:
     for number, group in enumerate(spec.groups):
         members = {idx for idx, each in enumerate(of) if each == number}
         around = [each.name for each in spec.groups if group.name.startswith(f"{each.name}.")]
-        if (
-            isinstance(group.retries, bool)
-            or not isinstance(group.retries, int)
-            or not 1 <= group.retries <= MAX_GROUP_RETRIES
-        ):
-            yield f"group {group.name!r}: retries is {group.retries!r}; a group can be retried 1 to {MAX_GROUP_RETRIES} times."
+        retries = group.retries
+        if isinstance(retries, bool) or not isinstance(retries, int) or not 1 <= retries <= MAX_GROUP_RETRIES:
+            yield f"group {group.name!r}: retries is {retries!r}; a group can be retried 1 to {MAX_GROUP_RETRIES} times."
         elif around:
             yield f"group {group.name!r} has retries and is inside {around[0]!r}, which has retries too: keep one of them."
         elif not members:
@@ -161,11 +153,8 @@ def _check_one(spec: DagSpec, name: str, members: Collection[int]) -> Iterator[s
         task = spec.tasks[idx]
         if task.choice is None:
             continue
-        after = (
-            {down for up, down in spec.edges if up == idx}
-            if task.choice is not BranchChoice.SHORT_CIRCUIT
-            else below(spec, [idx])
-        )
+        is_whole = task.choice is BranchChoice.SHORT_CIRCUIT
+        after = below(spec, [idx]) if is_whole else {down for up, down in spec.edges if up == idx}
         if outside := sorted(
             spec.tasks[each].name for each in after - set(members) if not spec.tasks[each].is_teardown
         ):

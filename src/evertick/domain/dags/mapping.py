@@ -88,21 +88,21 @@ def items_of(mapping: Mapping, result_of: Callable[[str], object], end_of: Calla
             return Items([], "skipped", f"nothing to expand over: task {each.task} was skipped")
         value = result_of(each.task)
         if end_of(each.task) not in (None, "success") or not isinstance(value, list):
-            return Items([], "failed", f"cannot expand over the result of task {each.task}: it is not a list")
+            return _failed(f"cannot expand over the result of task {each.task}: it is not a list")
         if mapping.how is MapHow.KWARGS and not all(isinstance(row, dict) for row in value):
-            return Items(
-                [], "failed", f"cannot expand over the result of task {each.task}: not all of its elements are dicts"
-            )
+            return _failed(f"cannot expand over the result of task {each.task}: not all of its elements are dicts")
         lists.append(value)
     sizes = {len(each) for each in lists}
     if sizes == {0} or (mapping.how is MapHow.PRODUCT and 0 in sizes):
         return Items([], "skipped", "nothing to expand over: the list is empty")
     if mapping.how is MapHow.ZIP and len(sizes) > 1:
-        return Items([], "failed", "cannot expand lists side by side: they differ in length")
+        return _failed("cannot expand lists side by side: they differ in length")
     every = product(*lists) if mapping.how is MapHow.PRODUCT else zip(*lists, strict=True)
     items = [list(item) for item in islice(every, mapping.most + 1)]
     if len(items) > mapping.most:
-        return Items(
-            [], "failed", f"expands to more than the {mapping.most:,} instances that are allowed; raise max_instances"
-        )
+        return _failed(f"expands to more than the {mapping.most:,} instances that are allowed; raise max_instances")
     return Items(items)
+
+
+def _failed(reason: str) -> Items:
+    return Items([], "failed", reason)

@@ -6,15 +6,14 @@ matched in bounded time.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
-from evertick.domain.errors import InvalidDag, InvalidParams, UserError
+from evertick.domain.errors import InvalidDag, InvalidParams, UserError, did_you_mean
 
 # CPU time, not elapsed time: a busy machine does not change the result. A normal pattern takes far less than one
 # thousandth of it.
@@ -85,12 +84,7 @@ class ParamType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter as a DAG file declares it: `params={"rows": Param(100, type=int, minimum=1)}`.
-
-    `type` is int, float, str, bool, list, dict or a JSON name; if omitted, it is the default's type.
-    A default of None allows null, and so does `nullable`. Length limits apply to texts and lists; `pattern` is a regular
-    expression that must match the whole text.
-    """
+    """A parameter as a DAG file declares it; see `sdk/params.py::Param`."""
 
     default: object = None
     _: KW_ONLY
@@ -127,7 +121,7 @@ class ParamSpec:
     def allowed(self) -> str:
         """A description of the allowed values, for people."""
         if self.choices is not None:
-            return "one of " + ", ".join(map(_shown, self.choices))
+            return "one of " + ", ".join(map(shown, self.choices))
         noun = {ParamType.ANY: "any JSON value", ParamType.INTEGER: "an integer", ParamType.ARRAY: "a list"}
         text = noun.get(self.type, f"an {self.type}" if self.type is ParamType.OBJECT else f"a {self.type}")
         if self.minimum is not None:
@@ -150,16 +144,24 @@ def declare_params(raw: Mapping[str, object]) -> tuple[ParamSpec, ...]:
     return tuple(sorted(specs, key=lambda spec: spec.name))
 
 
-def check_params(declared: Iterable[ParamSpec], given: Mapping[str, object]) -> dict[str, JsonValue]:
-    """Every declared parameter with its value for one run: the given one, or the default. The error names every problem."""
+def check_params(
+    declared: Iterable[ParamSpec], given: Mapping[str, object], *, accepts_unknown: bool = False
+) -> dict[str, JsonValue]:
+    """Every declared parameter with its value for one run: the given one, or the default. The error names every problem.
+
+    `accepts_unknown`: parameters that are not declared are passed on as they are."""
     specs = {spec.name: spec for spec in declared}
-    problems = [_unknown(name, specs) for name in given if name not in specs]
+    unknown = {name: value for name, value in given.items() if name not in specs}
+    problems = [] if accepts_unknown else [_unknown(name, specs) for name in unknown]
     values: dict[str, JsonValue] = {}
     for spec in specs.values():
         try:
             values[spec.name] = _checked(spec, given)
         except ValueError as error:
             problems.append(str(error))
+    if accepts_unknown:
+        problems += _check_unknown(unknown)
+        values |= cast("dict[str, JsonValue]", unknown)
     if problems:
         raise InvalidParams("; ".join(problems) + ".")
     if (size := len(json.dumps(values))) > MAX_PARAMS_BYTES:
@@ -189,9 +191,9 @@ def as_json(value: object) -> JsonValue:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{_shown(value)} is not JSON ({error})") from None
+        raise ValueError(f"{shown(value)} is not JSON ({error})") from None
     if _NUL.search(text):
-        raise ValueError(f"{_shown(value)} contains a NUL character")
+        raise ValueError(f"{shown(value)} contains a NUL character")
     plain: JsonValue = json.loads(text)
     return plain
 
@@ -199,13 +201,13 @@ def as_json(value: object) -> JsonValue:
 def _declare(name: object, param: Param) -> ParamSpec:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_PARAM_NAME:
         raise InvalidDag(
-            f"param name {_shown(name)} must start with a letter, use letters, digits, _ . - and have "
+            f"param name {shown(name)} must start with a letter, use letters, digits, _ . - and have "
             f"at most {MAX_PARAM_NAME} characters."
         )
     try:
         default = as_json(param.default)
         choices = None if param.choices is None else _choices(param.choices)
-        kind = _type_of(param.type) if param.type is not None else _type_of_value(default)
+        kind = _type_of(param.type) if param.type is not None else _TYPES.get(type(default), ParamType.ANY)
         spec = ParamSpec(
             name=name,
             type=kind,
@@ -220,10 +222,13 @@ def _declare(name: object, param: Param) -> ParamSpec:
             nullable=bool(param.nullable),
             description=_description(param.description),
         )
-        if not param.required and default is not None:
-            _check_value(spec, default)
     except (TypeError, ValueError) as error:
         raise InvalidDag(f"param {name!r}: {error}.") from None
+    if not param.required and default is not None:
+        try:
+            _check_value(spec, default)
+        except ValueError as error:
+            raise InvalidDag(f"the default of {error}.") from None
     return spec
 
 
@@ -247,11 +252,11 @@ def _check_value(spec: ParamSpec, value: JsonValue) -> None:
     else:
         fits = _has_type(spec.type, value) and _within(spec, value)
     if not fits:
-        raise ValueError(f"param {spec.name!r} is {_shown(value)}, but must be {spec.allowed}")
+        raise ValueError(f"param {spec.name!r} is {shown(value)}, but must be {spec.allowed}")
 
 
 def _has_type(kind: ParamType, value: JsonValue) -> bool:
-    actual = _type_of_value(value)
+    actual = _TYPES.get(type(value), ParamType.ANY)
     return kind is ParamType.ANY or actual is kind or (kind is ParamType.NUMBER and actual is ParamType.INTEGER)
 
 
@@ -267,13 +272,13 @@ def _within(spec: ParamSpec, value: JsonValue) -> bool:
 
 def _choices(value: object) -> tuple[JsonValue, ...]:
     if not isinstance(value, list | tuple) or not value:
-        raise TypeError(f"choices must be a list of values, not {_shown(value)}")
+        raise TypeError(f"choices must be a list of values, not {shown(value)}")
     return tuple(as_json(choice) for choice in value)
 
 
 def _description(value: object) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"description must be text, not {_shown(value)}")
+        raise TypeError(f"description must be text, not {shown(value)}")
     return value
 
 
@@ -283,7 +288,7 @@ def _bound(kind: ParamType, value: object) -> float | None:
     if kind not in (ParamType.INTEGER, ParamType.NUMBER):
         raise ValueError(f"minimum and maximum are for numbers, and this is {kind}")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"a minimum or maximum must be a number, not {_shown(value)}")
+        raise TypeError(f"a minimum or maximum must be a number, not {shown(value)}")
     return float(value)
 
 
@@ -293,7 +298,7 @@ def _length(kind: ParamType, value: object) -> int | None:
     if kind not in (ParamType.STRING, ParamType.ARRAY):
         raise ValueError(f"min_length and max_length are for texts and lists, and this is {kind}")
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TypeError(f"a length must be a whole number, not {_shown(value)}")
+        raise TypeError(f"a length must be a whole number, not {shown(value)}")
     return value
 
 
@@ -307,7 +312,7 @@ def _pattern(kind: ParamType, value: object) -> str | None:
     try:
         compile_pattern(value)
     except ValueError as error:
-        raise ValueError(f"pattern {_shown(value)} {error}") from None
+        raise ValueError(f"pattern {shown(value)} {error}") from None
     return value
 
 
@@ -319,43 +324,46 @@ def _matches(spec: ParamSpec, pattern: str, value: str) -> bool:
     try:
         return matches_whole(pattern, value)
     except ValueError as error:
-        raise ValueError(f"param {spec.name!r}: its pattern {_shown(pattern)} {error}") from None
+        raise ValueError(f"param {spec.name!r}: its pattern {shown(pattern)} {error}") from None
+
+
+_TYPES: dict[type, ParamType] = {
+    bool: ParamType.BOOLEAN,
+    int: ParamType.INTEGER,
+    float: ParamType.NUMBER,
+    str: ParamType.STRING,
+    list: ParamType.ARRAY,
+    dict: ParamType.OBJECT,
+}
 
 
 def _type_of(declared: type | str) -> ParamType:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    name = names.get(declared, "") if isinstance(declared, type) else declared
+    name = _TYPES.get(declared, "") if isinstance(declared, type) else declared
     try:
         return ParamType(name)
     except ValueError:
-        raise ValueError(f"type {_shown(declared)} is not one of {', '.join(ParamType)}") from None
+        raise ValueError(f"type {shown(declared)} is not one of {', '.join(ParamType)}") from None
 
 
-def _type_of_value(value: JsonValue) -> ParamType:
-    match value:
-        case None:
-            return ParamType.ANY
-        case bool():
-            return ParamType.BOOLEAN
-        case int():
-            return ParamType.INTEGER
-        case float():
-            return ParamType.NUMBER
-        case str():
-            return ParamType.STRING
-        case list():
-            return ParamType.ARRAY
-        case dict():
-            return ParamType.OBJECT
+def _check_unknown(unknown: Mapping[str, object]) -> Iterator[str]:
+    if len(unknown) > MAX_PARAMS:
+        yield f"{len(unknown)} params are not declared; at most {MAX_PARAMS} are allowed"
+    for name, value in unknown.items():
+        if len(name) > MAX_PARAM_NAME:
+            yield f"param {shown(name)} has a name of more than {MAX_PARAM_NAME} characters"
+        try:
+            as_json({name: value})
+        except ValueError as error:
+            yield f"param {shown(name)}: {error}"
 
 
 def _unknown(name: object, specs: Mapping[str, ParamSpec]) -> str:
-    near = difflib.get_close_matches(str(name), specs, n=1)
-    known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(specs)) or 'none'}"
-    return f"unknown param {_shown(name)} ({known})"
+    hint = did_you_mean(name, specs, f"known: {', '.join(sorted(specs)) or 'none'}")
+    return f"unknown param {shown(name)} ({hint})"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """The value in an error, at most 100 characters of it."""
     text = repr(value)
     return text if len(text) <= 100 else text[:97] + "..."
 
@@ -378,12 +386,10 @@ def fill_params(
     filled = dict(params)
     for name, source in given.items():
         assert isinstance(source, Mapping)
-        if "param" in source:
+        if (task := source.get("task")) is None:
             filled[name] = own.get(source["param"])
         else:
-            filled[name] = _plain(
-                name, source["task"], _part(name, source["task"], results.get(source["task"]), source["path"])
-            )
+            filled[name] = _plain(name, task, _part(name, task, results.get(task), source["path"]))
     return filled
 
 
@@ -411,9 +417,9 @@ def _plain(name: str, task: str, value: object) -> object:
     kind, text = str(value[_TAG]), value.get("value")
     if kind in _TEXTS and isinstance(text, str):
         return text
-    what = (
-        "so large that it was stored in a file" if kind == "file" else f"of type {kind:.50}, which a param cannot have"
-    )
+    what = "so large that it was stored in a file"
+    if kind != "file":
+        what = f"of type {kind:.50}, which a param cannot have"
     raise UserError(
         f"param {name!r}: the result of task {task} is {what}; return text, a number, or a plain list or dict."
     )

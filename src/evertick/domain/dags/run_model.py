@@ -25,13 +25,10 @@ class RunModel:
 
     def __init__(self, spec: DagSpec) -> None:
         self.spec, self._group, self._every = spec, groups_of(spec), range(len(spec.tasks))
-        self.results, self.items, self.reasons = (
-            dict[TaskId, object](),
-            dict[TaskId, list[object]](),
-            dict[TaskId, str](),
-        )
+        self.results, self.reasons = dict[TaskId, object](), dict[TaskId, str]()
+        self.items = dict[TaskId, list[object]]()
         self.attempts, self._retried = Counter[TaskId](), Counter[int | None]()
-        self._heard, self._unchosen = set[int | None](), dict[int, int]()
+        self._released, self._unchosen = set[int | None](), dict[int, int]()
         self._place = {task.name: idx for idx, task in enumerate(spec.tasks)}
         self._up, self._down = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
         for up, down in spec.edges:
@@ -104,19 +101,19 @@ class RunModel:
         return found
 
     def _decision(self, idx: int) -> RuleDecision:
-        heard = {up: self._group[up] in {None, self._group[idx], *self._heard} for up in self._up[idx]}
-        counts = Counter(state for up in heard if heard[up] for state in self._rows[up].values())
-        setups = [self._rows[up].get(WHOLE) if heard[up] else None for up in heard if self.spec.tasks[up].is_setup]
-        total = sum(max(len(self._rows[up]), 1) for up in heard)
+        counted = {up: self._group[up] in {None, self._group[idx], *self._released} for up in self._up[idx]}
+        counts = Counter(state for up in counted if counted[up] for state in self._rows[up].values())
+        setups = [self._rows[up].get(WHOLE) if counted[up] else None for up in counted if self.spec.tasks[up].is_setup]
+        total = sum(max(len(self._rows[up]), 1) for up in counted)
         return decide(self.spec.tasks[idx].trigger_rule, UpstreamCounts.of(total, counts, setups))
 
     def _leave_groups(self) -> dict[TaskId, str]:
         """A group that ended releases all its edges at once; a group that failed with retries left starts again instead."""
-        over = {*self._group} - self._heard - {None} - {self._group[idx] for idx in self._in((READY, WAITING))}
+        over = {*self._group} - self._released - {None} - {self._group[idx] for idx in self._in((READY, WAITING))}
         bad = self._in(FAILED_TASK_STATES) & group_leaves(self.spec)
         failed = {self._group[idx] for idx in self._in(["failed"])} & {self._group[idx] for idx in bad} & over
         again = {n for n, each in enumerate(self.spec.groups) if n in failed and self._retried[n] < each.retries}
-        self._heard |= over - again
+        self._released |= over - again
         if ended := self._decided(self._every) if over - again else {}:
             return ended
         self._retried.update(again)
@@ -125,7 +122,7 @@ class RunModel:
         return self._reopened({key for key in self.states if self._group[key.idx] in again and key.idx not in kept})
 
     def _reopened(self, cleared: Collection[TaskId]) -> dict[TaskId, str]:
-        self._heard -= {self._group[key.idx] for key in cleared}
+        self._released -= {self._group[key.idx] for key in cleared}
         for key in cleared:
             self._rows[key.idx][key.map_index] = WAITING
             self._unchosen.pop(key.idx, None)

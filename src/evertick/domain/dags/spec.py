@@ -15,13 +15,13 @@ from typing import TypeVar
 from evertick.domain.access import Role
 from evertick.domain.attempt import Isolation
 from evertick.domain.dags.gates import GateKind, GateSpec
-from evertick.domain.dags.mapping import MapHow, MappedList
+from evertick.domain.dags.mapping import MappedList
 from evertick.domain.dags.mapping import Mapping as TaskMapping
-from evertick.domain.dags.params import JsonValue, ParamSpec, ParamType
-from evertick.domain.dags.waits import TimeoutAction, WaitKind, WaitSpec
+from evertick.domain.dags.params import JsonValue, ParamSpec
+from evertick.domain.dags.waits import WaitKind, WaitSpec
 from evertick.domain.errors import InvalidDag, InvalidSchedule
-from evertick.domain.notifications import Event, NotificationRuleSpec
-from evertick.domain.retry import Backoff, RetryPolicy
+from evertick.domain.notifications import NotificationEvent, NotificationRuleSpec
+from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy
 from evertick.domain.schedules.spec import ScheduleSpec
 from evertick.domain.states import TriggerRule
@@ -36,7 +36,7 @@ class TaskKind(StrEnum):
     WAIT = "wait"
 
 
-class OnLostContact(StrEnum):
+class DatabaseOutagePolicy(StrEnum):
     """What a runner does with an attempt while it cannot reach the database."""
 
     CONTINUE = "continue"
@@ -82,13 +82,14 @@ class TaskSpec:
     finish_within_seconds: float | None = None
     isolation: Isolation = Isolation.PROCESS
     rerun_on_loss: bool = True
-    on_lost_contact: OnLostContact = OnLostContact.CONTINUE
+    on_lost_contact: DatabaseOutagePolicy = DatabaseOutagePolicy.CONTINUE
     is_async: bool = False
     is_setup: bool = False
     is_teardown: bool = False
     fails_run: bool = False
     choice: BranchChoice | None = None
     command: str | None = None
+    unsafe_template: bool = False
     summary: str | None = None
     inputs: tuple[str, ...] = ()
     outlets: tuple[str, ...] = ()
@@ -198,11 +199,8 @@ def _given(record: object) -> object:
     """A record's fields that differ from their defaults; a schedule serializes itself."""
     if isinstance(record, ScheduleSpec):
         return json.loads(record.to_json())
-    found = {}
-    for name, default in _DEFAULTS[type(record)]:
-        if (value := getattr(record, name)) != default:
-            found[name] = value
-    return found
+    known = _DEFAULTS[type(record)]
+    return {name: value for name, default in known if (value := getattr(record, name)) != default}
 
 
 _DEFAULTS: dict[type, list[tuple[str, object]]] = {
@@ -239,41 +237,33 @@ def _read_all(make: Callable[..., T], readers: _Readers) -> Callable[[list[dict[
     return lambda rows: tuple(_read(make, row, readers) for row in rows)
 
 
-_RETRY: _Readers = {"backoff": Backoff, "retry_on": tuple, "never_on": tuple}
-_PARAM: _Readers = {"type": ParamType, "choices": tuple}
-_SCHEDULE: _Readers = {
-    "spec": lambda raw: ScheduleSpec.from_json(json.dumps(raw)),
-    "misfire": MisfirePolicy,
-    "overlap": OverlapPolicy,
-}
-_NOTICE: _Readers = {"event": Event}
-_WAIT: _Readers = {
-    "kind": WaitKind,
-    "on_timeout": TimeoutAction,
-    "on_reject": TimeoutAction,
-    "approvers": Role,
-    "form": _read_all(ParamSpec, _PARAM),
-}
-_MAPPING: _Readers = {"how": MapHow, "lists": _read_all(MappedList, {})}
-_TASK: _Readers = {
-    "kind": TaskKind,
-    "trigger_rule": TriggerRule,
-    "retry": lambda raw: _read(RetryPolicy, raw, _RETRY),
-    "choice": BranchChoice,
-    "isolation": Isolation,
-    "on_lost_contact": OnLostContact,
-    "inputs": tuple,
-    "outlets": tuple,
-    "outputs": tuple,
-    "variables": tuple,
-    "connections": tuple,
-    "secrets": tuple,
-    "gates": _read_all(GateSpec, {"kind": GateKind}),
-    "child": lambda raw: ChildSpec(**raw),
-    "wait": lambda raw: _read(WaitSpec, raw, _WAIT),
-    "mapping": lambda raw: _read(TaskMapping, raw, _MAPPING),
-    "notices": _read_all(NotificationRuleSpec, _NOTICE),
-}
+def _readers(kind: type, /, **others: Callable[..., object]) -> _Readers:
+    """How the fields of a record are read: those whose default is an enum or a tuple by its type."""
+    by_default = {name: type(default) for name, default in _DEFAULTS[kind] if isinstance(default, StrEnum | tuple)}
+    return {**by_default, **others}
+
+
+_PARAM = _readers(ParamSpec, choices=tuple)
+_SCHEDULE = _readers(
+    NamedSchedule,
+    spec=lambda raw: ScheduleSpec.from_json(json.dumps(raw)),
+    misfire=MisfirePolicy,
+    overlap=OverlapPolicy,
+)
+_NOTICE = _readers(NotificationRuleSpec, event=NotificationEvent)
+_WAIT = _readers(WaitSpec, kind=WaitKind, approvers=Role, form=_read_all(ParamSpec, _PARAM))
+_RETRY = _readers(RetryPolicy)
+_MAPPING = _readers(TaskMapping, lists=_read_all(MappedList, {}))
+_TASK = _readers(
+    TaskSpec,
+    retry=lambda raw: _read(RetryPolicy, raw, _RETRY),
+    choice=BranchChoice,
+    gates=_read_all(GateSpec, {"kind": GateKind}),
+    child=lambda raw: ChildSpec(**raw),
+    wait=lambda raw: _read(WaitSpec, raw, _WAIT),
+    mapping=lambda raw: _read(TaskMapping, raw, _MAPPING),
+    notices=_read_all(NotificationRuleSpec, _NOTICE),
+)
 
 
 def read_form(wait: Mapping[str, object]) -> tuple[ParamSpec, ...]:
@@ -281,14 +271,12 @@ def read_form(wait: Mapping[str, object]) -> tuple[ParamSpec, ...]:
     return _read(WaitSpec, wait, _WAIT).form
 
 
-_DAG: _Readers = {
-    "tasks": _read_all(TaskSpec, _TASK),
-    "edges": lambda rows: tuple((up, down) for up, down in rows),
-    "tags": tuple,
-    "params": _read_all(ParamSpec, _PARAM),
-    "schedules": _read_all(NamedSchedule, _SCHEDULE),
-    "notices": _read_all(NotificationRuleSpec, _NOTICE),
-    "groups": _read_all(GroupSpec, {}),
-    "misfire": MisfirePolicy,
-    "overlap": OverlapPolicy,
-}
+_DAG = _readers(
+    DagSpec,
+    tasks=_read_all(TaskSpec, _TASK),
+    edges=lambda rows: tuple((up, down) for up, down in rows),
+    params=_read_all(ParamSpec, _PARAM),
+    schedules=_read_all(NamedSchedule, _SCHEDULE),
+    notices=_read_all(NotificationRuleSpec, _NOTICE),
+    groups=_read_all(GroupSpec, {}),
+)

@@ -5,21 +5,24 @@ Each error names everything that is involved, so that the message alone is enoug
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
+from types import NoneType
 
+from evertick.domain.attempt import storable_text
 from evertick.domain.dags.gates import GateKind, check_gates, check_versions
 from evertick.domain.dags.graph import check_groups
 from evertick.domain.dags.mapping import check_mapping
-from evertick.domain.dags.params import JsonValue, check_params
+from evertick.domain.dags.params import JsonValue, check_params, shown
 from evertick.domain.dags.spec import BranchChoice, DagSpec, NamedSchedule, TaskKind, TaskSpec
 from evertick.domain.dags.waits import WaitKind, check_wait
 from evertick.domain.errors import InvalidDag, InvalidParams
-from evertick.domain.notifications import Event
+from evertick.domain.notifications import NotificationEvent
 from evertick.domain.schedules.dependencies import read_text, sources_of
+from evertick.domain.schedules.misfire import MisfirePolicy
 
 MAX_NAME = 200
 MAX_TASKS = 100_000
@@ -29,22 +32,14 @@ MAX_RUN_RETRIES = 100
 MAX_TAG = 100
 MAX_TEXT = 100_000
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
-_NAME_RULE = f"use letters, digits, '_', '-', '.' and at most {MAX_NAME} characters"
+_NAME_RULE = f"use ASCII letters, digits, '_', '-', '.' and at most {MAX_NAME} characters"
 _TEXT_RULE = f"valid text without NUL, of at most {MAX_TEXT:,} characters"
-_FIELD_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
-    ("name", str),
-    ("queue", (str, type(None))),
-    ("priority", int),
-    ("rerun_on_loss", bool),
-    ("is_async", bool),
-    ("is_setup", bool),
-    ("timeout_seconds", (int, float, type(None))),
-    ("queue_timeout_seconds", (int, float, type(None))),
-    ("finish_within_seconds", (int, float, type(None))),
-    ("group", (str, type(None))),
-    ("command", (str, type(None))),
-    ("summary", (str, type(None))),
-    ("doc", (str, type(None))),
+_FIELD_TYPES: tuple[tuple[tuple[type, ...], tuple[str, ...]], ...] = (
+    ((str,), ("name",)),
+    ((int,), ("priority",)),
+    ((bool,), ("rerun_on_loss", "is_async", "is_setup", "unsafe_template")),
+    ((int, float, NoneType), ("timeout_seconds", "queue_timeout_seconds", "finish_within_seconds")),
+    ((str, NoneType), ("queue", "group", "command", "summary", "doc")),
 )
 _SHOWN = 10
 _LONGEST_LIMIT_SECONDS = 10 * 365 * 86_400.0
@@ -59,7 +54,7 @@ def validate(spec: DagSpec) -> None:
     if not problems:
         problems = [*check_groups(spec)]
     if problems:
-        raise InvalidDag(f"DAG {_short(spec.name)}: {' '.join(problems)}")
+        raise InvalidDag(f"DAG {shown(spec.name)}: {' '.join(problems)}")
 
 
 def arrange(spec: DagSpec) -> DagSpec:
@@ -78,7 +73,7 @@ def _check_dag(spec: DagSpec) -> Iterator[str]:
         yield f"it has {len(spec.tags)} tags; at most {MAX_TAGS} are allowed."
     for tag in spec.tags:
         if not isinstance(tag, str) or not tag.strip() or len(tag) > MAX_TAG or not tag.isprintable():
-            yield f"tag {_short(tag)} must be 1 to {MAX_TAG} printable characters."
+            yield f"tag {shown(tag)} must be 1 to {MAX_TAG} printable characters."
     for name, limit in (("max_active_runs", spec.max_active_runs), ("max_active_tasks", spec.max_active_tasks)):
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1_000_000):
             yield f"{name} is {limit!r}; it must be from 1 to 1,000,000, or omitted."
@@ -94,13 +89,8 @@ def _check_dag(spec: DagSpec) -> Iterator[str]:
 
 def _is_limit(seconds: object) -> bool:
     """Whether a time limit is valid: None, or finite and positive."""
-    if seconds is None:
-        return True
-    return (
-        isinstance(seconds, int | float)
-        and not isinstance(seconds, bool)
-        and math.isfinite(seconds)
-        and 0 < seconds <= _LONGEST_LIMIT_SECONDS
+    return seconds is None or (
+        isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= _LONGEST_LIMIT_SECONDS
     )
 
 
@@ -115,9 +105,10 @@ def _check_size(spec: DagSpec) -> Iterator[str]:
 
 def _check_tasks(spec: DagSpec) -> Iterator[str]:
     wrong_type = [
-        f"{_short(task.name)}.{name}"
+        f"{shown(task.name)}.{name}"
         for task in spec.tasks
-        for name, kind in _FIELD_TYPES
+        for kind, names in _FIELD_TYPES
+        for name in names
         if not isinstance(getattr(task, name), kind)
     ]
     if wrong_type:
@@ -133,7 +124,7 @@ def _check_tasks(spec: DagSpec) -> Iterator[str]:
 
 
 def _check_names(tasks: Sequence[TaskSpec]) -> Iterator[str]:
-    if bad := [_short(task.name) for task in tasks if not _NAME.fullmatch(task.name)]:
+    if bad := [shown(task.name) for task in tasks if not _NAME.fullmatch(task.name)]:
         yield f"task names are not allowed: {_listed(bad)}; {_NAME_RULE}."
     if twice := [name for name, times in Counter(task.name for task in tasks).items() if times > 1]:
         yield f"task names are used twice: {_listed(twice)}; give each task a unique name."
@@ -155,23 +146,19 @@ def _groups(tasks: Sequence[TaskSpec]) -> set[str]:
 def _check_task(task: TaskSpec) -> Iterator[str]:
     if isinstance(task.priority, bool) or not 0 <= task.priority <= 9:
         yield f"task {task.name!r}: priority is {task.priority!r}; it must be from 0 to 9 (9 is the most urgent)."
-    limits = {
-        "timeout": task.timeout_seconds,
-        "queue_timeout": task.queue_timeout_seconds,
-        "finish_within": task.finish_within_seconds,
-    }
-    for name, limit in limits.items():
-        if not _is_limit(limit):
+    for name in ("timeout", "queue_timeout", "finish_within"):
+        if not _is_limit(limit := getattr(task, f"{name}_seconds")):
             yield f"task {task.name!r}: {name} is {limit!r} s; {_LIMIT_RULE}."
-    if task.finish_within_seconds is None and any(notice.event is Event.DEADLINE for notice in task.notices):
+    if task.finish_within_seconds is None and NotificationEvent.DEADLINE in {each.event for each in task.notices}:
         yield f"task {task.name!r}: on_deadline needs a deadline; add one, as in finish_within='30m'."
     if task.queue is not None and not _NAME.fullmatch(task.queue):
-        yield f"task {task.name!r}: queue {_short(task.queue)} is not allowed; {_NAME_RULE}."
+        yield f"task {task.name!r}: queue {shown(task.queue)} is not allowed; {_NAME_RULE}."
     if (task.kind is TaskKind.SHELL) != bool(task.command):
         yield f"task {task.name!r}: a shell task needs a command, and only a shell task has one."
     if (task.kind is TaskKind.TRIGGER) != (task.child is not None):
         yield f"task {task.name!r}: a task that starts a DAG must name that DAG, and only such a task does."
-    if task.child is not None and (task.gates or task.retry.retries or task.mapping or task.choice or task.is_setup):
+    has_runner = task.gates or task.retry.retries or task.mapping or task.choice or task.is_setup
+    if task.child is not None and has_runner:
         yield (
             f"task {task.name!r} starts a DAG and does not run on a runner: set retries, pools, keys, limits and mapping on the"
             f" tasks of {task.child.dag!r}."
@@ -179,9 +166,7 @@ def _check_task(task: TaskSpec) -> Iterator[str]:
     expected = {TaskKind.PYTHON} if task.wait and task.wait.kind is WaitKind.POLL else {TaskKind.WAIT}
     if (task.kind is TaskKind.WAIT and task.wait is None) or (task.wait is not None and task.kind not in expected):
         yield f"task {task.name!r}: a task that waits must say what it waits for, and only such a task does."
-    if task.kind is TaskKind.WAIT and (
-        task.gates or task.retry.retries or task.mapping or task.choice or task.is_setup
-    ):
+    if task.kind is TaskKind.WAIT and has_runner:
         yield f"task {task.name!r} only waits and does not run on a runner: it takes no retries, pools, keys, limits or mapping."
     if not (_is_storable(task.command) and _is_storable(task.summary) and _is_storable(task.doc)):
         yield f"task {task.name!r}: its command and its docstring must be {_TEXT_RULE}."
@@ -206,11 +191,8 @@ def _check_edges(spec: DagSpec) -> Iterator[str]:
                 for problem in check_mapping(task.mapping, rule=task.trigger_rule, upstream=upstream)
             )
             if task.is_setup or task.is_teardown or task.choice is not None:
-                what = (
-                    task.choice.replace("_", "-").removesuffix("-direct")
-                    if task.choice
-                    else ("setup" if task.is_setup else "teardown")
-                )
+                what = task.choice or ("setup" if task.is_setup else "teardown")
+                what = what.replace("_", "-").removesuffix("-direct")
                 yield f"task {task.name!r} is a {what} and cannot be mapped."
             if any(gate.kind in (GateKind.ORDER, GateKind.PAST) for gate in task.gates):
                 yield f"task {task.name!r} is mapped: `order` and `depends_on_past` are not allowed on a mapped task."
@@ -233,9 +215,25 @@ def check_schedule(spec: DagSpec, schedule: NamedSchedule) -> None:
         raise InvalidDag(f"DAG {spec.name!r}: {problems[0]}")
 
 
-def check_run_params(spec: DagSpec, given: Mapping[str, object]) -> dict[str, JsonValue]:
+def past_hints(spec: DagSpec, now: datetime) -> list[str]:
+    """For schedules whose author may expect runs for the past: a schedule begins when it is published, whatever its `start_at`."""
+    hints = []
+    for each in spec.schedules:
+        start = each.spec.start_at
+        if (each.misfire or spec.misfire) is MisfirePolicy.ALL and start is not None and start < now:
+            chosen = f" --schedule {each.name}" if len(spec.schedules) > 1 else ""
+            hints.append(
+                f"schedule {each.name!r} of DAG {spec.name!r} starts at {start.isoformat()}, in the past, and creates no runs for"
+                f" that time. Use a backfill: evertick backfills create {spec.name} --from {start.isoformat()}{chosen}"
+            )
+    return hints
+
+
+def check_run_params(
+    spec: DagSpec, given: Mapping[str, object], *, accepts_unknown: bool = False
+) -> dict[str, JsonValue]:
     """The validated parameters of a run, including the values that its tasks derive from them."""
-    values = check_params(spec.params, given)
+    values = check_params(spec.params, given, accepts_unknown=accepts_unknown)
     for task in spec.tasks:
         for problem in check_versions(task.gates, values):
             raise InvalidParams(f"task {task.name!r}: {problem}.")
@@ -244,14 +242,13 @@ def check_run_params(spec: DagSpec, given: Mapping[str, object]) -> dict[str, Js
 
 def _check_schedules(spec: DagSpec) -> Iterator[str]:
     names = [schedule.name for schedule in spec.schedules]
-    if bad := [_short(name) for name in names if not (isinstance(name, str) and _NAME.fullmatch(name))]:
+    if bad := [shown(name) for name in names if not (isinstance(name, str) and _NAME.fullmatch(name))]:
         yield f"schedule names are not allowed: {_listed(bad)}; {_NAME_RULE}."
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         yield f"schedule names are used twice: {_listed(twice)}."
     for schedule in spec.schedules:
-        if schedule.spec.after and {s.name for s in sources_of(read_text(schedule.spec.after)) if s.kind != "asset"} & {
-            spec.name
-        }:
+        sources = sources_of(read_text(schedule.spec.after)) if schedule.spec.after else ()
+        if any(each.name == spec.name and each.kind != "asset" for each in sources):
             yield f"schedule {schedule.name!r} waits for its own DAG: each run would start the next. Name another DAG."
         try:
             check_run_params(spec, schedule.params)
@@ -272,9 +269,8 @@ def _levels(size: int, edges: Iterable[tuple[int, int]]) -> list[int]:
         for down in downstream[up]:
             waiting_for[down] -= 1
             if waiting_for[down] == 0:
-                level[down] = (
-                    level[up] + 1
-                )  # the last upstream to arrive is on the longest path: `ready` is in level order
+                # The last upstream to arrive is on the longest path: `ready` is in level order.
+                level[down] = level[up] + 1
                 ready.append(down)
     return level
 
@@ -299,18 +295,9 @@ def _find_cycle(size: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 def _is_storable(text: object) -> bool:
     """Whether PostgreSQL can store the text: no NUL, no lone surrogate, and within the size limit."""
-    if text is None:
-        return True
-    if not isinstance(text, str) or len(text) > MAX_TEXT or "\0" in text:
-        return False
-    return not any("\ud800" <= character <= "\udfff" for character in text) if not text.isascii() else True
+    return text is None or (isinstance(text, str) and len(text) <= MAX_TEXT and storable_text(text) == text)
 
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

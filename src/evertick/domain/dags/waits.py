@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from evertick.domain.access import Role
-from evertick.domain.dags.gates import key_parts
+from evertick.domain.dags.gates import check_template, paths_of
 from evertick.domain.dags.params import ParamSpec
 from evertick.domain.schedules.spec import ScheduleSpec, next_after, parse_schedule
 
@@ -60,7 +60,7 @@ class WaitSpec:
 def check_wait(wait: WaitSpec, params: Collection[str]) -> Iterator[str]:
     """The problems with a wait. `params` are the names that its DAG declares."""
     if wait.name is not None:
-        yield from _check_name(wait, params)
+        yield from _check_name("event" if wait.kind is WaitKind.EVENT else "title", wait.name, params)
     for what, seconds in (("timeout", wait.timeout_seconds), ("lookback", wait.lookback_seconds or None)):
         if seconds is not None and not 0 < seconds <= LONGEST_WAIT_SECONDS:
             yield f"{what} is {seconds:g} s; it must be more than 0 and at most ten years, or omitted."
@@ -70,20 +70,11 @@ def check_wait(wait: WaitSpec, params: Collection[str]) -> Iterator[str]:
         yield f"it waits for {wait.seconds:g} s; at most ten years are allowed."
 
 
-def _check_name(wait: WaitSpec, params: Collection[str]) -> Iterator[str]:
-    what = "event" if wait.kind is WaitKind.EVENT else "title"
-    assert wait.name is not None
-    if problem := check_event_name(wait.name):
-        yield f"{what} {wait.name!r}: {problem}."
+def _check_name(what: str, name: str, params: Collection[str]) -> Iterator[str]:
+    if problem := check_event_name(name):
+        yield f"{what} {name!r}: {problem}."
         return
-    try:
-        parts = key_parts(wait.name)
-    except ValueError as error:
-        yield f"{what} {wait.name!r}: {error}."
-        return
-    for path in parts:
-        if isinstance(path, list) and path[0] not in params:
-            yield f"{what} {wait.name!r}: the DAG declares no parameter {path[0]!r}; add it to params of @dag."
+    yield from check_template(f"{what} {name!r}", lambda: paths_of(name), params)
 
 
 def _check_poll(wait: WaitSpec) -> Iterator[str]:
@@ -104,8 +95,7 @@ def check_event_name(name: object) -> str | None:
 
 def read_clock(text: str) -> str | None:
     """A time of day, as `08:00:00`; None for any other text."""
-    found = _CLOCK.fullmatch(text.strip())
-    if found is None:
+    if (found := _CLOCK.fullmatch(text.strip())) is None:
         return None
     hour, minute, second = found.groups()
     return f"{int(hour):02}:{minute}:{second or '00'}"

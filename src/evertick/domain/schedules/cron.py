@@ -297,6 +297,11 @@ _MACROS = {
 }
 
 
+def without_macro(expression: str) -> str:
+    """The fields that a macro such as `@daily` stands for; any other expression as it is."""
+    return _MACROS.get(expression.strip().lower(), expression)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cron:
     """A validated expression in a known time zone. Created by `parse_cron`."""

@@ -6,7 +6,7 @@ Every due instant ends in exactly one of the two, and the cursor moves past it. 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -34,7 +34,8 @@ _ON_TIME = timedelta(seconds=ON_TIME_SECONDS)
 
 
 class MisfirePolicy(StrEnum):
-    """What a schedule that fell behind runs: nothing, its last missed fire, or every one. A single due instant always fires."""
+    """What a schedule that fell behind runs of the fires that are no longer on time: nothing, the last one if none is on
+    time, or every one. A single due instant always fires."""
 
     SKIP = "skip"
     LATEST = "latest"
@@ -85,7 +86,8 @@ def plan_fires(
 ) -> FirePlan:
     """Decide every fire that is due from the cursor `next_due` until `now`.
 
-    Instants older than the window are skipped, and with "all" also the oldest ones beyond `most_missed`.
+    Instants that are on time fire in every case. Those older than the window are skipped, and with "all" also the oldest
+    ones beyond `most_missed`.
     `limit` bounds the fires of one call; a returned `next_due` at or before `now` means that more are due: call again.
     """
     if limit < 1:
@@ -115,25 +117,17 @@ def _catch_up(
 ) -> FirePlan:
     """The same for a cursor that is behind; `due` is the instant and the one after it."""
     next_due, following = due
-    last = next_due
-    is_behind = following is not None and following <= now
     window = _LONGEST_WINDOW_SECONDS if window_seconds is None else min(window_seconds, _LONGEST_WINDOW_SECONDS)
     oldest = now - timedelta(seconds=max(window, ON_TIME_SECONDS))
     if policy is MisfirePolicy.ALL:
-        return _fire_all(spec, next_due, now, _oldest_of(spec, next_due, now, oldest, most_missed), limit)
-    if is_behind:
-        last = latest_between(spec, next_due, now) or next_due
-        following = next_after(spec, last)
-    if last < oldest:
-        skipped = _skip(spec, next_due, last, SkipReason.OUTSIDE_WINDOW)
-        return FirePlan(fires=(), skipped=skipped, next_due=following)
-    if not is_behind:
-        return FirePlan(fires=(last,), skipped=None, next_due=following)
-    if policy is MisfirePolicy.SKIP and last < now - _ON_TIME:
-        skipped = _skip(spec, next_due, last, SkipReason.MISFIRE_SKIP)
-        return FirePlan(fires=(), skipped=skipped, next_due=following)
+        return _fire_since(spec, next_due, now, _oldest_of(spec, next_due, now, oldest, most_missed), limit)
+    is_behind = following is not None and following <= now
+    last = (latest_between(spec, next_due, now) or next_due) if is_behind else next_due
     reason = SkipReason.MISFIRE_SKIP if policy is MisfirePolicy.SKIP else SkipReason.MISFIRE_LATEST
-    return FirePlan(fires=(last,), skipped=_skip(spec, next_due, last - _TICK, reason), next_due=following)
+    if last < oldest or (policy is MisfirePolicy.SKIP and is_behind and last < now - _ON_TIME):
+        skipped = _skip(spec, next_due, last, SkipReason.OUTSIDE_WINDOW if last < oldest else reason)
+        return FirePlan(fires=(), skipped=skipped, next_due=next_after(spec, last))
+    return _fire_since(spec, next_due, now, (min(last, now - _ON_TIME), reason), limit)
 
 
 def skip_until(spec: ScheduleSpec, *, next_due: datetime | None, now: datetime, reason: SkipReason) -> SkipRange | None:
@@ -144,10 +138,7 @@ def skip_until(spec: ScheduleSpec, *, next_due: datetime | None, now: datetime, 
 def never_was(spec: ScheduleSpec, after: datetime, through: datetime | None) -> SkipRange | None:
     """The wall times of a calendar schedule that never occurred because the zone skipped a day, while its cursor moves from
     `after` to `through`. They have no instant of their own: the record places them just before the clock jumped."""
-    if spec.kind is not ScheduleKind.CRON or through is None:
-        return None
-    lost = spec.cron.lost_between(after, through)
-    if lost is None:
+    if spec.kind is not ScheduleKind.CRON or through is None or not (lost := spec.cron.lost_between(after, through)):
         return None
     at, count = lost
     return SkipRange(first=at - _TICK, last=at - _TICK, count=count, reason=SkipReason.NEVER_WAS)
@@ -156,24 +147,21 @@ def never_was(spec: ScheduleSpec, after: datetime, through: datetime | None) -> 
 def _oldest_of(
     spec: ScheduleSpec, next_due: datetime, now: datetime, oldest: datetime, most: int | None
 ) -> tuple[datetime, SkipReason]:
-    """The first instant that "all" fires, and why earlier ones are skipped. The newest are kept: they are worth most."""
+    """The first instant that "all" fires, and why earlier ones are skipped. The newest are kept: they are worth most, and
+    those on time do not count as missed."""
     begin = max(next_due, oldest)
     if most is None or count_between(spec, begin - _TICK, now) <= most:
         return oldest, SkipReason.OUTSIDE_WINDOW
-    low, high = begin, now
-    while high - low > _TICK:
-        middle = low + (high - low) / 2
-        if count_between(spec, middle - _TICK, now) <= most:
-            high = middle
-        else:
-            low = middle
-    return high, SkipReason.OVER_LIMIT
+    ticks = range((now - begin) // _TICK)
+    place = bisect_left(ticks, True, key=lambda tick: count_between(spec, begin + (tick - 1) * _TICK, now) <= most)
+    first = min(begin + place * _TICK, now - _ON_TIME)
+    return (first, SkipReason.OVER_LIMIT) if first > begin else (oldest, SkipReason.OUTSIDE_WINDOW)
 
 
-def _fire_all(
+def _fire_since(
     spec: ScheduleSpec, next_due: datetime, now: datetime, since: tuple[datetime, SkipReason], limit: int
 ) -> FirePlan:
-    """Oldest first, up to the limit."""
+    """All fires since that instant, oldest first, up to the limit; earlier ones are skipped."""
     skipped = None
     due: datetime | None = next_due
     oldest, reason = since
@@ -204,9 +192,7 @@ def count_between(spec: ScheduleSpec, after: datetime, through: datetime) -> int
             return spec.cron.count_between(after, through)
         case ScheduleKind.INTERVAL:
             return (through - spec.anchor) // spec.every - (after - spec.anchor) // spec.every
-        case ScheduleKind.ONCE:
-            return int(spec.at is not None and after < spec.at <= through)
-        case ScheduleKind.TIMES:
+        case ScheduleKind.ONCE | ScheduleKind.TIMES:
             return bisect_right(spec.instants, through) - bisect_right(spec.instants, after)
         case ScheduleKind.AFTER:
             return 0
@@ -224,9 +210,7 @@ def latest_between(spec: ScheduleSpec, after: datetime, through: datetime) -> da
             return _latest_of_cron(spec.cron, first, through)
         case ScheduleKind.INTERVAL:
             return spec.anchor + (through - spec.anchor) // spec.every * spec.every
-        case ScheduleKind.ONCE:
-            return first
-        case ScheduleKind.TIMES:
+        case ScheduleKind.ONCE | ScheduleKind.TIMES:
             return spec.instants[bisect_right(spec.instants, through) - 1]
         case ScheduleKind.AFTER:
             return first

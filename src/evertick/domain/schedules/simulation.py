@@ -28,7 +28,7 @@ class Policies:
 
 
 @dataclass(slots=True)
-class Simulation:
+class ScheduleSimulation:
     """The result: fires as (nominal instant, creation time of the run), skips, and the instant that is due next."""
 
     fires: list[tuple[datetime, datetime]] = field(default_factory=list)
@@ -53,20 +53,20 @@ def simulate_schedule(
     last: datetime,
     down: Iterable[Stretch] = (),
     paused: Iterable[Stretch] = (),
-) -> Simulation:
+) -> ScheduleSimulation:
     """Simulate from `first` to `last`, inclusive. Down means that no scheduler runs: fires that fall due meanwhile are decided
     when one is up again. A pause first decides the due fires and then fires nothing; its end skips everything in between."""
-    course = Simulation(next_due=next_after(spec, first - _TICK))
-    journey = _Simulator(spec, policies, course)
+    result = ScheduleSimulation(next_due=next_after(spec, first - _TICK))
+    simulator = _Simulator(spec, policies, result)
     for at, turn in _turns(first, last, down, paused):
-        journey.take(at, turn)
-    journey.go_on(last)
-    return course
+        simulator.take(at, turn)
+    simulator.go_on(last)
+    return result
 
 
 class _Simulator:
-    def __init__(self, spec: ScheduleSpec, policies: Policies, course: Simulation) -> None:
-        self._spec, self._policies, self._course = spec, policies, course
+    def __init__(self, spec: ScheduleSpec, policies: Policies, result: ScheduleSimulation) -> None:
+        self._spec, self._policies, self._result = spec, policies, result
         self._is_up, self._is_paused = True, False
 
     def take(self, at: datetime, turn: _Turn) -> None:
@@ -88,39 +88,39 @@ class _Simulator:
     def go_on(self, until: datetime) -> None:
         """While the scheduler is up and the schedule not paused, everything fires the moment it is due."""
         while self._is_up and not self._is_paused:
-            due = self._course.next_due
+            due = self._result.next_due
             if due is None or due > until:
                 return
             self._settle(due)
 
     def _settle(self, now: datetime) -> None:
         """Decide everything that is due, as a scheduler or a pause does."""
-        course = self._course
-        while course.next_due is not None and course.next_due <= now:
+        result = self._result
+        while result.next_due is not None and result.next_due <= now:
             plan = plan_fires(
                 self._spec,
-                next_due=course.next_due,
+                next_due=result.next_due,
                 now=now,
                 policy=self._policies.misfire,
                 window_seconds=self._policies.window_seconds,
                 limit=_FIRES_PER_CALL,
                 most_missed=self._policies.most_missed,
             )
-            course.fires += [(at, now) for at in plan.fires]
-            course.skips += [each for each in (plan.skipped, plan.missing) if each]
-            course.next_due = plan.next_due
-            if len(course.fires) > MOST_FIRES:
+            result.fires += [(at, now) for at in plan.fires]
+            result.skips += [each for each in (plan.skipped, plan.missing) if each]
+            result.next_due = plan.next_due
+            if len(result.fires) > MOST_FIRES:
                 raise UserError(f"That is more than {MOST_FIRES:,} fires: choose a shorter time range.")
 
     def _skip(self, now: datetime) -> None:
         """Record the fires that a pause suppressed as skipped when it ends."""
-        course = self._course
-        skipped = skip_until(self._spec, next_due=course.next_due, now=now, reason=SkipReason.PAUSED)
+        result = self._result
+        skipped = skip_until(self._spec, next_due=result.next_due, now=now, reason=SkipReason.PAUSED)
         if skipped is not None:
             following = next_after(self._spec, now)
             missing = never_was(self._spec, skipped.first, following)
-            course.skips += [skipped, *([missing] if missing else [])]
-            course.next_due = following
+            result.skips += [skipped, *([missing] if missing else [])]
+            result.next_due = following
 
 
 def _turns(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -146,9 +147,8 @@ class ScheduleSpec:
 
     def to_json(self) -> str:
         """Canonical text: equal schedules give equal bytes. Sorted keys, no spaces, only what is set."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        present = {name: _plain(value) for name, value in given.items() if value is not None}
-        return json.dumps(present, sort_keys=True, separators=(",", ":"))
+        given = _set({each.name: getattr(self, each.name) for each in fields(self)})
+        return json.dumps({name: _plain(value) for name, value in given.items()}, sort_keys=True, separators=(",", ":"))
 
     @property
     def cron(self) -> Cron:
@@ -166,7 +166,9 @@ class ScheduleSpec:
 
     @property
     def instants(self) -> tuple[datetime, ...]:
-        """All instants of a schedule that lists them."""
+        """All instants of a schedule that lists them, or its only one."""
+        if self.at is not None:
+            return (self.at,)
         assert self.times is not None, "parse_schedule gives every list its instants"
         return self.times
 
@@ -179,7 +181,7 @@ class ScheduleSpec:
             raise InvalidSchedule(f"schedule {text[:40]!r} is not JSON: store the output of `to_json`") from None
         if not isinstance(raw, dict):
             raise InvalidSchedule(f"schedule {text[:40]!r} is not a JSON object: store the output of `to_json`")
-        return _checked({name: value for name, value in raw.items() if value is not None})
+        return _checked(_set(raw))
 
 
 def parse_schedule(
@@ -199,15 +201,28 @@ def parse_schedule(
     """
     if isinstance(raw, ScheduleSpec):
         return raw
-    asked: dict[str, object] = {"timezone": timezone, "start_at": start_at, "end_at": end_at, "anchor_at": anchor_at}
-    asked["jitter_seconds"] = jitter_seconds
-    given = asked | {name: value for name, value in _fields_of(raw).items() if value is not None}
-    return _checked({name: value for name, value in given.items() if value is not None})
+    bounds = {"start_at": start_at, "end_at": end_at, "anchor_at": anchor_at}
+    asked = {"timezone": timezone, **bounds, "jitter_seconds": jitter_seconds}
+    return _checked(_set(asked) | _set(_fields_of(raw)))
 
 
 def next_after(spec: ScheduleSpec, instant: datetime) -> datetime | None:
     """The first fire strictly after `instant`, or None when the schedule has ended."""
-    found = _next_unbounded(spec, instant if spec.start_at is None else max(instant, spec.start_at - _TICK))
+    instant = instant if spec.start_at is None else max(instant, spec.start_at - _TICK)
+    found = None
+    match spec.kind:
+        case ScheduleKind.CRON:
+            found = _next_of_cron(spec.expression or "", spec.timezone, instant)
+        case ScheduleKind.INTERVAL:
+            with suppress(OverflowError):
+                found = spec.anchor + ((instant - spec.anchor) // spec.every + 1) * spec.every
+        case ScheduleKind.ONCE | ScheduleKind.TIMES:
+            place = bisect_right(spec.instants, instant)
+            found = spec.instants[place] if place < len(spec.instants) else None
+        case ScheduleKind.AFTER:
+            pass  # never due by time alone
+        case _:
+            assert_never(spec.kind)
     return None if found is None or (spec.end_at is not None and found > spec.end_at) else found
 
 
@@ -221,7 +236,7 @@ def describe(spec: ScheduleSpec) -> str:
         case ScheduleKind.INTERVAL:
             words = f"every {describe_duration(spec.every)}"
         case ScheduleKind.ONCE:
-            words = f"once at {_in_zone(spec, spec.at)} ({spec.timezone})"
+            words = f"once at {_in_zone(spec, spec.instants[0])} ({spec.timezone})"
         case ScheduleKind.TIMES:
             first, last = spec.instants[0], spec.instants[-1]
             words = (
@@ -237,26 +252,6 @@ def describe(spec: ScheduleSpec) -> str:
         length = describe_duration(timedelta(seconds=spec.jitter_seconds))
         words += f", up to {length if length[0].isdigit() else f'1 {length}'} later"
     return words
-
-
-def _next_unbounded(spec: ScheduleSpec, instant: datetime) -> datetime | None:
-    match spec.kind:
-        case ScheduleKind.CRON:
-            return _next_of_cron(spec.expression or "", spec.timezone, instant)
-        case ScheduleKind.INTERVAL:
-            anchor, every = spec.anchor, spec.every
-            try:
-                return anchor + ((instant - anchor) // every + 1) * every
-            except OverflowError:
-                return None
-        case ScheduleKind.ONCE:
-            return spec.at if spec.at is not None and spec.at > instant else None
-        case ScheduleKind.TIMES:
-            place = bisect_right(spec.instants, instant)
-            return spec.instants[place] if place < len(spec.instants) else None
-        case ScheduleKind.AFTER:
-            return None  # never due by time alone
-    assert_never(spec.kind)
 
 
 # As many entries as fire in one tick of a large installation: about 0.4 kB each, against 20 us to parse one again.
@@ -362,20 +357,19 @@ def _within_bounds(spec: ScheduleSpec) -> ScheduleSpec:
     return spec
 
 
+def _set(given: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def _plain(value: object) -> object:
-    match value:
-        case datetime():
-            return _iso(value)
-        case tuple():
-            return [_plain(each) for each in value]
-        case _:
-            return value
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return _iso(value) if isinstance(value, datetime) else value
 
 
 def _iso(instant: datetime) -> str:
     return instant.isoformat().replace("+00:00", "Z")
 
 
-def _in_zone(spec: ScheduleSpec, instant: datetime | None) -> str:
-    assert instant is not None, "parse_schedule gives every one-time schedule its instant"
+def _in_zone(spec: ScheduleSpec, instant: datetime) -> str:
     return instant.astimezone(find_zone(spec.timezone)).isoformat(sep=" ")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
@@ -148,14 +149,8 @@ def _periods(zone_name: str, stretch: int) -> tuple[OffsetPeriod, ...]:
 
 def _change_between(zone: tzinfo, low: int, high: int) -> int:
     """The first second at an offset other than `low`'s, given that `high` has a different one."""
-    offset = _offset(zone, low)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _offset(zone, middle) == offset:
-            low = middle
-        else:
-            high = middle
-    return high
+    offset, between = _offset(zone, low), range(low + 1, high)
+    return low + 1 + bisect_left(between, True, key=lambda second: _offset(zone, second) != offset)
 
 
 def _offset(zone: tzinfo, seconds: int) -> int:

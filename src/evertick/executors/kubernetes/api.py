@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,11 @@ import yaml  # type: ignore[import-untyped]
 from kubernetes_asyncio.client import ApiClient, Configuration, CoreV1Api
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
 
+from evertick.config import Settings
 from evertick.domain.errors import EvertickError, ExecutorBusy, ExecutorUnavailable, InvalidSettings, SubmissionRefused
 
 Json = dict[str, Any]
+Method = Callable[..., Awaitable[Any]]
 
 
 _PAGE = 500
@@ -57,58 +58,53 @@ class KubeApi:
 
     async def create_pod(self, pod: Any) -> Json:
         """A misspelled field is refused with its name; otherwise the server would silently drop it."""
-        call = self._core.create_namespaced_pod(self._namespace, pod, field_validation="Strict", **self._plain())
-        return await self._ask(call)
+        return await self._ask(self._core.create_namespaced_pod, self._namespace, pod, field_validation="Strict")
 
     async def create_secret(self, secret: Any) -> Json:
-        return await self._ask(self._core.create_namespaced_secret(self._namespace, secret, **self._plain()))
+        return await self._ask(self._core.create_namespaced_secret, self._namespace, secret)
 
     async def delete_secret(self, name: str) -> None:
-        await self._ask(self._core.delete_namespaced_secret(name, self._namespace, **self._plain()), gone_is_fine=True)
+        await self._change(self._core.delete_namespaced_secret, name)
 
     async def read_secret(self, name: str) -> Json | None:
-        return await self._look(self._core.read_namespaced_secret(name, self._namespace, **self._plain()))
+        return await self._look(self._core.read_namespaced_secret, name)
 
     async def read_pod(self, name: str) -> Json | None:
         """The current state: without a resource version the API server asks its store, never its cache."""
-        return await self._look(self._core.read_namespaced_pod(name, self._namespace, **self._plain()))
+        return await self._look(self._core.read_namespaced_pod, name)
 
     async def delete_pod(self, name: str, *, uid: str, grace_seconds: int) -> None:
-        body: Any = {"gracePeriodSeconds": grace_seconds, "preconditions": {"uid": uid}}
-        call = self._core.delete_namespaced_pod(name, self._namespace, body=body, **self._plain())
-        await self._ask(call, gone_is_fine=True)
+        body = {"gracePeriodSeconds": grace_seconds, "preconditions": {"uid": uid}}
+        await self._change(self._core.delete_namespaced_pod, name, body=body)
 
     async def patch_pod(self, name: str, patch: Json) -> None:
-        call = self._core.patch_namespaced_pod(name, self._namespace, patch, **self._plain())
-        await self._ask(call, gone_is_fine=True)
+        await self._change(self._core.patch_namespaced_pod, name, body=patch)
 
     async def list_pods(self, selector: str) -> tuple[list[Json], str]:
         """All of them, page by page, and the resource version of the list. A list that expires midway starts over."""
         try:
-            return await self._list(selector, _PAGE)
+            return await self._list(selector, limit=_PAGE)
         except Refusal as refusal:
             if refusal.status != 410:
                 raise
-        return await self._list(selector, None)
+        return await self._list(selector)
 
     async def version(self, selector: str) -> str:
         """The resource version at which a watch can begin now."""
-        page = await self._ask(
-            self._core.list_namespaced_pod(self._namespace, label_selector=selector, limit=1, **self._plain())
-        )
-        return str(page["metadata"]["resourceVersion"])
+        return str((await self._page(selector, limit=1))["metadata"]["resourceVersion"])
 
-    async def _list(self, selector: str, limit: int | None) -> tuple[list[Json], str]:
+    async def _list(self, selector: str, **more: Any) -> tuple[list[Json], str]:
         found: list[Json] = []
-        more: Json = {} if limit is None else {"limit": limit}
         while True:
-            call = self._core.list_namespaced_pod(self._namespace, label_selector=selector, **more, **self._plain())
-            page = await self._ask(call)
+            page = await self._page(selector, **more)
             found += page["items"]
             meta = page["metadata"]
             if not meta.get("continue"):
                 return found, str(meta["resourceVersion"])
             more["_continue"] = meta["continue"]
+
+    async def _page(self, selector: str, **more: Any) -> Json:
+        return await self._ask(self._core.list_namespaced_pod, self._namespace, label_selector=selector, **more)
 
     async def watch_pods(self, selector: str, version: str, *, seconds: int) -> AsyncIterator[Json]:
         """Events until the server ends the watch. Raises Refusal with 410 when the version is too old."""
@@ -131,28 +127,32 @@ class KubeApi:
                     raise Refusal(int(event["object"].get("code") or 500), event["object"], None)
                 yield event
 
-    def _plain(self) -> Json:
-        return {"_preload_content": False, "_request_timeout": self._timeout_seconds}
-
-    async def _look(self, call: Awaitable[Any]) -> Json | None:
+    async def _look(self, method: Method, name: str) -> Json | None:
         try:
-            return await self._ask(call)
+            return await self._ask(method, name, self._namespace)
         except Refusal as refusal:
             if refusal.status != 404:
                 raise
             return None
 
-    async def _ask(self, call: Awaitable[Any], *, gone_is_fine: bool = False) -> Json:
+    async def _change(self, method: Method, name: str, **fields: Any) -> None:
+        """Change an object, if it exists."""
         try:
+            await self._ask(method, name, self._namespace, **fields)
+        except Refusal as refusal:
+            # A conflict of a delete concerns the uid: the object that exists now is another one.
+            if refusal.status not in (404, 409):
+                raise
+
+    async def _ask(self, method: Method, *names: Any, **fields: Any) -> Json:
+        try:
+            call = method(*names, **fields, _preload_content=False, _request_timeout=self._timeout_seconds)
             async with _answer(call) as response:
                 found: Json = json.loads(await response.read())
                 return found
         except Refusal as refusal:
             if refusal.status == 401:
                 self._on_stranger()
-            # A conflict of a delete concerns the uid: the object that exists now is another one.
-            if gone_is_fine and refusal.status in (404, 409):
-                return {}
             raise
 
 
@@ -216,28 +216,19 @@ _RENEWAL_SECONDS = 1.0
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """Without a kubeconfig: the surrounding cluster, else the kubeconfig file that kubectl would use."""
-
-    kubeconfig: Path | None = None
-    context: str | None = None
-    namespace: str | None = None
-    timeout_seconds: float = 30.0
-
-
 @asynccontextmanager
-async def connected(cluster: Cluster) -> AsyncIterator[KubeApi]:
-    """Raises InvalidSettings if no cluster can be determined. Sends nothing yet."""
-    configuration, renewal = Configuration(), _Renewal(cluster)
-    namespace = await _load(cluster, configuration)
+async def connected(settings: Settings) -> AsyncIterator[KubeApi]:
+    """Without a kubeconfig: the surrounding cluster, else the kubeconfig file that kubectl would use. Raises
+    InvalidSettings if no cluster can be determined. Sends nothing yet."""
+    configuration, renewal = Configuration(), _Renewal(settings)
+    namespace = await _load(settings, configuration)
     if configuration.refresh_api_key_hook is None:
         configuration.refresh_api_key_hook = renewal.renew
     async with ApiClient(configuration) as client:
         yield KubeApi(
             client,
-            namespace=cluster.namespace or namespace,
-            timeout_seconds=cluster.timeout_seconds,
+            namespace=settings.kube_namespace or namespace,
+            timeout_seconds=settings.kube_timeout_seconds,
             on_stranger=renewal.want,
         )
 
@@ -246,8 +237,8 @@ class _Renewal:
     """Tokens of most clouds last for minutes: a refused token is read or requested again. Inside a cluster the client
     does so."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._is_wanted, self._renewed_at = False, time.monotonic()
 
     def want(self) -> None:
@@ -259,29 +250,29 @@ class _Renewal:
             return
         self._is_wanted, self._renewed_at = False, time.monotonic()
         try:
-            await _load_kubeconfig(self._cluster, configuration)
+            await _load_kubeconfig(self._settings, configuration)
         except InvalidSettings as error:
             raise ExecutorUnavailable(str(error)) from None
 
 
-async def _load(cluster: Cluster, configuration: Configuration) -> str:
+async def _load(settings: Settings, configuration: Configuration) -> str:
     """Returns the namespace that belongs to it."""
-    if cluster.kubeconfig is None and cluster.context is None:
+    if settings.kubeconfig is None and settings.kube_context is None:
         try:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-            return await asyncio.to_thread(_own_namespace)
+            return (await asyncio.to_thread(_OWN_NAMESPACE.read_text, encoding="utf-8")).strip()
         except (ConfigException, OSError):
             pass  # not in a cluster
-    return await _load_kubeconfig(cluster, configuration)
+    return await _load_kubeconfig(settings, configuration)
 
 
-async def _load_kubeconfig(cluster: Cluster, configuration: Configuration) -> str:
-    file = None if cluster.kubeconfig is None else str(cluster.kubeconfig.expanduser())
+async def _load_kubeconfig(settings: Settings, configuration: Configuration) -> str:
+    file = None if settings.kubeconfig is None else str(settings.kubeconfig.expanduser())
     try:
         if file is not None and not await asyncio.to_thread(Path(file).is_file):
             raise FileNotFoundError(f"the file {file} does not exist")
         loader = await load_kube_config(
-            config_file=file, context=cluster.context, client_configuration=configuration, persist_config=False
+            config_file=file, context=settings.kube_context, client_configuration=configuration, persist_config=False
         )
         current = loader.current_context or {}
     # The client raises odd errors for files that are not a kubeconfig at all.
@@ -293,7 +284,3 @@ async def _load_kubeconfig(cluster: Cluster, configuration: Configuration) -> st
         ) from None
     found = current["context"].get("namespace") if "context" in current else None
     return str(found or "default")
-
-
-def _own_namespace() -> str:
-    return _OWN_NAMESPACE.read_text(encoding="utf-8").strip()

@@ -10,19 +10,19 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
-from types import TracebackType
+from importlib.metadata import version
 from typing import Any, Self
 
+from evertick.config import Settings
 from evertick.domain.attempt import session_text
 from evertick.domain.errors import ExecutorUnavailable, SubmissionRefused
-from evertick.domain.executor_options import POD_OPTIONS
+from evertick.domain.executor_options import POD_OPTIONS, TASK_CONTAINER
 from evertick.executors.base import Observed, Phase, RemoteOrder
-from evertick.executors.kubernetes.api import Cluster, Json, KubeApi, Refusal, connected, meaning
+from evertick.executors.kubernetes.api import Json, KubeApi, Refusal, connected, meaning
 from evertick.executors.kubernetes.manifest import (
     KEPT_LABEL,
     OWNER_LABEL,
@@ -30,9 +30,9 @@ from evertick.executors.kubernetes.manifest import (
     UNTIL_ANNOTATION,
     Manifest,
     pod_manifest,
+    read_template,
     secret_manifest,
 )
-from evertick.executors.kubernetes.status import cannot_start, goes_on, has_succeeded, observed
 
 _SWEEP_SECONDS = 30.0
 # A listing waits for the sweep, which must be short; the rest is left to the next one.
@@ -43,34 +43,18 @@ _SHORTEST_WATCH_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
-class Cleanup(StrEnum):
-    """Which ended pods are deleted."""
-
-    ALWAYS = "always"
-    ON_SUCCESS = "on_success"
-    NEVER = "never"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesOptions:
-    """`owner` distinguishes the pods of this installation from others in the same namespace."""
-
-    cluster: Cluster
-    template: Manifest
-    owner: str = "evertick"
-    allowed: tuple[str, ...] = POD_OPTIONS
-    cleanup: Cleanup = Cleanup.ALWAYS
-    keep_seconds: float = 0.0
-    give_up_seconds: float = 300.0
-
-
 class KubernetesExecutor:
-    """The remote executor of one namespace of one cluster."""
+    """The remote executor of one namespace of one cluster. Raises InvalidSettings for an unusable template.
 
-    def __init__(self, options: KubernetesOptions) -> None:
-        self._options = options
-        self._selector = f"{OWNER_LABEL}={options.owner},!{KEPT_LABEL}"
-        self._kept_selector = f"{OWNER_LABEL}={options.owner},{KEPT_LABEL}"
+    `pod_owner_label` distinguishes the pods of this installation from others in the same namespace.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._owner = settings, settings.pod_owner_label
+        image = settings.pod_image or f"evertick:{version('evertick')}"
+        self._template = read_template(settings.pod_template, image=image)
+        self._selector = f"{OWNER_LABEL}={self._owner},!{KEPT_LABEL}"
+        self._kept_selector = f"{OWNER_LABEL}={self._owner},{KEPT_LABEL}"
         self._stuck_since: dict[str, float] = {}
         self._swept_at = -_SWEEP_SECONDS
         self._version: str | None = None
@@ -78,18 +62,16 @@ class KubernetesExecutor:
         self._api: KubeApi
 
     async def __aenter__(self) -> Self:
-        self._api = await self._stack.enter_async_context(connected(self._options.cluster))
+        self._api = await self._stack.enter_async_context(connected(self._settings))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def submit(self, order: RemoteOrder) -> None:
         """Idempotent: if the attempt's own pod exists, continue from there."""
-        options = self._options
-        manifest = pod_manifest(order, options.template, owner=options.owner, allowed=options.allowed)
+        allowed = self._settings.pod_options or POD_OPTIONS
+        manifest = pod_manifest(order, self._template, owner=self._owner, allowed=allowed)
         try:
             pod = await self._create(order, manifest)
             if _may_still_begin(pod):
@@ -177,7 +159,7 @@ class KubernetesExecutor:
         return pod
 
     async def _give_token(self, order: RemoteOrder, pod_uid: str) -> None:
-        secret = secret_manifest(order, owner=self._options.owner, pod_uid=pod_uid)
+        secret = secret_manifest(order, owner=self._owner, pod_uid=pod_uid)
         try:
             await self._api.create_secret(secret)
         except Refusal as refusal:
@@ -192,7 +174,7 @@ class KubernetesExecutor:
 
     def _is_ours(self, pod: Json) -> bool:
         labels = pod["metadata"].get("labels") or {}
-        return labels.get(OWNER_LABEL) == self._options.owner and KEPT_LABEL not in labels
+        return labels.get(OWNER_LABEL) == self._owner and KEPT_LABEL not in labels
 
     def _judged(self, pod: Json) -> Observed:
         """The pod's state; one that could not start for too long counts as ended, with the reason."""
@@ -201,21 +183,22 @@ class KubernetesExecutor:
             self._stuck_since.pop(name, None)
             return found
         stuck_seconds = time.monotonic() - self._stuck_since.setdefault(name, time.monotonic())
-        return replace(found, phase=Phase.ENDED) if stuck_seconds >= self._options.give_up_seconds else found
+        has_timed_out = stuck_seconds >= self._settings.pod_start_timeout_seconds
+        return replace(found, phase=Phase.ENDED) if has_timed_out else found
 
     def _kept_until(self, pod: Json) -> str | None:
         """When an ended pod may be deleted: empty for never, None for now."""
-        options = self._options
-        if options.cleanup is Cleanup.NEVER or (options.cleanup is Cleanup.ON_SUCCESS and not has_succeeded(pod)):
+        cleanup, keep_seconds = self._settings.pod_cleanup, self._settings.pod_keep_seconds
+        if cleanup == "never" or (cleanup == "on_success" and not has_succeeded(pod)):
             return ""
-        if not options.keep_seconds:
+        if not keep_seconds:
             return None
-        return (datetime.now(UTC) + timedelta(seconds=options.keep_seconds)).isoformat(timespec="seconds")
+        return (datetime.now(UTC) + timedelta(seconds=keep_seconds)).isoformat(timespec="seconds")
 
     async def _sweep(self) -> None:
         """Delete pods that were kept long enough, by any runner. Pods that cannot be deleted now are retried in the
         next sweep."""
-        if time.monotonic() - self._swept_at < min(_SWEEP_SECONDS, self._options.keep_seconds or _SWEEP_SECONDS):
+        if time.monotonic() - self._swept_at < min(_SWEEP_SECONDS, self._settings.pod_keep_seconds or _SWEEP_SECONDS):
             return
         self._swept_at = time.monotonic()
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -227,7 +210,7 @@ class KubernetesExecutor:
 
 
 def _may_still_begin(pod: Json) -> bool:
-    return observed(pod).phase is Phase.WAITING and not pod["metadata"].get("deletionTimestamp")
+    return observed(pod).phase is Phase.WAITING and not _is_being_deleted(pod)
 
 
 def _kept_until(pod: Json) -> str:
@@ -237,3 +220,144 @@ def _kept_until(pod: Json) -> str:
 
 def _owner_uid(secret: Json) -> Any:
     return next((each.get("uid") for each in secret["metadata"].get("ownerReferences") or []), None)
+
+
+# Reasons why a container cannot start now, and never will without a change to the cluster or the image.
+# What a pod's status means for its attempt. Claims nothing that the cluster has not observed: a pod whose node is
+# unreachable counts as running, and only the heartbeat timeout, or the cluster itself, ends it.
+
+CANNOT_START = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+    }
+)
+# Reasons of a container's end whose message comes from the container runtime, not from the agent.
+_NEVER_BEGAN = ("ContainerCannotRun", "StartError", "ContainerStatusUnknown")
+_LONGEST_REASON = 500
+
+Pod = Mapping[str, Any]
+
+
+def observed(pod: Pod) -> Observed:
+    """The state of this pod's attempt."""
+    status = pod.get("status") or {}
+    ended = _task_state(status).get("terminated")
+    if ended or status.get("phase") in ("Succeeded", "Failed"):
+        return _ended(pod, ended or {})
+    if "running" in _task_state(status) or status.get("phase") in ("Running", "Unknown"):
+        return Observed(phase=Phase.RUNNING, reason=_trouble(pod), since=_time(status.get("startTime")))
+    created_at = _time((pod.get("metadata") or {}).get("creationTimestamp"))
+    return Observed(phase=Phase.WAITING, reason=waiting_reason(status), since=created_at)
+
+
+def waiting_reason(status: Mapping[str, Any]) -> str | None:
+    """Why it has not started: its container's reason, or that no node has room for it."""
+    for kind in ("containerStatuses", "initContainerStatuses"):
+        for container in status.get(kind) or []:
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+                return _said(waiting["reason"], waiting.get("message"))
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return _said(condition.get("reason") or "Unschedulable", condition.get("message"))
+    return None
+
+
+def cannot_start(reason: str | None) -> bool:
+    return reason is not None and reason.split(":")[0] in CANNOT_START
+
+
+def has_succeeded(pod: Pod) -> bool:
+    """The task's container, whatever the state of the others."""
+    status = pod.get("status") or {}
+    ended = _task_state(status).get("terminated")
+    return bool(ended.get("exitCode") == 0 if ended else status.get("phase") == "Succeeded")
+
+
+def goes_on(pod: Pod) -> bool:
+    """Whether another container still runs after the task's container has ended."""
+    return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def _ended(pod: Pod, ended: Mapping[str, Any]) -> Observed:
+    status = pod.get("status") or {}
+    why, message = ended.get("reason"), ended.get("message") or ""
+    began = bool(ended) and why not in _NEVER_BEGAN
+    # The pod's own reason (Evicted, DeadlineExceeded, NodeLost) is more precise than its container's signal.
+    if status.get("reason"):
+        reason: str | None = _said(status["reason"], status.get("message"))
+    elif disruption := _disruption(status):
+        reason = disruption
+    elif why in (None, "Completed"):
+        reason = None
+    elif why == "Error":
+        reason = f"exit code {ended.get('exitCode')}" if ended.get("exitCode") is not None else "Error"
+    else:
+        reason = _said(why, None if began else message)
+    return Observed(
+        phase=Phase.ENDED,
+        reason=reason,
+        exit_code=ended.get("exitCode"),
+        outcome=message.encode() if began and message else None,
+        since=_time(ended.get("finishedAt")),
+        is_being_deleted=_is_being_deleted(pod),
+    )
+
+
+def _is_being_deleted(pod: Pod) -> bool:
+    return bool((pod.get("metadata") or {}).get("deletionTimestamp"))
+
+
+def _trouble(pod: Pod) -> str | None:
+    """A condition that may soon end a running pod, or may have ended it unobserved."""
+    status = pod.get("status") or {}
+    if status.get("reason"):
+        return _said(status["reason"], status.get("message"))
+    if disruption := _disruption(status):
+        return disruption
+    if _is_being_deleted(pod):
+        return "it is being deleted"
+    return "NodeLost: its node does not answer" if status.get("phase") == "Unknown" else None
+
+
+def _disruption(status: Mapping[str, Any]) -> str | None:
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return _said(
+                _DISRUPTIONS.get(condition.get("reason", ""), condition.get("reason")), condition.get("message")
+            )
+    return None
+
+
+# Readable names.
+_DISRUPTIONS = {
+    "DeletionByTaintManager": "NodeLost",
+    "DeletionByPodGC": "NodeLost",
+    "EvictionByEvictionAPI": "Evicted",
+    "PreemptionByScheduler": "Preempted",
+    "TerminationByKubelet": "Evicted",
+}
+
+
+def _task_state(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    for container in status.get("containerStatuses") or []:
+        if container.get("name") == TASK_CONTAINER:
+            return container.get("state") or {}
+    return {}
+
+
+def _said(reason: object, message: object) -> str:
+    text = f"{reason}: {' '.join(str(message).split())}" if message else str(reason)
+    return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 1]}…"
+
+
+def _time(text: object) -> datetime | None:
+    return datetime.fromisoformat(text) if isinstance(text, str) else None

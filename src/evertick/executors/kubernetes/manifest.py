@@ -59,11 +59,7 @@ DEFAULT_TEMPLATE: Manifest = {
     "spec": {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "fsGroup": 10001,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {"runAsNonRoot": True, "fsGroup": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [
             {
                 "name": TASK_CONTAINER,

@@ -9,7 +9,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from evertick.attempts.child_setup import RECEIVE_BYTES, ReuseLimits
 from evertick.attempts.protocol import Frames, frame
@@ -17,42 +17,30 @@ from evertick.domain.attempt import AttemptOrder, OutcomeKind
 from evertick.logs.spool import AttemptLog, LogCap, SpoolFile
 from evertick.storage.result_files import ResultFiles
 
+if TYPE_CHECKING:
+    from evertick.executors.local.fork_server_client import ForkServerClient
+
 # Most bodies start within 2 ms of their order. Shorter start times are not stored.
 _TOLD_START_SECONDS = 0.1
 
 
+@dataclass(slots=True, eq=False)
 class Attempt:
     """One order on its way from `start_many` to its outcome, and until its log is stored."""
 
-    __slots__ = (
-        "is_drained",
-        "is_settled",
-        "last_words",
-        "link",
-        "log",
-        "number",
-        "order",
-        "ordered_at",
-        "spool",
-        "started_at",
-        "timer",
-        "verdict",
-    )
-
-    def __init__(self, order: AttemptOrder, now: float) -> None:
-        self.order = order
-        self.link: ChildProcess | None = None
-        self.number = 0
-        self.ordered_at = now
-        self.started_at = 0.0
-        self.timer: asyncio.TimerHandle | None = None
-        self.verdict: tuple[OutcomeKind, str] | None = None
-        self.log: AttemptLog | None = None
-        self.spool: SpoolFile | None = None
-        # Problems with the log, reported at its end.
-        self.last_words = b""
-        self.is_drained = False
-        self.is_settled = False
+    order: AttemptOrder
+    ordered_at: float
+    link: ChildProcess | None = None
+    number: int = 0
+    started_at: float = 0.0
+    timer: asyncio.TimerHandle | None = None
+    verdict: tuple[OutcomeKind, str] | None = None
+    log: AttemptLog | None = None
+    spool: SpoolFile | None = None
+    # Problems with the log, reported at its end.
+    last_words: bytes = b""
+    is_drained: bool = False
+    is_settled: bool = False
 
     def told_start_seconds(self) -> float | None:
         """How long its code was fetched, imported or waited for, if that is worth storing."""
@@ -60,85 +48,39 @@ class Attempt:
         return seconds if seconds >= _TOLD_START_SECONDS else None
 
 
-@dataclass(frozen=True, slots=True)
-class ChildMessage:
-    """A child sent this."""
-
-    link: ChildProcess
-    message: list[Any]
-
-
-class ForkServerHandle(Protocol):
-    """The fork server of a child, which alone can kill it safely: the pid cannot be reused before its parent has reaped
-    it."""
-
-    is_retiring: bool
-
-    def guard(self, link: ChildProcess, contact_until: float) -> bool: ...
-    def ask_to_stop(self, link: ChildProcess) -> None: ...
-    def kill(self, link: ChildProcess) -> None: ...
-    def terminate(self) -> None: ...
-    def destroy(self) -> None: ...
-
-
+@dataclass(slots=True, eq=False)
 class ChildProcess:
-    """A child that waits for an order, runs some, or is disconnected."""
+    """A child that waits for an order, runs some, or is disconnected. `put` receives its messages.
 
-    __slots__ = (
-        "_frames",
-        "_is_open",
-        "_loop",
-        "_put",
-        "_unsent",
-        "born_at",
-        "fate",
-        "hung_up_at",
-        "is_guarded",
-        "is_loaded",
-        "is_shared",
-        "is_worn",
-        "last_number",
-        "log_end",
-        "number",
-        "parent",
-        "pid",
-        "running",
-        "sock",
-        "spool",
-    )
+    Only `parent` can kill it safely: the pid cannot be reused before its parent has reaped it.
+    """
 
-    def __init__(
-        self,
-        parent: ForkServerHandle,
-        number: int,
-        pid: int,
-        sock: socket.socket,
-        spool: SpoolFile,
-        put: Callable[[ChildMessage], None],
-    ) -> None:
-        self.parent = parent
-        self.number = number
-        self.pid = pid
-        self.sock = sock
-        self.spool = spool
-        self.running: dict[int, Attempt] = {}
-        self.last_number = 0
-        self.log_end = 0
-        self.is_worn = False
-        self.is_shared = False
-        self.is_loaded = False
-        self.is_guarded = False
-        self.fate: str | None = None
-        self.hung_up_at: float | None = None
-        self._put = put
-        self._frames = Frames()
-        self._unsent = b""
-        self._is_open = True
-        self._loop = asyncio.get_running_loop()
+    parent: ForkServerClient
+    number: int
+    pid: int
+    sock: socket.socket
+    spool: SpoolFile
+    log_end: int
+    put: Callable[[ChildProcess, list[Any]], None]
+    running: dict[int, Attempt] = field(default_factory=dict)
+    last_number: int = 0
+    is_worn: bool = False
+    is_shared: bool = False
+    is_loaded: bool = False
+    is_guarded: bool = False
+    fate: str | None = None
+    hung_up_at: float | None = None
+    born_at: float = 0.0
+    _frames: Frames = field(default_factory=Frames)
+    _unsent: bytes = b""
+    _is_open: bool = True
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+    def __post_init__(self) -> None:
         self.born_at = self._loop.time()
-        spool.acquire()
-        sock.setblocking(False)
-        self._loop.add_reader(sock.fileno(), self.receive)
+        self.spool.acquire()
+        self.sock.setblocking(False)
+        self._loop.add_reader(self.sock.fileno(), self.receive)
 
     def send(self, frames: bytes) -> None:
         """Usually one system call; only a large order has to wait until the child reads."""
@@ -184,7 +126,7 @@ class ChildProcess:
                 self.parent.kill(self)
                 return
             for message in messages:
-                self._put(ChildMessage(self, message))
+                self.put(self, message)
             if len(received) < RECEIVE_BYTES:
                 return
 
@@ -212,13 +154,13 @@ class ChildProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorLimits:
-    """`min_stock` and `max_stock` bound the idle children of the process pool, per bundle."""
+    """`min_idle` and `max_idle` bound the idle children of the process pool, per bundle."""
 
     max_parents: int = 8
     parent_age_seconds: float = 3600.0
-    min_stock: int = 2
-    max_stock: int = 32
-    stock_decay_seconds: float = 5.0
+    min_idle: int = 2
+    max_idle: int = 32
+    idle_decay_seconds: float = 5.0
     warm_idle_seconds: float = 30.0
     fetch_seconds: float = 600.0
     load_seconds: float = 60.0

@@ -12,28 +12,21 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Self, assert_never
+from typing import Self
 
 from evertick.attempts.protocol import Report
 from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import Conflict, EvertickError
 from evertick.executors.local.attempt_logs import AttemptLogs
-from evertick.executors.local.bundle_executor import (
-    AttemptDied,
-    AttemptEvent,
-    AttemptLost,
-    AttemptReported,
-    AttemptStarted,
-    BundleExecutor,
-)
+from evertick.executors.local.bundle_executor import BundleExecutor
 from evertick.executors.local.child_process import Attempt, ExecutorLimits
-from evertick.executors.local.process_pool import BundlePlace
+from evertick.executors.local.fork_server_client import BundlePlace
 from evertick.logs import format
 from evertick.logs.spool import LogChunk, SpoolFolder, remove_files, session_folder
 from evertick.processes.tree import OomEvidence, explain_exit, oom_counters
 
 _TICK_SECONDS = 0.25
-_LONGEST_FAREWELL_SECONDS = 3.0
+_LONGEST_CLOSE_SECONDS = 3.0
 _STOPPED = "the runner stopped before the attempt ended"
 
 Name = tuple[TaskKey, int]
@@ -53,18 +46,20 @@ class LocalExecutor:
         resolve_bundle: Callable[[str, str], Awaitable[BundlePlace]],
         put: Callable[[list[Outcome]], None],
         limits: ExecutorLimits | None = None,
+        stop_reason: str = _STOPPED,
     ) -> None:
+        self._stop_reason = stop_reason
         self._slots, self.session = slots, session
         self._spool = SpoolFolder(session_folder(spool_dir, session))
         self._resolve_bundle = resolve_bundle
         self._put = put
         chosen = limits or ExecutorLimits()
-        self._limits = replace(chosen, max_stock=max(chosen.min_stock, min(chosen.max_stock, slots)))
+        self._limits = replace(chosen, max_idle=max(chosen.min_idle, min(chosen.max_idle, slots)))
         self._attempts: dict[Name, Attempt] = {}
-        self._homes: dict[Address, BundleExecutor] = {}
-        self._leaving: list[BundleExecutor] = []
-        self._arriving: dict[Address, list[Attempt]] = {}
-        self._moving: list[asyncio.Task[None]] = []
+        self._executors: dict[Address, BundleExecutor] = {}
+        self._retired: list[BundleExecutor] = []
+        self._fetching: dict[Address, list[Attempt]] = {}
+        self._fetches: list[asyncio.Task[None]] = []
         self._outcomes: list[Outcome] = []
         self._shipping = AttemptLogs(self._spool, self._limits)
         self._oom = OomEvidence(oom_counters())
@@ -93,7 +88,7 @@ class LocalExecutor:
     @property
     def bundles(self) -> set[str]:
         """The bundles whose code it may use at any moment, without looking it up again."""
-        return {bundle for bundle, _ in (*self._homes, *self._arriving)}
+        return {bundle for bundle, _ in (*self._executors, *self._fetching)}
 
     def start_many(self, orders: list[AttemptOrder]) -> None:
         """Start these now. More orders than free slots is a caller's error, and none is started."""
@@ -109,25 +104,26 @@ class LocalExecutor:
             self._attempts[order.key, order.epoch] = attempt = Attempt(order, self._loop.time())
             by_address.setdefault((order.bundle, order.file), []).append(attempt)
         for address, attempts in by_address.items():
-            if (home := self._homes.get(address)) is not None:
-                home.start(attempts)
-            elif (arriving := self._arriving.get(address)) is not None:
-                arriving += attempts
+            if (bundle := self._executors.get(address)) is not None:
+                bundle.start(attempts)
+            elif (waiting := self._fetching.get(address)) is not None:
+                waiting += attempts
             else:
-                self._expect(address, attempts)
+                self._fetching[address] = attempts
+                self._fetches.append(self._group.create_task(self._fetch_bundle(address)))
 
     def kill(self, key: TaskKey, epoch: int, reason: str, grace_seconds: float = 0.0) -> None:
         """Kill an attempt and its whole process tree, which its outcome then confirms. A grace period first asks it to
         stop."""
         if (attempt := self._attempts.get((key, epoch))) is not None:
-            self._condemn(attempt, OutcomeKind.KILLED, reason, grace_seconds)
+            self._stop_attempt(attempt, OutcomeKind.KILLED, reason, grace_seconds)
 
     def extend_lease(self, until: float) -> None:
         """Until then, in seconds since boot, these attempts cannot be given to another runner: attempts that must not
         overlap with a successor are stopped at that time by their fork server, unless this is called again before."""
         self.contact_until = until
-        for home in (*self._homes.values(), *self._leaving):
-            home.extend_lease(until)
+        for bundle in (*self._executors.values(), *self._retired):
+            bundle.extend_lease(until)
 
     def poll_logs(self) -> list[LogChunk]:
         """New lines of running attempts, and lines that did not fit into an outcome. Call it every 200 ms.
@@ -144,16 +140,16 @@ class LocalExecutor:
         """Return orders that have not started, let the rest end within the grace period, kill the others; leave no
         process."""
         self._is_stopping = True
-        for task in self._moving:
+        for task in self._fetches:
             task.cancel()
         for attempt in list(self._withdrawn()):
-            self._end_lost(attempt, OutcomeKind.GIVEN_BACK, _STOPPED)
+            self.on_lost(attempt, OutcomeKind.GIVEN_BACK, self._stop_reason)
         await self._wait_until_empty(grace_seconds)
         for attempt in list(self._attempts.values()):
-            self._condemn(attempt, OutcomeKind.GIVEN_BACK, _STOPPED, 0)
+            self._stop_attempt(attempt, OutcomeKind.GIVEN_BACK, self._stop_reason, 0)
         await self._wait_until_empty(3 * self._limits.kill_confirm_seconds)
         self._ticking.cancel()
-        await self._close_homes()
+        await self._close_executors()
         self._deliver()
         await asyncio.to_thread(remove_files, self._spool.take_stored())
 
@@ -168,40 +164,31 @@ class LocalExecutor:
             await stopping
             hurrying.cancel()
 
-    def _apply(self, event: AttemptEvent) -> None:
-        match event:
-            case AttemptStarted():
-                self._on_started(event.attempt)
-            case AttemptReported():
-                self._end(event.attempt, event.report)
-            case AttemptDied():
-                self._on_died(event.attempt, event.wait_status)
-            case AttemptLost():
-                self._end_lost(event.attempt, event.kind, event.reason, event.log_text)
-            case _:
-                assert_never(event)
+    # What happens to attempts, called by their bundle's executor.
 
-    def _on_started(self, attempt: Attempt) -> None:
+    def on_started(self, attempt: Attempt) -> None:
         attempt.started_at = self._loop.time()
         if (limit := attempt.order.timeout_seconds) is not None:
             reason = f"execution_timeout: exceeded {limit:g} s"
-            attempt.timer = self._loop.call_later(limit, self._condemn, attempt, OutcomeKind.TIMED_OUT, reason, 0)
+            attempt.timer = self._loop.call_later(limit, self._stop_attempt, attempt, OutcomeKind.TIMED_OUT, reason, 0)
 
-    def _on_died(self, attempt: Attempt, wait_status: int) -> None:
+    def on_died(self, attempt: Attempt, wait_status: int) -> None:
+        """The process ended without a report. A shell also ends this way."""
         is_shell = attempt.order.command is not None
         if is_shell and wait_status == 0:
-            self._end(attempt, Report(attempt.number, OutcomeKind.SUCCESS, exit_code=0, log_end=None))
+            self.on_ended(attempt, Report(attempt.number, OutcomeKind.SUCCESS, exit_code=0, log_end=None))
             return
         reason, code = explain_exit(wait_status, has_oom_evidence=self._oom.has_new(), is_shell=is_shell)
         if code >= 0 and not is_shell:
             reason += " before the task returned"
-        self._end(attempt, Report(attempt.number, OutcomeKind.FAILED, reason, exit_code=code, log_end=None))
+        self.on_ended(attempt, Report(attempt.number, OutcomeKind.FAILED, reason, exit_code=code, log_end=None))
 
-    def _end_lost(self, attempt: Attempt, kind: OutcomeKind, reason: str, log_text: str = "") -> None:
+    def on_lost(self, attempt: Attempt, kind: OutcomeKind, reason: str, log_text: str = "") -> None:
+        """It never started, or ended through no fault of its own."""
         spooled = format.framed(time.time_ns() // 1000, "ERROR", log_text) if log_text else b""
-        self._end(attempt, Report(attempt.number, kind, reason, log_end=None), format.shipped(spooled, 0))
+        self.on_ended(attempt, Report(attempt.number, kind, reason, log_end=None), format.shipped(spooled, 0))
 
-    def _end(self, attempt: Attempt, report: Report, note: bytes = b"") -> None:
+    def on_ended(self, attempt: Attempt, report: Report, note: bytes = b"") -> None:
         order = attempt.order
         if self._attempts.pop((order.key, order.epoch), None) is None:
             return
@@ -237,7 +224,7 @@ class LocalExecutor:
         if outcomes:
             self._put(outcomes)
 
-    def _condemn(self, attempt: Attempt, kind: OutcomeKind, reason: str, grace_seconds: float) -> None:
+    def _stop_attempt(self, attempt: Attempt, kind: OutcomeKind, reason: str, grace_seconds: float) -> None:
         """The first verdict stands; a later one can only shorten the grace period."""
         if attempt.verdict is not None and grace_seconds > 0:
             return
@@ -245,17 +232,13 @@ class LocalExecutor:
         if attempt.timer is not None:
             attempt.timer.cancel()
         address = attempt.order.bundle, attempt.order.file
-        if attempt in self._arriving.get(address, ()):
-            self._arriving[address].remove(attempt)
-            self._end_lost(attempt, kind, reason)
-        elif (home := self._homes.get(address)) is not None:
-            home.stop(attempt, grace_seconds)
+        if attempt in self._fetching.get(address, ()):
+            self._fetching[address].remove(attempt)
+            self.on_lost(attempt, kind, reason)
+        elif (bundle := self._executors.get(address)) is not None:
+            bundle.stop(attempt, grace_seconds)
 
-    def _expect(self, address: Address, attempts: list[Attempt]) -> None:
-        self._arriving[address] = attempts
-        self._moving.append(self._group.create_task(self._move_in(address)))
-
-    async def _move_in(self, address: Address) -> None:
+    async def _fetch_bundle(self, address: Address) -> None:
         """Find the bundle's code and start the attempts that wait for it."""
         try:
             place = await asyncio.wait_for(self._resolve_bundle(*address), self._limits.fetch_seconds)
@@ -263,40 +246,40 @@ class LocalExecutor:
             why = str(error) or type(error).__name__
             # Code that does not exist is the version's fault; code that cannot be reached is not the task's.
             kind = OutcomeKind.FAILED if isinstance(error, EvertickError) else OutcomeKind.GIVEN_BACK
-            for attempt in self._arriving.pop(address):
-                self._end_lost(attempt, kind, f"bundle {address[0]} could not be fetched: {why}")
+            for attempt in self._fetching.pop(address):
+                self.on_lost(attempt, kind, f"bundle {address[0]} could not be fetched: {why}")
             return
         self._make_room()
-        self._homes[address] = home = BundleExecutor(place, address[1], self._spool, self._limits, self._apply)
-        home.contact_until = self.contact_until
-        home.start(self._arriving.pop(address))
+        self._executors[address] = bundle = BundleExecutor(self, place, address[1], self._spool, self._limits)
+        bundle.contact_until = self.contact_until
+        bundle.start(self._fetching.pop(address))
 
     def _make_room(self) -> None:
         """Fork servers are limited: end the least recently used one, unless it is busy."""
-        excess = len(self._homes) + 1 - self._limits.max_parents
-        idle = sorted((home.last_used_at, address) for address, home in self._homes.items() if home.is_idle)
+        excess = len(self._executors) + 1 - self._limits.max_parents
+        idle = sorted((bundle.last_used_at, address) for address, bundle in self._executors.items() if bundle.is_idle)
         for _, address in idle[: max(0, excess)]:
-            home = self._homes.pop(address)
-            self._leaving.append(home)
-            home.stock.close()
+            bundle = self._executors.pop(address)
+            self._retired.append(bundle)
+            bundle.pool.close()
 
     def _tick(self) -> None:
         now = self._loop.time()
         self._ticking = self._loop.call_later(_TICK_SECONDS, self._tick)
         self._shipping.trim(self._attempts.values())
-        for home in self._homes.values():
-            home.tick(now)
+        for bundle in self._executors.values():
+            bundle.tick(now)
         if stored := self._spool.take_stored():
             self._loop.run_in_executor(None, remove_files, stored)
-        self._leaving = [home for home in self._leaving if not home.stock.all_gone.is_set()]
-        self._moving = [task for task in self._moving if not task.done()]
+        self._retired = [bundle for bundle in self._retired if not bundle.pool.all_gone.is_set()]
+        self._fetches = [task for task in self._fetches if not task.done()]
 
     def _withdrawn(self) -> Iterable[Attempt]:
-        for attempts in self._arriving.values():
+        for attempts in self._fetching.values():
             yield from attempts
             attempts.clear()
-        for home in self._homes.values():
-            yield from home.withdraw()
+        for bundle in self._executors.values():
+            yield from bundle.withdraw()
 
     async def _wait_until_empty(self, seconds: float) -> None:
         self._is_empty.clear()
@@ -304,15 +287,15 @@ class LocalExecutor:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_empty.wait(), seconds)
 
-    async def _close_homes(self) -> None:
-        self._leaving += self._homes.values()
-        self._homes.clear()
-        for home in self._leaving:
-            home.stock.close()
+    async def _close_executors(self) -> None:
+        self._retired += self._executors.values()
+        self._executors.clear()
+        for bundle in self._retired:
+            bundle.pool.close()
         try:
-            async with asyncio.timeout(_LONGEST_FAREWELL_SECONDS):
-                for home in self._leaving:
-                    await home.stock.all_gone.wait()
+            async with asyncio.timeout(_LONGEST_CLOSE_SECONDS):
+                for bundle in self._retired:
+                    await bundle.pool.all_gone.wait()
         except TimeoutError:
-            for home in self._leaving:
-                home.stock.destroy()
+            for bundle in self._retired:
+                bundle.pool.destroy()

@@ -12,18 +12,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evertick.attempts.child_setup import ReuseLimits
 from evertick.attempts.fork_server import BATCH, LEASE_EXPIRED, ForkServerConfig
 from evertick.domain.attempt import FORK_SERVER_MARK, OutcomeKind
-from evertick.executors.local.child_process import ChildMessage, ChildProcess
+from evertick.executors.local.child_process import ChildProcess, ExecutorLimits
 from evertick.logs import format
 from evertick.logs.spool import SpoolFolder
 from evertick.processes.tree import find_by_token, kill_tree
-from evertick.storage.result_files import ResultFiles
+
+if TYPE_CHECKING:
+    from evertick.executors.local.process_pool import ProcessPool
 
 _CONTROL_BYTES = 64 * 1024
 _MOST_FDS = 2 * BATCH
@@ -31,70 +31,25 @@ _RETRY_SECONDS = 0.01
 _REAP_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReady:
-    """It has imported the bundle. `coroutine_tasks`: the DAG and name of each task that is a coroutine."""
+class BundlePlace(NamedTuple):
+    """Where a bundle's code is. If its import starts threads, it is imported in each process and never forked.
 
-    server: ForkServerClient
-    coroutine_tasks: list[list[str]]
+    `environment` is the environment that its code sees; None passes on all of the runner's.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class ServerBroken:
-    """It could not import the bundle."""
-
-    server: ForkServerClient
-    reason: str
-    traceback: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServerUnforkable:
-    """The import has started threads: it cannot be forked."""
-
-    server: ForkServerClient
-
-
-@dataclass(frozen=True, slots=True)
-class ServerGone:
-    """No process of its tree is left. Its children are listed until this is handled."""
-
-    server: ForkServerClient
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChildBorn:
-    link: ChildProcess
-
-
-@dataclass(frozen=True, slots=True)
-class ChildUnborn:
-    """A fork failed."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChildDied:
-    """All its messages were put before."""
-
-    server: ForkServerClient
-    link: ChildProcess
-    status: int
-
-
-ServerEvent = (
-    ChildMessage | ChildDied | ChildBorn | ChildUnborn | ServerReady | ServerBroken | ServerUnforkable | ServerGone
-)
+    path: Path
+    uses_threads: bool
+    environment: Mapping[str, str] | None = None
 
 
 class ForkServerClient:
-    """One fork server from its start until no process of its tree is left. `put` receives its events."""
+    """One fork server from its start until no process of its tree is left. `pool` handles what happens to it and to its
+    children, `put_message` receives their messages."""
 
-    def __init__(self, put: Callable[[ServerEvent], None], spool: SpoolFolder) -> None:
-        self._put = put
-        self._spool = spool
+    def __init__(
+        self, pool: ProcessPool, put_message: Callable[[ChildProcess, list[Any]], None], spool: SpoolFolder
+    ) -> None:
+        self._pool, self._put_message, self._spool = pool, put_message, spool
         self.children: dict[int, ChildProcess] = {}
         self.forking = 0
         self.is_ready = False
@@ -105,47 +60,32 @@ class ForkServerClient:
         self._token = secrets.token_hex(8)
         self._requests: list[tuple[str, float]] = []
 
-    def start(
-        self,
-        folder: Path,
-        file: str,
-        limits: ReuseLimits,
-        files: ResultFiles,
-        *,
-        imports_in_child: bool,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def start(self, place: BundlePlace, file: str, limits: ExecutorLimits, *, imports_in_child: bool) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         plan = ForkServerConfig(
             runner_pid=os.getpid(),
-            folder=str(folder),
+            folder=str(place.path),
             file=file,
             imports_in_child=imports_in_child,
             spool_prefix=str(self._spool.path / f"{self._token}-"),
-            token=self._token,
-            limits=limits,
-            files=files,
+            limits=limits.reuse,
+            files=limits.results,
         )
+        environment = place.environment
+        if environment is not None:
+            # The loader's seed: a DAG that loops over a set must name its tasks here as it did there.
+            environment = {**environment, "PYTHONHASHSEED": "0", FORK_SERVER_MARK: plan.spool_prefix}
+        command = [sys.executable, "-P", "-m", "evertick.attempts.fork_server_main", str(theirs.fileno())]
         with theirs, (self._spool.path / f"{self._token}.err").open("wb") as errors:
             # A fresh interpreter, so that none of the runner's threads, sockets and locks are copied into attempts.
-            self._keeper = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "evertick.attempts.fork_server_main",
-                    str(theirs.fileno()),
-                    plan.to_json(),
-                ],
+            self._reaper = subprocess.Popen(
+                [*command, plan.to_json()],
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                # The loader's seed: a DAG that loops over a set must name its tasks here as it did there.
-                env=None
-                if environment is None
-                else {**environment, "PYTHONHASHSEED": "0", FORK_SERVER_MARK: plan.spool_prefix},
+                env=environment,
             )
         self._control = ours
         ours.setblocking(False)
@@ -183,8 +123,8 @@ class ForkServerClient:
 
     def terminate(self) -> None:
         """Ask the reaper to kill everything; `gone` follows when it has."""
-        if self._keeper.poll() is None:
-            self._keeper.send_signal(signal.SIGTERM)
+        if self._reaper.poll() is None:
+            self._reaper.send_signal(signal.SIGTERM)
 
     def destroy(self) -> None:
         """For a reaper that does not respond, or was itself killed: find its processes by their mark."""
@@ -221,7 +161,7 @@ class ForkServerClient:
             if not message:
                 self._loop.remove_reader(self._control.fileno())
                 self._control.close()
-                self._wait_for_keeper()
+                self._wait_for_reaper()
                 return
             self._on_message(json.loads(message), fds)
 
@@ -232,14 +172,14 @@ class ForkServerClient:
                 for at, (number, pid, path, start) in enumerate(born):
                     spool = self._spool.file(path, fds[2 * at + 1])
                     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fds[2 * at])
-                    self.children[number] = link = ChildProcess(self, number, pid, sock, spool, self._put)
-                    link.log_end = start
-                    self._put(ChildBorn(link))
+                    link = ChildProcess(self, number, pid, sock, spool, start, self._put_message)
+                    self.children[number] = link
+                    self._pool.on_born(link)
             case ["dead", announced]:
                 for number, status, is_log_finished in announced:
                     if (gone := self.children.pop(number, None)) is not None:
                         gone.receive()
-                        self._put(ChildDied(self, gone, status))
+                        self._pool.on_child_died(gone, status)
                         gone.close()
                         if is_log_finished:
                             self._spool.finish(gone.spool.path)
@@ -250,24 +190,25 @@ class ForkServerClient:
             case ["ready", pid, coroutine_tasks]:
                 self._pid = pid
                 self.is_ready = True
-                self._put(ServerReady(self, coroutine_tasks))
+                self._pool.on_ready(self, coroutine_tasks)
             case ["broken", reason, traceback]:
-                self._put(ServerBroken(self, reason, traceback))
+                self._pool.fail(self, reason, traceback)
             case ["unforkable", _]:
-                self._put(ServerUnforkable(self))
+                self._pool.on_unforkable(self)
             case ["unborn", count, reason]:
                 self.forking -= count
-                self._put(ChildUnborn(reason))
+                self._pool.on_unborn(reason)
 
-    def _wait_for_keeper(self) -> None:
+    def _wait_for_reaper(self) -> None:
         """The socket closes an instant before the reaper is gone."""
-        if self._keeper.poll() is None:
-            self._loop.call_later(_RETRY_SECONDS, self._wait_for_keeper)
+        if self._reaper.poll() is None:
+            self._loop.call_later(_RETRY_SECONDS, self._wait_for_reaper)
             return
-        code = self._keeper.returncode
+        code = self._reaper.returncode
         if code < 0:
             self.destroy()
-        self._put(ServerGone(self, _ended(code) + self._last_words(code)))
+        is_killed = code < 0 or code == 128 + signal.SIGKILL
+        self._pool.on_gone(self, _ended(code) + self._last_words(code), is_killed=is_killed)
         for link in self.children.values():
             link.close()
         self.children.clear()

@@ -7,91 +7,45 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple, assert_never
+from typing import TYPE_CHECKING, NamedTuple
 
 from evertick.attempts.fork_server import BATCH
-from evertick.executors.local.child_process import ChildMessage, ChildProcess, ExecutorLimits
-from evertick.executors.local.fork_server_client import (
-    ChildBorn,
-    ChildDied,
-    ChildUnborn,
-    ForkServerClient,
-    ServerBroken,
-    ServerEvent,
-    ServerGone,
-    ServerReady,
-    ServerUnforkable,
-)
+from evertick.executors.local.child_process import ChildProcess, ExecutorLimits
+from evertick.executors.local.fork_server_client import BundlePlace, ForkServerClient
 from evertick.logs.spool import SpoolFolder
 from evertick.processes.tree import explain_exit
 
+if TYPE_CHECKING:
+    from evertick.executors.local.bundle_executor import BundleExecutor
+
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 15.0
-_LONGEST_GOODBYE_SECONDS = 1.0
-
-
-class BundlePlace(NamedTuple):
-    """Where a bundle's code is. If its import starts threads, it is imported in each process and never forked.
-
-    `environment` is the environment that its code sees; None passes on all of the runner's.
-    """
-
-    path: Path
-    uses_threads: bool
-    environment: Mapping[str, str] | None = None
+_LONGEST_EXIT_SECONDS = 1.0
 
 
 class LoadFailure(NamedTuple):
-    """Why no child is available. `is_ours`: not the bundle's fault."""
+    """Why no child is available. `is_ours`: not the bundle's fault, as far as can be told."""
 
     reason: str
     traceback: str = ""
     is_ours: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ChildAvailable:
-    """A child may be idle, or one may be requested again."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChildLost:
-    """Its fork server died."""
-
-    link: ChildProcess
-    reason: str
-
-
-PoolEvent = ChildMessage | ChildDied | ChildLost | ChildAvailable | LoadFailure
-
-
 class ProcessPool:
-    """`put` receives the events of the pool."""
-
     def __init__(
-        self,
-        place: BundlePlace,
-        file: str,
-        spool: SpoolFolder,
-        limits: ExecutorLimits,
-        put: Callable[[PoolEvent], None],
+        self, executor: BundleExecutor, place: BundlePlace, file: str, spool: SpoolFolder, limits: ExecutorLimits
     ) -> None:
-        self._place = place
-        self._file = file
-        self._spool = spool
-        self._limits = limits
-        self._put = put
+        self._executor = executor
+        self._place, self._file = place, file
+        self._spool, self._limits = spool, limits
         self._loop = asyncio.get_running_loop()
         self._parents: set[ForkServerClient] = set()
         self._parent: ForkServerClient | None = None
         self._successor: ForkServerClient | None = None
         self._idle: deque[ChildProcess] = deque()
         self._imports_in_child = place.uses_threads
-        self._level = limits.min_stock
+        self._level = limits.min_idle
         self._last_miss_at = self._loop.time()
         self._failure: LoadFailure | None = None
         self._pause_seconds = 0.0
@@ -116,7 +70,7 @@ class ProcessPool:
         """This many orders found the pool empty: keep more idle children from now on."""
         self._last_miss_at = self._loop.time()
         if self._parent is not None and self._parent.is_ready:
-            self._level = min(self._limits.max_stock, self._level + count)
+            self._level = min(self._limits.max_idle, self._level + count)
 
     def refill(self, waiting_count: int) -> None:
         """Request the children that waiting orders and the pool lack."""
@@ -136,7 +90,7 @@ class ProcessPool:
         if current is not None and current.is_ready and now - current.started_at > self._limits.parent_age_seconds:
             with suppress(OSError):
                 self._successor = self._successor or self._spawn()
-        if now - self._last_miss_at > self._limits.stock_decay_seconds and self._level > self._limits.min_stock:
+        if now - self._last_miss_at > self._limits.idle_decay_seconds and self._level > self._limits.min_idle:
             self._last_miss_at = now
             self._level -= 1
         if len(self._idle) > self._level:
@@ -167,7 +121,7 @@ class ProcessPool:
             self._failure = None
             self._start_parent()
         elif self._failure is not None:
-            self._put(self._failure)
+            self._executor.fail_waiting(self._failure)
         else:
             self._wake_up_after(pause)
 
@@ -177,27 +131,17 @@ class ProcessPool:
 
     def _wake_up(self) -> None:
         self._revival = None
-        self._put(ChildAvailable())
+        self._executor.serve_waiting()
 
     def _start_parent(self) -> None:
         try:
             self._parent = self._spawn()
         except OSError as error:
-            self._failure = LoadFailure(f"no fork server could be started: {error}", is_ours=True)
-            self._pause()
-            self._put(self._failure)
+            self._pause_after(LoadFailure(f"no fork server could be started: {error}", is_ours=True))
 
     def _spawn(self) -> ForkServerClient:
-        parent = ForkServerClient(self._apply, self._spool)
-        limits = self._limits.reuse
-        parent.start(
-            self._place.path,
-            self._file,
-            limits,
-            self._limits.results,
-            imports_in_child=self._imports_in_child,
-            environment=self._place.environment,
-        )
+        parent = ForkServerClient(self, self._executor.on_message, self._spool)
+        parent.start(self._place, self._file, self._limits, imports_in_child=self._imports_in_child)
         self._parents.add(parent)
         self.all_gone.clear()
         return parent
@@ -210,39 +154,18 @@ class ProcessPool:
         if parent.is_retiring and not parent.has_work:
             parent.terminate()
         elif not parent.is_retiring and now - slowest > patience:
-            self._fail(parent, LoadFailure(f"{self._file} was not imported within {patience:g} s"))
+            self.fail(parent, f"{self._file} was not imported within {patience:g} s")
         for link in parent.children.values():
-            if link.hung_up_at is not None and now - link.hung_up_at > _LONGEST_GOODBYE_SECONDS:
+            if link.hung_up_at is not None and now - link.hung_up_at > _LONGEST_EXIT_SECONDS:
                 parent.kill(link)
 
-    def _apply(self, event: ServerEvent) -> None:
-        match event:
-            case ChildMessage():
-                self._on_message(event)
-            case ChildDied():
-                self._on_child_died(event)
-            case ChildBorn():
-                self._on_born(event.link)
-            case ChildUnborn():
-                self._on_unborn(event.reason)
-            case ServerReady():
-                self._on_ready(event.server, event.coroutine_tasks)
-            case ServerBroken():
-                self._fail(event.server, LoadFailure(event.reason, event.traceback))
-            case ServerUnforkable():
-                self._on_unforkable(event.server)
-            case ServerGone():
-                self._on_gone(event.server, event.reason)
-            case _:
-                assert_never(event)
-
-    def _on_ready(self, parent: ForkServerClient, coroutine_tasks: list[list[str]]) -> None:
+    def on_ready(self, parent: ForkServerClient, coroutine_tasks: list[list[str]]) -> None:
         self.coroutine_tasks = {(dag, task) for dag, task in coroutine_tasks}
         if parent is self._successor:
             old, self._parent, self._successor = self._parent, parent, None
             if old is not None:
                 self._retire(old)
-        self._put(ChildAvailable())
+        self._executor.serve_waiting()
 
     def _retire(self, parent: ForkServerClient) -> None:
         parent.is_retiring = True
@@ -250,19 +173,23 @@ class ProcessPool:
             self._idle.remove(link)
             link.close()
 
-    def _on_unforkable(self, parent: ForkServerClient) -> None:
+    def on_unforkable(self, parent: ForkServerClient) -> None:
+        """The import has started threads."""
         self._imports_in_child = True
         self._drop(parent)
         self._start_parent()
 
-    def _fail(self, parent: ForkServerClient, failure: LoadFailure) -> None:
+    def fail(self, parent: ForkServerClient, reason: str, traceback: str = "") -> None:
+        """It could not import the bundle."""
         is_current = parent is self._parent
         self._drop(parent)
-        if not is_current:
-            return
+        if is_current:
+            self._pause_after(LoadFailure(reason, traceback))
+
+    def _pause_after(self, failure: LoadFailure) -> None:
         self._failure = failure
         self._pause()
-        self._put(failure)
+        self._executor.fail_waiting(failure)
 
     def _drop(self, parent: ForkServerClient) -> None:
         """Expect nothing more of it. Its running attempts may end; `tick` handles the rest."""
@@ -281,52 +208,51 @@ class ProcessPool:
         self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, self._pause_seconds * 2 or _FIRST_PAUSE_SECONDS)
         self._paused_until = self._loop.time() + self._pause_seconds
 
-    def _on_unborn(self, reason: str) -> None:
+    def on_unborn(self, reason: str) -> None:
         """No memory, processes or descriptors left: retry, with a limit."""
         now = self._loop.time()
         self._barren_since = self._barren_since or now
         if now - self._barren_since > self._limits.load_seconds:
-            self._put(LoadFailure(f"no process could be forked: {reason}", is_ours=True))
+            self._executor.fail_waiting(LoadFailure(f"no process could be forked: {reason}", is_ours=True))
         else:
             self._wake_up_after(_FIRST_PAUSE_SECONDS)
 
-    def _on_born(self, link: ChildProcess) -> None:
+    def on_born(self, link: ChildProcess) -> None:
         self._barren_since = None
         if not self._imports_in_child:
-            self._shelve(link)
+            self._add_idle(link)
 
-    def _shelve(self, link: ChildProcess) -> None:
+    def _add_idle(self, link: ChildProcess) -> None:
         link.is_loaded = True
         if link.parent.is_retiring:
             link.close()
             return
         self._pause_seconds = 0.0
         self._idle.append(link)
-        self._put(ChildAvailable())
+        self._executor.serve_waiting()
 
-    def _on_message(self, event: ChildMessage) -> None:
-        if event.message[0] != "loaded":
-            self._put(event)
-            return
-        link = event.link
-        _, failure, traceback, coroutine_tasks = event.message
+    def on_loaded(
+        self, link: ChildProcess, failure: str | None, traceback: str, coroutine_tasks: list[list[str]]
+    ) -> None:
+        """A child has imported the bundle itself."""
         if failure is not None:
-            if (parent := self._parent) is not None and parent is link.parent:
-                self._fail(parent, LoadFailure(failure, traceback))
+            if link.parent is self._parent:
+                self.fail(link.parent, failure, traceback)
             return
         self.coroutine_tasks |= {(dag, task) for dag, task in coroutine_tasks}
-        self._shelve(link)
+        self._add_idle(link)
 
-    def _on_child_died(self, event: ChildDied) -> None:
-        parent, link = event.server, event.link
+    def on_child_died(self, link: ChildProcess, status: int) -> None:
+        """All its messages were put before."""
         if link in self._idle:
             self._idle.remove(link)
-        if not link.is_loaded and not parent.is_retiring:
-            how = explain_exit(event.status, has_oom_evidence=False).reason
-            self._fail(parent, LoadFailure(f"the process that imports {self._file} ended: {how}"))
-        self._put(event)
+        if not link.is_loaded and not link.parent.is_retiring:
+            how = explain_exit(status, has_oom_evidence=False).reason
+            self.fail(link.parent, f"the process that imports {self._file} ended: {how}")
+        self._executor.on_child_died(link, status)
 
-    def _on_gone(self, parent: ForkServerClient, how: str) -> None:
+    def on_gone(self, parent: ForkServerClient, how: str, *, is_killed: bool) -> None:
+        """No process of its tree is left. Its children are listed until this is handled."""
         is_load_failure = parent is self._parent and not parent.is_ready
         self._parents.discard(parent)
         if parent is self._parent:
@@ -336,9 +262,9 @@ class ProcessPool:
             if link in self._idle:
                 self._idle.remove(link)
             link.receive()
-            self._put(ChildLost(link, f"its fork server ended: {how}"))
+            self._executor.on_child_lost(link, f"its fork server ended: {how}")
         if not self._parents:
             self.all_gone.set()
         if is_load_failure:
-            self._failure = LoadFailure(f"the process that imports {self._file} ended: {how}")
-        self._put(ChildAvailable())
+            self._failure = LoadFailure(f"the process that imports {self._file} ended: {how}", is_ours=is_killed)
+        self._executor.serve_waiting()

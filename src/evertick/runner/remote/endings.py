@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from evertick.db.queries import runners
 from evertick.db.queries.runners import DispatchRow
 from evertick.domain.agent_protocol import parse, parse_refusal
-from evertick.domain.attempt import Outcome
+from evertick.domain.attempt import Outcome, OutcomeKind
 from evertick.domain.errors import ExecutorBusy, ExecutorUnavailable
-from evertick.engine.remote_attempts import DispatchResult
+from evertick.engine.remote_attempts import DispatchResult, delete_dispatches
 from evertick.engine.runners import mark_runner_dead
 from evertick.executors.base import Observed, Phase
 from evertick.observability import metrics
@@ -29,7 +28,7 @@ class Action(StrEnum):
     """`submit`: give it to the executor. `clean_up`: the attempt is over, delete what is left of it. `confirm_end`: its
     agent has reported the outcome and is exiting. `stop`: a stop was requested before it started. `record_early_end`:
     it ended at the executor before it started. `mark_lost`: it was not seen for too long. `record_end`: it ran and
-    ended at the executor. `kill`: it did not stop in time."""
+    ended at the executor, or its agent is silent and has left an outcome. `kill`: it did not stop in time."""
 
     SUBMIT = "submit"
     CLEAN_UP = "clean_up"
@@ -52,7 +51,7 @@ def action_for(
         # An object deleted before it has ended counts as killed, and is not kept for inspection.
         return Action.CONFIRM_END if seen is None else None
     if row.state == "running":
-        if has_ended:
+        if has_ended or (row.is_silent and seen is not None and seen.outcome is not None):
             return Action.RECORD_END
         return Action.KILL if row.request is not None and asked_seconds > grace_seconds else None
     if row.request is not None:
@@ -89,35 +88,32 @@ class Endings:
 
     async def carry_out(self, action: Action, row: DispatchRow, seen: Observed | None) -> None:
         try:
-            await self._carry_out(action, row, seen)
+            match action:
+                case Action.CLEAN_UP:
+                    await self._clean_up(row)
+                case Action.CONFIRM_END:
+                    await self._confirm_end(row)
+                case Action.STOP:
+                    await self._stop(row)
+                case Action.RECORD_EARLY_END:
+                    await self._record_early_end(row, seen)
+                case Action.MARK_LOST:
+                    await self._mark_lost(row)
+                case Action.RECORD_END:
+                    await self._record_end(row, seen)
+                case Action.KILL:
+                    await self._kill(row)
+                case Action.SUBMIT:
+                    raise AssertionError("submitting is not an ending")
         except (ExecutorBusy, ExecutorUnavailable) as error:
             # It is repeated after the next listing.
             metrics.DISPATCH_FAILED.labels(reason="end").inc()
             self._context.log.warning("executor_unavailable", attempt=name_of(row), doing=action.value, error=error)
 
-    async def _carry_out(self, action: Action, row: DispatchRow, seen: Observed | None) -> None:
-        match action:
-            case Action.CLEAN_UP:
-                await self._clean_up(row)
-            case Action.CONFIRM_END:
-                await self._confirm_end(row)
-            case Action.STOP:
-                await self._stop(row)
-            case Action.RECORD_EARLY_END:
-                await self._record_early_end(row, seen)
-            case Action.MARK_LOST:
-                await self._mark_lost(row)
-            case Action.RECORD_END:
-                await self._record_end(row, seen)
-            case Action.KILL:
-                await self._kill(row)
-            case Action.SUBMIT:
-                raise AssertionError("submitting is not an ending")
-
     async def _clean_up(self, row: DispatchRow) -> None:
         """The attempt is over: delete everything that is left of it, and stop watching it."""
         if await self._delete(row):
-            await runners.forget(await self._context.link.get(), [row.session])
+            await delete_dispatches(await self._context.link.get(), [row.session])
 
     async def _confirm_end(self, row: DispatchRow) -> None:
         """No listing has shown it: ask for it by name, whether it has ended."""
@@ -159,12 +155,19 @@ class Endings:
         return is_lost
 
     async def _record_end(self, row: DispatchRow, seen: Observed | None) -> None:
-        """An outcome that its agent left behind takes precedence. And a listing may be older than the start: an attempt
-        that could not start for long counts as ended, and may start after all."""
+        """An outcome that its agent left behind takes precedence, also while the agent lives and does not reach the
+        API. And a listing may be older than the start: an attempt that could not start for long counts as ended, and
+        may start after all."""
         now = await in_time(self._context.executor.find(name_of(row)))
         if now is not None:
             seen = now
-        if seen is None or seen.phase is not Phase.ENDED:
+        if seen is None:
+            return
+        if seen.phase is not Phase.ENDED:
+            # What a live agent leaves may be half written, or a note that its large result is still on its way.
+            outcome = _left_in(row, seen)
+            if outcome is not None and outcome.kind is not OutcomeKind.LOST:
+                await self._finish(row, outcome)
             return
         await self._record_left(
             row, seen, f"agent_lost: its agent ended without reporting an outcome{_described(seen)}"
@@ -172,8 +175,7 @@ class Endings:
 
     async def _record_left(self, row: DispatchRow, seen: Observed | None, reason: str) -> None:
         """Record the outcome that its agent left behind, or this reason."""
-        left = None if seen is None else seen.outcome
-        outcome = None if left is None else parse(left, key=row.key, epoch=row.epoch, session=row.session)
+        outcome = None if seen is None else _left_in(row, seen)
         if outcome is None:
             await self._mark_dead(row, reason)
         else:
@@ -206,6 +208,11 @@ class Endings:
             context.link, context.versions, outcome, session=row.session, infra_retries=infra_retries, log=context.log
         )
         context.notify()
+
+
+def _left_in(row: DispatchRow, seen: Observed) -> Outcome | None:
+    left = seen.outcome
+    return None if left is None else parse(left, key=row.key, epoch=row.epoch, session=row.session)
 
 
 def _described(seen: Observed | None) -> str:

@@ -9,41 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Mapping
 from contextlib import suppress
+from math import inf
 from typing import assert_never
 
 from evertick.config import Settings
-from evertick.db.notify import Channel
 from evertick.db.queries import runners
 from evertick.db.queries.runners import DispatchRow
-from evertick.domain.attempt import AttemptRef, RunnerRequest
-from evertick.engine.remote_attempts import DispatchResult, end_queued
+from evertick.domain.agent_protocol import parse_name
+from evertick.domain.attempt import RunnerRequest
+from evertick.domain.errors import ExecutorBusy, ExecutorUnavailable
+from evertick.engine.remote_attempts import DispatchResult, adopt_dispatches, end_queued
 from evertick.executors.base import Observed, Phase, RemoteExecutor
 from evertick.executors.registry import api_url_for_agents, open_executor
 from evertick.observability import metrics
 from evertick.observability.logging import Log
 from evertick.processes.linux import boot_seconds
-from evertick.runner.events import EventQueue, HeartbeatAnswered, PeerDied, Woken
-from evertick.runner.exchange import Claims
-from evertick.runner.heartbeat import Heartbeat
-from evertick.runner.housekeeping import clean_results
+from evertick.runner.events import EventQueue, HeartbeatAnswered, NotificationArrived, PeerDied
 from evertick.runner.launch import VersionCache
-from evertick.runner.peer_check import PeerCheck
-from evertick.runner.registration import Registration
+from evertick.runner.registration import Registration, Work
 from evertick.runner.remote.endings import Action, Endings, action_for, problem_of
-from evertick.runner.remote.observe import Observer
-from evertick.runner.remote.submit import RemoteContext, Submitter, as_trouble, name_of, never_began
-from evertick.runner.remote.worker_pool import Backoff, WorkerPool
+from evertick.runner.remote.submit import RemoteContext, Submitter, as_trouble, in_time, name_of, never_began
+from evertick.runner.remote.worker_pool import SubmissionBackoff, WorkerPool
 from evertick.runner.runner import Runner
 from evertick.runner.state import Ending
-from evertick.runtime.connections import listen_forever
-from evertick.runtime.loop import run_loop
+from evertick.runtime.loop import back_off, run_loop
 from evertick.secrets.agent_tokens import AgentTokens
 
 MOST_ADOPTED = 1000
 
-Event = HeartbeatAnswered | PeerDied | Woken
+Event = HeartbeatAnswered | PeerDied | NotificationArrived
 
 
 def make_remote_runner(settings: Settings, *, url: str, log: Log) -> Runner:
@@ -72,20 +68,19 @@ class RemoteSession:
     ) -> None:
         """`executor` is entered here. `request` is a drain request of the previous session that still applies."""
         self._events = EventQueue[Event]()
-        wake, put = self._events.wake, self._events.put
-        registration = Registration(settings, url=url, log=log, request=request, wake=wake)
-        self._registration, self._state, self._log = registration, registration.state, registration.log
-        self._settings, self._url, self._executor = settings, url, executor
+        wake = self._events.wake
+        registration = Registration(settings, url=url, log=log, request=request, events=self._events)
+        self.registration, self._state, self._log = registration, registration.state, registration.log
+        self._settings, self._executor = settings, executor
         self._hot, self._side, self._notifier = registration.hot, registration.side, registration.notifier
-        self._wake, self.session = wake, registration.session
-        self._claims = Claims(settings, session=self.session, log=self._log)
+        self.session = registration.session
         self._listed: list[DispatchRow] = []
         # By the session of an attempt: since when its stop or end is known, the listing after which its last action was
         # chosen, and since when the executor reports it as running.
         self._asked: dict[int, float] = {}
         self._acted_on: dict[int, int] = {}
         self._running_since: dict[int, float] = {}
-        self._backoff = Backoff()
+        self._backoff = SubmissionBackoff()
         self._context = RemoteContext(
             settings=settings,
             executor=executor,
@@ -106,54 +101,28 @@ class RemoteSession:
         self._submitter = Submitter(self._context, pool=self._submissions, backoff=self._backoff)
         self._endings = Endings(self._context)
         self._observer = Observer(self._context, wake=wake)
-        # Its attempts have their own leases, which their agents extend: this runner holds none.
-        self._heartbeat = Heartbeat(settings, url=url, session=self.session, held=_no_attempts, put=put, log=self._log)
-        self._peers = PeerCheck(settings, link=self._side, put=put, log=self._log)
-
-    @property
-    def request(self) -> RunnerRequest | None:
-        return self._state.request
-
-    def stop(self) -> None:
-        """End the session: submissions in progress may finish within the grace period, attempts not yet tried are
-        returned to the queue."""
-        self._registration.stop()
-
-    def stop_now(self) -> None:
-        """End the session without a grace period."""
-        self._registration.stop_now()
 
     async def run(self) -> Ending:
-        registration = self._registration
-        if not await registration.register(self._claims.check_patterns, executor=registration.me.executor):
-            return registration.ending
-        self._heartbeat.start()
-        metrics.RUNNING.set_function(lambda: sum(row.state == "running" for row in self._listed))
-        metrics.DISPATCH_QUEUE_DEPTH.set_function(lambda: self._submissions.waiting)
-        async with self._executor, asyncio.TaskGroup() as group:
-            background = [group.create_task(work) for work in self._background()]
-            await run_loop(self.tick, wake=self._wake, stop=registration.over, name="runner", log=self._log)
-            await self._leave()
-            for task in background:
-                task.cancel()
-        self._heartbeat.stop()
-        await registration.close()
+        registration = self.registration
+        if await registration.register(executor=registration.me.executor):
+            metrics.RUNNING.set_function(lambda: sum(row.state == "running" for row in self._listed))
+            metrics.DISPATCH_QUEUE_DEPTH.set_function(lambda: self._submissions.waiting)
+            await registration.serve(
+                self.tick, executor=self._executor, group=asyncio.TaskGroup(), works=self._works, leave=self._leave
+            )
         return registration.ending
 
-    def _background(self) -> list[Coroutine[None, None, None]]:
-        works = [self._notifier.run(), self._submissions.run(), self._actions.run(), self._observer.run()]
-        works += [self._peers.run(), clean_results(self._settings, link=self._side, log=self._log)]
-        if self._settings.listen_notify:
-            channels = [Channel.TASKS, Channel.STOP, Channel.RUNNER]
-            works.append(listen_forever(self._url, channels, self._put_notification, log=self._log))
-        return works
+    def _works(self) -> list[Work]:
+        return [self._submissions.run(), self._actions.run(), self._observer.run()]
 
     async def tick(self) -> float:
         """Read the work list, schedule the actions that are due, and claim as much as there is room for."""
         self._apply_events()
         conn = await self._hot.get()
         silent_seconds = self._settings.lost_after_seconds / 3
-        if adopted := await runners.adopt(conn, session=self.session, silent_seconds=silent_seconds, most=MOST_ADOPTED):
+        if adopted := await adopt_dispatches(
+            conn, session=self.session, silent_seconds=silent_seconds, most=MOST_ADOPTED
+        ):
             self._log.warning("dispatch_adopted", attempts=adopted)
         self._listed = await runners.list_of(conn, owner=self.session)
         self._forget_unlisted()
@@ -162,7 +131,7 @@ class RemoteSession:
         free = self._free()
         if free <= 0:
             return self._settings.tick_seconds
-        claimed = await self._claims.claim_for_dispatch(conn, free)
+        claimed = await self.registration.claims.claim_for_dispatch(conn, free)
         metrics.CLAIMS.inc(claimed)
         # Claimed attempts are on the list now, and are read from there like all others.
         return 0.0 if claimed else self._settings.tick_seconds
@@ -172,11 +141,7 @@ class RemoteSession:
             match event:
                 case HeartbeatAnswered():
                     self._apply_heartbeat(event)
-                case Woken(channel=Channel.STOP):
-                    self._heartbeat.beat_now()
-                case Woken(channel=Channel.RUNNER):
-                    self._peers.list_soon()
-                case Woken() | PeerDied():
+                case NotificationArrived() | PeerDied():
                     # The tick reads everything.
                     pass
                 case _:
@@ -184,17 +149,14 @@ class RemoteSession:
 
     def _apply_heartbeat(self, event: HeartbeatAnswered) -> None:
         if event.reply.is_gone:
-            self._registration.on_declared_dead(len(self._listed))
+            self.registration.on_declared_dead(len(self._listed))
         elif self._state.on_answer(event.sent_at) and self._state.follow(event.reply.request):
-            self._registration.on_request()
-
-    def _put_notification(self, channel: Channel) -> None:
-        self._events.put(Woken(channel))
+            self.registration.on_request()
 
     def _free(self) -> int:
         if self._state.is_stopping or self._state.request is not None or not self._state.may_claim(boot_seconds()):
             if not self._listed:
-                self._registration.on_idle()
+                self.registration.on_idle()
             return 0
         waiting = sum(needs_submission(row) and not self._submissions.has(row.session) for row in self._listed)
         free = min(self._settings.runner_slots - len(self._listed), self._submissions.room - waiting)
@@ -255,17 +217,17 @@ class RemoteSession:
         """Finish submissions in progress, return attempts that were never tried, and leave the rest to the next
         session."""
         self._state.is_stopping = True
-        self._log.info("service_stopping", attempts=len(self._listed), reason=self._registration.ending.value)
+        self._log.info("service_stopping", attempts=len(self._listed), reason=self.registration.ending.value)
         self._submissions.forget_waiting()
-        if self._registration.ending is not Ending.DECLARED_DEAD:
+        if self.registration.ending is not Ending.DECLARED_DEAD:
             await self._finish_submissions()
-        await self._registration.deregister(self._give_back)
+        await self.registration.deregister(self._give_back)
 
     async def _finish_submissions(self) -> None:
         async with asyncio.TaskGroup() as group:
             waits = [
                 group.create_task(self._submissions.wait_until_idle()),
-                group.create_task(self._registration.hurry.wait()),
+                group.create_task(self.registration.hurry.wait()),
             ]
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.stop_grace_seconds):
@@ -274,7 +236,7 @@ class RemoteSession:
                 wait.cancel()
 
     async def _give_back(self) -> None:
-        if self._registration.ending is Ending.DECLARED_DEAD:
+        if self.registration.ending is Ending.DECLARED_DEAD:
             return
         conn = await self._side.get()
         rows = [
@@ -292,5 +254,103 @@ def needs_submission(row: DispatchRow) -> bool:
     return row.state == "queued" and not row.is_submitted
 
 
-def _no_attempts() -> list[AttemptRef]:
-    return []
+LIST_TICKS, LONGEST_LIST_SECONDS = 5, 5.0
+# Every change is a signal, and a listing returns everything: with many changes, signals are collected for this share of
+# the interval.
+GATHER_SHARE = 0.1
+MOST_ORPHANS = 100
+
+
+class Observer:
+    """Lists the executor's attempts of this installation, every few seconds and whenever the executor signals a change.
+    Only the listing counts; the signal makes it early. An attempt that has no row in the work list is deleted: it was
+    abandoned while it was being submitted.
+
+    `latest` is the latest listing, None until there is one; `count` counts them, `wake` is set after each.
+    """
+
+    def __init__(self, context: RemoteContext, *, wake: asyncio.Event) -> None:
+        self._context, self._wake_session = context, wake
+        self.latest: Mapping[str, Observed] | None = None
+        self.count = 0
+        self._seconds = min(LIST_TICKS * context.settings.tick_seconds, LONGEST_LIST_SECONDS)
+        self._backoff = SubmissionBackoff(longest_seconds=6 * self._seconds)
+        self._wake = asyncio.Event()
+        self._listed_at = -inf
+        self._orphans: set[str] = set()
+        self._deleted: set[str] = set()
+        self._undeletable: set[str] = set()
+
+    async def run(self) -> None:
+        """Run until canceled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen())
+            await run_loop(self.tick, wake=self._wake, name="observe", log=self._context.log, is_essential=False)
+
+    async def tick(self) -> float:
+        await asyncio.sleep(max(self._listed_at + GATHER_SHARE * self._seconds - time.monotonic(), 0.0))
+        self._wake.clear()
+        try:
+            seen = await in_time(self._context.executor.observe())
+        except (ExecutorBusy, ExecutorUnavailable) as error:
+            metrics.DISPATCH_FAILED.labels(reason="observe").inc()
+            metrics.DISPATCH_LOST_LIST_ERROR.inc()
+            after = error.retry_after_seconds if isinstance(error, ExecutorBusy) else None
+            seconds = self._backoff.note_failure(after)
+            self._context.log.warning("executor_unavailable", error=error, retry_in=seconds)
+            # Signals must not make an executor that is already in trouble answer more often.
+            await asyncio.sleep(seconds)
+            return 0.0
+        self._backoff.note_success()
+        self._listed_at = time.monotonic()
+        self.latest = seen
+        self.count += 1
+        self._wake_session.set()
+        await self._delete_orphans(seen)
+        return self._seconds
+
+    async def _listen(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async for _ in self._context.executor.hints():
+                    failures = 0
+                    self._wake.set()
+            except Exception as error:
+                # Whatever the error: nothing depends on signals.
+                self._context.log.warning("listen_failed", error=error)
+            failures += 1
+            await asyncio.sleep(back_off(failures))
+
+    async def _delete_orphans(self, seen: Mapping[str, Observed]) -> None:
+        """Rows are read after the listing and are created before an attempt is submitted: an attempt without a row then
+        is an orphan. One that has ended and is being deleted is not: a kubelet takes a second or more to remove it."""
+        here = [name for name, each in seen.items() if each.phase is not Phase.ENDED or not each.is_being_deleted]
+        named = {name: attempt.session for name in here if (attempt := parse_name(name)) is not None}
+        if not named:
+            self._orphans, self._deleted, self._undeletable = set(), set(), set()
+            return
+        known = await runners.known(await self._context.link.get(), list(named.values()))
+        orphans = {name for name, session in named.items() if session not in known}
+        # Twice in a row, because an attempt that its own action is deleting stays visible for a moment. One that could
+        # not be deleted is tried after all others, so that it does not block them.
+        found = sorted((orphans & self._orphans) - self._deleted, key=lambda name: (name in self._undeletable, name))
+        self._orphans, self._deleted, self._undeletable = orphans, self._deleted & orphans, self._undeletable & orphans
+        for name in found[:MOST_ORPHANS]:
+            if not await self._delete(name, seen[name].phase):
+                break
+
+    async def _delete(self, name: str, phase: Phase) -> bool:
+        """Returns whether the executor deleted it."""
+        self._context.log.warning("orphan_removed", attempt=name, phase=phase.value)
+        try:
+            await in_time(self._context.executor.cancel(name, self._context.settings.stop_grace_seconds))
+        except (ExecutorBusy, ExecutorUnavailable) as error:
+            self._undeletable.add(name)
+            metrics.DISPATCH_FAILED.labels(reason="stray").inc()
+            self._context.log.warning("executor_unavailable", attempt=name, error=error)
+            return False
+        if phase is Phase.ENDED:
+            # The executor may keep it for inspection: one request is enough.
+            self._deleted.add(name)
+        return True

@@ -33,7 +33,7 @@ from evertick.executors.base import RemoteExecutor, RemoteOrder
 from evertick.observability import metrics
 from evertick.observability.logging import Log
 from evertick.runner.launch import VersionCache
-from evertick.runner.remote.worker_pool import Backoff, WorkerPool, back_off
+from evertick.runner.remote.worker_pool import SubmissionBackoff, WorkerPool, back_off
 from evertick.runtime.connections import Notifier, ReconnectingConnection
 from evertick.secrets.agent_tokens import AgentTokens
 
@@ -92,7 +92,7 @@ def name_of(row: DispatchRow) -> str:
 class Submitter:
     """The submitter of one session. `pool` bounds the submissions in progress; while `backoff` lasts none is started."""
 
-    def __init__(self, context: RemoteContext, *, pool: WorkerPool, backoff: Backoff) -> None:
+    def __init__(self, context: RemoteContext, *, pool: WorkerPool, backoff: SubmissionBackoff) -> None:
         self._context, self._pool, self._backoff = context, pool, backoff
         self._failures: dict[int, int] = {}
 

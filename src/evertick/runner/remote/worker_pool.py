@@ -100,7 +100,7 @@ def back_off(failures: int, longest_seconds: float = LONGEST_BACK_OFF_SECONDS) -
     return min(_FIRST_BACK_OFF_SECONDS * 2.0 ** min(failures - 1, 10), longest_seconds) * random.uniform(0.5, 1.0)
 
 
-class Backoff:
+class SubmissionBackoff:
     """A pause of all submissions: it grows with each failure, and ends with the first success. `now` reads a monotonic
     clock."""
 

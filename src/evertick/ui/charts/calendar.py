@@ -10,7 +10,6 @@ from datetime import date, datetime, timedelta
 from evertick.db.queries.overview import RunLength, RunsOfHour
 
 DAYS_SHOWN = 371  # 53 whole weeks
-WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 # The first of these states that occurred decides a cell's state.
 _WORST_FIRST = ("failed", "canceled", "running", "queued", "success")
 
@@ -58,7 +57,7 @@ class Year:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class DurationColumn:
     """A run in the chart of durations. Heights are percentages of the tallest; the waiting time is below the running time."""
 
     run: RunLength
@@ -70,7 +69,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    columns: Sequence[Column]
+    columns: Sequence[DurationColumn]
     tallest_seconds: float
     median_seconds: float | None
 
@@ -109,12 +108,14 @@ def durations_of(runs: Sequence[RunLength], *, now: datetime) -> Durations:
     spans = []
     for run in reversed(runs):
         began = run.started_at or run.finished_at or now
-        waited = max((began - run.created_at).total_seconds(), 0.0)
+        waited = max((began - (run.cleared_at or run.created_at)).total_seconds(), 0.0)
         ran = max(((run.finished_at or now) - began).total_seconds(), 0.0)
         spans.append((run, waited, ran))
     tallest = max((waited + ran for _, waited, ran in spans), default=0.0)
     share = 100 / tallest if tallest > 0 else 0.0
-    columns = [Column(run, waited, ran, round(waited * share, 2), round(ran * share, 2)) for run, waited, ran in spans]
+    columns = [
+        DurationColumn(run, waited, ran, round(waited * share, 2), round(ran * share, 2)) for run, waited, ran in spans
+    ]
     ended = sorted(ran for run, _, ran in spans if run.finished_at is not None)
     return Durations(columns, tallest, ended[len(ended) // 2] if ended else None)
 

@@ -8,13 +8,15 @@ is split by cause, each up to the timestamp that ends it: retry delay (`retry_at
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import groupby
 
 from evertick.db.queries.overview import OpenTask, RunAttempt
 from evertick.db.queries.tasks import TaskRow
+from evertick.ui.charts.grid import PRECEDENCE, shown_state
 
 # Labels of the waiting times, in the order in which a task passes through them.
 WAITS = {
@@ -26,6 +28,7 @@ WAITS = {
 }
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _MOST_TICKS = 6
+MOST_LINES = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +53,14 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class GanttRow:
+    """A task, or all `instances` of a mapped one."""
+
     idx: int
     map_index: int
     task: str
     state: str
     bars: Sequence[Bar]
+    instances: int = 1
 
     def seconds(self, kind: str) -> float:
         return sum(bar.seconds for bar in self.bars if bar.kind == kind)
@@ -89,9 +95,10 @@ def draw(
     open_tasks: Iterable[OpenTask] = (),
     begin: datetime,
     now: datetime,
-    most: int,
+    unfolded: str | None = None,
 ) -> Gantt:
-    """Draw the chart from `begin`, the start of the run. Attempts that have not ended are drawn until `now`."""
+    """Draw the chart from `begin`, the start of the run. Attempts that have not ended are drawn until `now`. A mapped task is
+    one line; of the task `unfolded`, only the instances are drawn."""
     tries: dict[tuple[int, int], list[RunAttempt]] = defaultdict(list)
     for each in attempts:
         tries[each.idx, each.map_index].append(each)
@@ -100,16 +107,39 @@ def draw(
     lines = [
         _line(row, tries[row.idx, row.map_index], stamps.get((row.idx, row.map_index)), ready.get(row.idx), now)
         for row in rows
+        if unfolded in (None, row.task)
     ]
-    shown = [line for line in lines if line.bars]
-    shown.sort(key=lambda line: (line.bars[0].begin, line.idx, line.map_index))
-    left_out = max(len(shown) - most, 0)
-    shown = shown[:most]
-    first = min((line.bars[0].begin for line in shown), default=begin)
-    first = min(first, begin)
+    drawn = [line for line in lines if line.bars]
+    if unfolded is None:
+        drawn = [_folded(each) for _, each in groupby(drawn, key=lambda line: (line.idx, line.map_index < 0))]
+    shown = sorted(drawn, key=lambda line: (line.bars[0].begin, line.idx, line.map_index))
+    left_out = max(len(shown) - MOST_LINES, 0)
+    shown = shown[:MOST_LINES]
+    first = min([begin, *(line.bars[0].begin for line in shown)])
     last = max((bar.end for line in shown for bar in line.bars), default=now)
     seconds = max((last - first).total_seconds(), 0.001)
     return Gantt(first, seconds, [_scaled(line, first, seconds) for line in shown], _ticks(seconds), left_out)
+
+
+def _folded(found: Iterable[GanttRow]) -> GanttRow:
+    """One line for the instances of a mapped task: the first waiting time, and the time from the first start to the last end."""
+    lines = list(found)
+    if len(lines) == 1 or lines[0].map_index < 0:
+        return lines[0]
+    first = min(lines, key=lambda line: line.bars[0].begin)
+    runs = [bar for line in lines for bar in line.bars if bar.kind == "run"]
+    counts = Counter(line.state for line in lines)
+    state = shown_state(counts)
+    waits = [bar for bar in first.bars if not runs or bar.end <= min(run.begin for run in runs)]
+    words = ", ".join(f"{counts[each]} {each.replace('_', ' ')}" for each in PRECEDENCE if counts[each])
+    bars = [*waits, *([_span(runs, state, f"{len(lines)} instances: {words}")] if runs else [])]
+    return GanttRow(lines[0].idx, -1, lines[0].task, state, bars, len(lines))
+
+
+def _span(runs: Sequence[Bar], state: str, reason: str) -> Bar:
+    is_open = any(bar.is_open for bar in runs)
+    begin, end = min(bar.begin for bar in runs), max(bar.end for bar in runs)
+    return Bar(kind="run", state=state, begin=begin, end=end, is_open=is_open, reason=reason)
 
 
 def _ready_at(
@@ -236,7 +266,3 @@ def _ticks(seconds: float) -> list[Tick]:
     if seconds < 1:
         return [Tick(0.0, 0.0)]
     return [Tick(round(100 * at / seconds, 3), float(at)) for at in range(0, math.floor(seconds) + 1, step)]
-
-
-def ends_at(chart: Gantt) -> datetime:
-    return chart.begin + timedelta(seconds=chart.seconds)

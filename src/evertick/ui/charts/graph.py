@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 from psycopg import AsyncConnection
 
 from evertick.db.queries import dags, overview
 from evertick.db.queries.overview import StateOfTask
+from evertick.ui.charts.grid import PRECEDENCE, chain_of
 
 NODE_GAP, LAYER_GAP = 14.0, 56.0
 
@@ -37,7 +38,7 @@ U = TypeVar("U", bound=Hashable)
 
 
 # A unit, or the place of an edge in a layer that it crosses: (source, target, layer).
-Seat = Hashable
+Vertex = Hashable
 
 
 Bend = tuple[float, float, float]
@@ -52,22 +53,22 @@ def place_levels(
     """
     forward = [(src, dst) for src, dst in edges if ranks[src] < ranks[dst]]
     layer_of = _layers(ranks, forward)
-    layers, links, passing = _seated(ranks, layer_of, forward)
+    layers, links, passing = _layered(ranks, layer_of, forward)
     _reorder(layers, links)
-    heights: dict[Seat, float] = {seat: _BEND_HEIGHT for layer in layers for seat in layer}
+    heights: dict[Vertex, float] = {vertex: _BEND_HEIGHT for layer in layers for vertex in layer}
     heights.update({unit: size[1] for unit, size in sizes.items()})
     middles = _middles(layers, links, heights)
     lefts, rights = _columns(layers, sizes)
-    top = min((middles[seat] - heights[seat] / 2 for seat in middles), default=0.0)
+    top = min((middles[vertex] - heights[vertex] / 2 for vertex in middles), default=0.0)
     at = {unit: (lefts[layer_of[unit]], middles[unit] - sizes[unit][1] / 2 - top) for unit in ranks}
     bends = {
         pair: [
-            (lefts[layer_of[pair[0]] + n], rights[layer_of[pair[0]] + n], middles[seat] - top)
-            for n, seat in enumerate(seats, 1)
+            (lefts[layer_of[pair[0]] + n], rights[layer_of[pair[0]] + n], middles[vertex] - top)
+            for n, vertex in enumerate(vertices, 1)
         ]
-        for pair, seats in passing.items()
+        for pair, vertices in passing.items()
     }
-    bottom = max((middles[seat] + heights[seat] / 2 for seat in middles), default=0.0)
+    bottom = max((middles[vertex] + heights[vertex] / 2 for vertex in middles), default=0.0)
     return at, bends, (rights[-1] if rights else 0.0, bottom - top)
 
 
@@ -88,90 +89,84 @@ def _layers(ranks: Mapping[U, int], edges: Iterable[tuple[U, U]]) -> dict[U, int
     return found
 
 
-def _seated(
+def _layered(
     ranks: Mapping[U, int], layer_of: Mapping[U, int], edges: Sequence[tuple[U, U]]
-) -> tuple[list[list[Seat]], list[dict[Seat, list[Seat]]], dict[tuple[U, U], list[Seat]]]:
+) -> tuple[list[list[Vertex]], list[dict[Vertex, list[Vertex]]], dict[tuple[U, U], list[Vertex]]]:
     """Return the layers of places, each layer's links to the layer before, and the places that each long edge crosses."""
-    layers: list[list[Seat]] = [[] for _ in range(max(layer_of.values(), default=-1) + 1)]
-    links: list[dict[Seat, list[Seat]]] = [defaultdict(list) for _ in layers]
-    passing: dict[tuple[U, U], list[Seat]] = {}
+    layers: list[list[Vertex]] = [[] for _ in range(max(layer_of.values(), default=-1) + 1)]
+    links: list[dict[Vertex, list[Vertex]]] = [defaultdict(list) for _ in layers]
+    passing: dict[tuple[U, U], list[Vertex]] = {}
     for unit in sorted(ranks, key=ranks.__getitem__):
         layers[layer_of[unit]].append(unit)
     has_bends = sum(layer_of[dst] - layer_of[src] - 1 for src, dst in edges) <= _MOST_BENDS
     for src, dst in edges:
-        before: Seat = src
+        before: Vertex = src
         for layer in range(layer_of[src] + 1, layer_of[dst]) if has_bends else ():
-            seat = (src, dst, layer)
-            layers[layer].append(seat)
-            passing.setdefault((src, dst), []).append(seat)
-            links[layer][seat].append(before)
-            before = seat
+            vertex = (src, dst, layer)
+            layers[layer].append(vertex)
+            passing.setdefault((src, dst), []).append(vertex)
+            links[layer][vertex].append(before)
+            before = vertex
         if has_bends or layer_of[dst] - layer_of[src] == 1:
             links[layer_of[dst]][dst].append(before)
     return layers, links, passing
 
 
-def _reorder(layers: list[list[Seat]], links: Sequence[Mapping[Seat, list[Seat]]]) -> None:
-    """Reduce edge crossings: sort each layer by the mean position of linked places, alternating forward and backward passes."""
+def _reorder(layers: list[list[Vertex]], links: Sequence[Mapping[Vertex, list[Vertex]]]) -> None:
+    """Reduce edge crossings: sort each layer by the mean position of linked places."""
+    place: dict[Vertex, float] = {vertex: index for layer in layers for index, vertex in enumerate(layer)}
+    for n, near in _passes(links):
+        wish = {vertex: _mean(near.get(vertex), place, vertex) for vertex in layers[n]}
+        layers[n].sort(key=wish.__getitem__)
+        place.update({vertex: index for index, vertex in enumerate(layers[n])})
+
+
+def _passes(links: Sequence[Mapping[Vertex, list[Vertex]]]) -> Iterator[tuple[int, Mapping[Vertex, list[Vertex]]]]:
+    """Each layer with the links to the layer passed before, in alternating forward and backward passes."""
     back = _reversed(links)
-    for sweep in range(2 * _SWEEPS):
-        is_forward = sweep % 2 == 0
-        order = range(1, len(layers)) if is_forward else range(len(layers) - 2, -1, -1)
-        for n in order:
-            fixed = layers[n - 1] if is_forward else layers[n + 1]
-            place = {seat: index for index, seat in enumerate(fixed)}
-            near = links[n] if is_forward else back[n]
-            wish = {}
-            for index, seat in enumerate(layers[n]):
-                others = near.get(seat)
-                wish[seat] = sum(place[other] for other in others) / len(others) if others else float(index)
-            layers[n].sort(key=wish.__getitem__)
+    for _ in range(_SWEEPS):
+        yield from enumerate(links)
+        yield from reversed(list(enumerate(back)))
 
 
-def _reversed(links: Sequence[Mapping[Seat, list[Seat]]]) -> list[dict[Seat, list[Seat]]]:
+def _mean(linked: Sequence[Vertex] | None, at: Mapping[Vertex, float], vertex: Vertex) -> float:
+    """The mean position of the linked places; without any, the place's own."""
+    return sum(at[other] for other in linked) / len(linked) if linked else at[vertex]
+
+
+def _reversed(links: Sequence[Mapping[Vertex, list[Vertex]]]) -> list[dict[Vertex, list[Vertex]]]:
     """For each layer, the links of its places to the layer after."""
-    found: list[dict[Seat, list[Seat]]] = [defaultdict(list) for _ in links]
-    for n in range(1, len(links)):
-        for seat, others in links[n].items():
+    found: list[dict[Vertex, list[Vertex]]] = [defaultdict(list) for _ in links]
+    for before, linked in zip(found, links[1:], strict=False):
+        for vertex, others in linked.items():
             for other in others:
-                found[n - 1][other].append(seat)
+                before[other].append(vertex)
     return found
 
 
 def _middles(
-    layers: Sequence[Sequence[Seat]], links: Sequence[Mapping[Seat, list[Seat]]], heights: Mapping[Seat, float]
-) -> dict[Seat, float]:
+    layers: Sequence[Sequence[Vertex]], links: Sequence[Mapping[Vertex, list[Vertex]]], heights: Mapping[Vertex, float]
+) -> dict[Vertex, float]:
     """The vertical middle of each place: near its linked places, in order, without overlap."""
-    back = _reversed(links)
-    found: dict[Seat, float] = {}
+    found: dict[Vertex, float] = {}
     for layer in layers:
-        y = -sum(heights[seat] + NODE_GAP for seat in layer) / 2
-        for seat in layer:
-            found[seat] = y + heights[seat] / 2
-            y += heights[seat] + NODE_GAP
-    for sweep in range(2 * _SWEEPS):
-        is_forward = sweep % 2 == 0
-        for n in range(len(layers)) if is_forward else range(len(layers) - 1, -1, -1):
-            near = links[n] if is_forward else back[n]
-            wishes = []
-            for seat in layers[n]:
-                others = near.get(seat)
-                wishes.append(sum(found[other] for other in others) / len(others) if others else found[seat])
-            found.update(zip(layers[n], _spread(layers[n], wishes, heights), strict=True))
+        y = -sum(heights[vertex] + NODE_GAP for vertex in layer) / 2
+        for vertex in layer:
+            found[vertex] = y + heights[vertex] / 2
+            y += heights[vertex] + NODE_GAP
+    for n, near in _passes(links):
+        wishes = [_mean(near.get(vertex), found, vertex) for vertex in layers[n]]
+        found.update(zip(layers[n], _spread(layers[n], wishes, heights), strict=True))
     return found
 
 
-def _spread(layer: Sequence[Seat], wishes: Sequence[float], heights: Mapping[Seat, float]) -> list[float]:
+def _spread(layer: Sequence[Vertex], wishes: Sequence[float], heights: Mapping[Vertex, float]) -> list[float]:
     """The positions closest to the wishes (least squares) that keep order and gaps: adjacent overlapping places are pooled."""
-    offsets: list[float] = []
-    offset = 0.0
-    for n, seat in enumerate(layer):
-        if n:
-            offset += (heights[layer[n - 1]] + heights[seat]) / 2 + NODE_GAP
-        offsets.append(offset)
+    gaps = ((heights[above] + heights[below]) / 2 + NODE_GAP for above, below in pairwise(layer))
+    offsets = list(accumulate(gaps, initial=0.0))[: len(layer)]
     pools: list[tuple[float, float, int]] = []  # mean, weight, how many
-    for seat, wish, shift in zip(layer, wishes, offsets, strict=True):
-        weight = _BEND_WEIGHT if isinstance(seat, tuple) else _UNIT_WEIGHT
+    for vertex, wish, shift in zip(layer, wishes, offsets, strict=True):
+        weight = _BEND_WEIGHT if isinstance(vertex, tuple) else _UNIT_WEIGHT
         mean, count = wish - shift, 1
         while pools and pools[-1][0] > mean:
             other, other_weight, other_count = pools.pop()
@@ -182,13 +177,13 @@ def _spread(layer: Sequence[Seat], wishes: Sequence[float], heights: Mapping[Sea
     return [start + shift for start, shift in zip(starts, offsets, strict=True)]
 
 
-def _columns(layers: Sequence[Sequence[Seat]], sizes: Mapping[U, Point]) -> tuple[list[float], list[float]]:
-    widths: Mapping[Seat, Point] = sizes  # type: ignore[assignment]
+def _columns(layers: Sequence[Sequence[Vertex]], sizes: Mapping[U, Point]) -> tuple[list[float], list[float]]:
+    widths: Mapping[Vertex, Point] = sizes  # type: ignore[assignment]
     lefts: list[float] = []
     rights: list[float] = []
     x = 0.0
     for layer in layers:
-        width = max((widths[seat][0] for seat in layer if seat in widths), default=0.0)
+        width = max((widths[vertex][0] for vertex in layer if vertex in widths), default=0.0)
         lefts.append(x)
         rights.append(x + width)
         x += width + LAYER_GAP
@@ -265,7 +260,8 @@ class _Level:
 
 def layout(names: Sequence[str], groups: Sequence[str | None], edges: Iterable[tuple[int, int]]) -> Layout:
     """Lay out tasks given in topological order, each with its group. Edges are pairs of task indexes."""
-    chains = [_chain(group) for group in groups]
+    # The levels that contain each task, outermost first: the DAG, its outermost group, …, its own group.
+    chains = [[ROOT, *chain_of(group)] for group in groups]
     levels = _levels(chains, edges)
     sizes: dict[Unit, Point] = {
         idx: (_width(name, group), NODE_HEIGHT) for idx, (name, group) in enumerate(zip(names, groups, strict=True))
@@ -281,14 +277,6 @@ def layout(names: Sequence[str], groups: Sequence[str | None], edges: Iterable[t
         if path:
             sizes[path] = (level.size[0] + 2 * GROUP_PAD, level.size[1] + GROUP_PAD + GROUP_HEAD)
     return _assembled(names, groups, levels, sizes)
-
-
-def _chain(group: str | None) -> list[str]:
-    """The levels that contain a task, outermost first: the DAG, its outermost group, …, its own group."""
-    if not group:
-        return [ROOT]
-    parts = group.split(".")
-    return [ROOT, *(".".join(parts[: n + 1]) for n in range(len(parts)))]
 
 
 def _levels(chains: Sequence[list[str]], edges: Iterable[tuple[int, int]]) -> dict[str, _Level]:
@@ -382,22 +370,6 @@ def _width(name: str, group: str | None) -> float:
 MOST_TASKS = 5000
 
 
-# The state shown for a mapped task: the first of these that one of its instances has.
-WORST_FIRST = (
-    "failed",
-    "upstream_failed",
-    "running",
-    "queued",
-    "available",
-    "pending",
-    "deferred",
-    "canceled",
-    "waiting",
-    "skipped",
-    "success",
-)
-
-
 # States have shapes as well as colours, for color-blind users.
 GLYPHS = {
     "none": "·",
@@ -465,7 +437,7 @@ def _state(name: str, found: Sequence[StateOfTask], *, is_run: bool) -> NodeStat
     if not found:
         state = "waiting" if is_run else "none"
         return NodeState(state, GLYPHS[state], "", f"{name}: waiting" if is_run else name)
-    worst = min(found, key=lambda each: WORST_FIRST.index(each.state))
+    worst = min(found, key=lambda each: PRECEDENCE.index(each.state))
     if not any(each.is_mapped for each in found):
         return NodeState(worst.state, GLYPHS[worst.state], "", f"{name}: {worst.state.replace('_', ' ')}")
     total = sum(each.instances for each in found)

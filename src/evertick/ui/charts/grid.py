@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, tzinfo
 
 from evertick.db.queries.dags import GridCell, GridRun
 from evertick.domain.dags.spec import TaskSpec
@@ -49,6 +50,28 @@ class GridRow:
 
 
 States = Mapping[str, int]
+
+# Columns from one label of the time axis to the next.
+_LABEL_EVERY = 4
+
+
+def axis_of(instants: Sequence[datetime], zone: tzinfo, every: int = _LABEL_EVERY) -> list[str]:
+    """The labels of a time axis: the day where it changes, otherwise the time; columns between labels have an empty one."""
+    labels: list[str] = []
+    day, last = None, -every
+    for place, at in enumerate(instants):
+        local = at.astimezone(zone)
+        if place - last < every:
+            labels.append("")
+            continue
+        labels.append(f"{local:%H:%M}" if local.date() == day else f"{local.day} {local:%b}")
+        day, last = local.date(), place
+    return labels
+
+
+def short_count(count: int) -> str:
+    """A number of instances in at most four characters."""
+    return str(count) if count < 1000 else f"{count // 1000}k"
 
 
 def lines_of(

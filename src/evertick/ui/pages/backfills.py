@@ -8,44 +8,36 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
-from evertick.api.auth import requires
 from evertick.api.context import Who
 from evertick.db.notify import Channel
-from evertick.db.queries import backfills, schedules, shards
+from evertick.db.queries import schedules
 from evertick.domain.access import Permission
 from evertick.domain.errors import EvertickError, UserError
 from evertick.domain.schedules.preview import MOST_PARALLEL, Reprocess
 from evertick.domain.schedules.spec import describe, parse_schedule
 from evertick.engine import backfills as verbs
 from evertick.engine.backfills import BackfillRequest
-from evertick.operations.backfills import BackfillId, backfill_of, find_backfill
-from evertick.operations.paging import Cursor, encode_cursor, read_cursor
-from evertick.ui.layout import PageRoute, done, form_of, page
+from evertick.operations import backfills as operations
+from evertick.operations.backfills import BackfillId, CancelBackfillRequest
+from evertick.operations.paging import Cursor
+from evertick.ui.layout import Form, done, page, page_router
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = page_router()
 
 _NEWEST, _SHOWN, _MOST_SCHEDULES = 2**31, 50, 200
 DagName = Annotated[str, Query(max_length=250)]
 
 
-@router.get("/backfills")
-@requires(Permission.READ_BACKFILLS)
+@router.get("/backfills", Permission.READ_BACKFILLS)
 async def list_backfills(request: Request, caller: Who, dag: DagName = "", cursor: Cursor = None) -> Response:
-    (before,) = read_cursor(cursor, _NEWEST)
-    async with caller.read() as conn:
-        visible = await caller.visible_dag_ids(conn)
-        found = await backfills.list_newest(conn, dag=dag or None, limit=_SHOWN, before=before, dag_ids=visible)
-        now = await shards.read_clock(conn)
-    rows = [backfill_of(row, now) for row in found]
-    is_more = len(found) == _SHOWN
-    next_cursor = encode_cursor(found[-1].backfill_id) if is_more else None
+    found = await operations.list_backfills(caller, dag=dag or None, cursor=cursor)
+    rows, next_cursor = found.items, found.next_cursor
     return page(request, "backfills.html", here="backfills", rows=rows, dag=dag, next_cursor=next_cursor)
 
 
-@router.get("/backfills/new")
-@requires(Permission.RUN_BACKFILLS)
+@router.get("/backfills/new", Permission.RUN_BACKFILLS)
 async def new_backfill(request: Request, caller: Who, dag: DagName = "") -> Response:
     async with caller.read() as conn:
         found = []
@@ -63,34 +55,25 @@ async def new_backfill(request: Request, caller: Who, dag: DagName = "") -> Resp
     )
 
 
-@router.post("/backfills/preview")
-@requires(Permission.RUN_BACKFILLS)
-async def preview_backfill(request: Request, caller: Who) -> Response:
+@router.post("/backfills/preview", Permission.RUN_BACKFILLS)
+async def preview_backfill(request: Request, form: Form, caller: Who) -> Response:
     """Preview the backfill as a fragment of the form. Invalid input is reported in the same place."""
-    form = await form_of(request)
-    if not form.get("first"):
-        return page(request, "backfill_preview.html", problem=None, outlook=None, new_runs=None, when="")
-    try:
-        wish = _wish(form)
-        async with caller.read() as conn:
-            await caller.dag(conn, wish.dag)
-            outlook = await verbs.preview(conn, wish)
-    except EvertickError as error:
-        return page(request, "backfill_preview.html", problem=str(error), outlook=None, new_runs=None, when="")
-    return page(
-        request,
-        "backfill_preview.html",
-        problem=None,
-        outlook=outlook,
-        new_runs=outlook.new_runs(wish.reprocess),
-        when=describe(outlook.spec),
-    )
+    shown: dict[str, Any] = {"problem": None, "outlook": None, "new_runs": None, "when": ""}
+    if form.get("first"):
+        try:
+            wish = _wish(form)
+            async with caller.read() as conn:
+                await caller.dag(conn, wish.dag)
+                outlook = await verbs.preview(conn, wish)
+            new_runs, when = outlook.new_runs(wish.reprocess), describe(outlook.spec)
+            shown |= {"outlook": outlook, "new_runs": new_runs, "when": when}
+        except EvertickError as error:
+            shown["problem"] = str(error)
+    return page(request, "backfill_preview.html", **shown)
 
 
-@router.post("/backfills")
-@requires(Permission.RUN_BACKFILLS)
-async def create_backfill(request: Request, caller: Who) -> Response:
-    form = await form_of(request)
+@router.post("/backfills", Permission.RUN_BACKFILLS)
+async def create_backfill(request: Request, form: Form, caller: Who) -> Response:
     wish = _wish(form)
     request_key = form.get("request") or f"ui-{secrets.token_hex(8)}"
     async with caller.write(Channel.SCHEDULE) as conn:
@@ -99,43 +82,28 @@ async def create_backfill(request: Request, caller: Who) -> Response:
     return done(f"Backfill {made.id} of {wish.dag} created.", go=f"/backfills/{made.id}")
 
 
-@router.get("/backfills/{backfill_id}")
-@requires(Permission.READ_BACKFILLS)
+@router.get("/backfills/{backfill_id}", Permission.READ_BACKFILLS)
 async def show_backfill(backfill_id: BackfillId, request: Request, caller: Who) -> Response:
-    async with caller.read() as conn:
-        row = await find_backfill(caller, conn, backfill_id)
-        failed = await backfills.failed_runs(conn, backfill_id=backfill_id)
-        now = await shards.read_clock(conn)
-    shown = backfill_of(row, now)
-    is_open = row.state in ("running", "paused")
-    return page(request, "backfill.html", here="backfills", row=shown, failed=failed, is_open=is_open)
+    row = await operations.show_backfill(caller, backfill_id=backfill_id)
+    return page(request, "backfill.html", here="backfills", row=row, is_open=row.state in ("running", "paused"))
 
 
-@router.post("/backfills/{backfill_id}/pause")
-@requires(Permission.RUN_BACKFILLS)
+@router.post("/backfills/{backfill_id}/pause", Permission.RUN_BACKFILLS)
 async def pause_backfill(backfill_id: BackfillId, caller: Who) -> Response:
-    async with caller.write() as conn:
-        await find_backfill(caller, conn, backfill_id)
-        await verbs.pause(conn, backfill_id=backfill_id, actor=caller.actor)
+    await operations.pause_backfill(caller, backfill_id=backfill_id)
     return done(f"Backfill {backfill_id} paused: it creates no new runs until it is resumed.")
 
 
-@router.post("/backfills/{backfill_id}/resume")
-@requires(Permission.RUN_BACKFILLS)
+@router.post("/backfills/{backfill_id}/resume", Permission.RUN_BACKFILLS)
 async def resume_backfill(backfill_id: BackfillId, caller: Who) -> Response:
-    async with caller.write(Channel.SCHEDULE) as conn:
-        await find_backfill(caller, conn, backfill_id)
-        await verbs.resume(conn, backfill_id=backfill_id, actor=caller.actor)
+    await operations.unpause_backfill(caller, backfill_id=backfill_id)
     return done(f"Backfill {backfill_id} resumed.")
 
 
-@router.post("/backfills/{backfill_id}/cancel")
-@requires(Permission.RUN_BACKFILLS)
-async def cancel_backfill(backfill_id: BackfillId, request: Request, caller: Who) -> Response:
-    leaves = (await form_of(request)).get("leaves_runs") == "true"
-    async with caller.write(Channel.STOP, Channel.TASKS) as conn:
-        await find_backfill(caller, conn, backfill_id)
-        await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves, actor=caller.actor)
+@router.post("/backfills/{backfill_id}/cancel", Permission.RUN_BACKFILLS)
+async def cancel_backfill(backfill_id: BackfillId, form: Form, caller: Who) -> Response:
+    leaves = form.get("leaves_runs") == "true"
+    await operations.cancel_backfill(caller, backfill_id=backfill_id, body=CancelBackfillRequest(leaves_runs=leaves))
     return done(
         f"Backfill {backfill_id} canceled{'; its open runs continue' if leaves else ', including its open runs'}."
     )

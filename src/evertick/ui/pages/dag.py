@@ -1,48 +1,42 @@
-"""One DAG: the grid of its newest runs, graph, calendar, durations, versions, code, and roll back."""
+"""One DAG: the grid of its newest runs, graph, calendar, durations, versions, code, roll back, and trigger.
+
+The form to trigger a run has one field per parameter, with errors next to the fields.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import accumulate
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from psycopg import AsyncConnection
 
-from evertick.api.auth import requires
 from evertick.api.context import ApiCaller, Who
 from evertick.bundles.bundle import contents
-from evertick.db.notify import Channel
 from evertick.db.queries import dags, overview, shards
-from evertick.db.queries.dags import DagRow, GridRun, ListedVersion, NewestRun
+from evertick.db.queries.dags import DagRow, GridRun, ListedVersion
 from evertick.domain.access import Permission
+from evertick.domain.dags.params import JsonValue, ParamSpec, ParamType, check_params, parse_param
 from evertick.domain.dags.spec import DagSpec
-from evertick.domain.errors import InvalidDag, NotFound
-from evertick.engine.publish import find_version, roll_back
-from evertick.operations.dags import WITHHELD, DagName, may_read_code, spec_of, visible_code_changes
+from evertick.domain.errors import InvalidDag, InvalidParams, NotFound, UserError
+from evertick.engine.publish import find_version
+from evertick.operations import dags as operations
 from evertick.operations.paging import LARGEST
-from evertick.operations.version_diff import plan_changes
+from evertick.operations.runs import find_run
 from evertick.publisher.publisher import DEPLOYED
-from evertick.publisher.routing_file import load_routing
 from evertick.ui.charts.calendar import DAYS_SHOWN, durations_of, year_of
 from evertick.ui.charts.graph import graph_of
-from evertick.ui.charts.grid import lines_of
-from evertick.ui.layout import PageRoute, done, page, schedule_words, segment
+from evertick.ui.charts.grid import axis_of, lines_of
+from evertick.ui.layout import Form, done, page, page_router, schedule_words, segment, zone_of
 from evertick.ui.pages.dags import bars_of
 
-# Key, label and path below the DAG's address of each view, in display order.
-TABS = (
-    ("grid", "Grid", ""),
-    ("graph", "Graph", "/graph"),
-    ("calendar", "Calendar", "/calendar"),
-    ("durations", "Durations", "/durations"),
-    ("schedules", "Schedules", "/schedules"),
-    ("versions", "Versions", "/versions"),
-    ("code", "Code", "/code"),
-    ("details", "Details", "/details"),
-)
+# The views, in display order. Each is at its name below the DAG's address, the first one at that address.
+TABS = ("grid", "graph", "calendar", "durations", "schedules", "versions", "code", "details")
 
 
 class DagView:
@@ -54,7 +48,7 @@ class DagView:
     def values(self, tab: str) -> dict[str, Any]:
         """The template values of dag_base.html for one view."""
         path = f"/dags/{segment(self.row.name)}"
-        tabs = [(key, label, path + rest) for key, label, rest in TABS]
+        tabs = [(key, key.capitalize(), f"{path}/{key}" if key != TABS[0] else path) for key in TABS]
         return {**self._head, "here": "dags", "dag": self.row, "spec": self.spec, "tabs": tabs, "tab": tab}
 
 
@@ -62,7 +56,7 @@ async def dag_view(caller: ApiCaller, conn: AsyncConnection, name: str) -> DagVi
     row = await caller.dag(conn, name)
     (fire, *_) = [*await dags.next_fires(conn, dag_ids=[row.dag_id]), None]
     try:
-        spec = spec_of(row)
+        spec = operations.spec_of(row)
     except InvalidDag:
         spec = None
     head = {
@@ -75,10 +69,10 @@ async def dag_view(caller: ApiCaller, conn: AsyncConnection, name: str) -> DagVi
     return DagView(row, spec, head)
 
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = page_router()
 
 
-RUNS = 24
+RUNS = 36
 
 
 # A large DAG shows fewer runs and not all tasks, to keep the page readable.
@@ -94,10 +88,9 @@ _MOST_CODE_BYTES = 200_000
 _VERSIONS = 50
 
 
-@router.get("/dags/{dag}")
-@requires(Permission.READ_RUNS)
+@router.get("/dags/{dag}", Permission.READ_RUNS)
 async def show_grid(
-    dag: DagName,
+    dag: operations.DagName,
     request: Request,
     caller: Who,
     before: Annotated[int, Query(ge=1, le=LARGEST)] = LARGEST,
@@ -119,14 +112,12 @@ async def show_grid(
         cells = [each for each in cells if each.task in names]
     shown.reverse()
     lines = lines_of(found[:_MOST_LINES], shown, cells, retried)
-    bars = bars_of(
-        [NewestRun(0, r.run_id, r.state, r.created_at, r.fire_at, r.started_at, r.finished_at) for r in shown]
-    )
     return page(
         request,
         "dag_grid.html",
         **view.values("grid"),
-        bars=list(zip(shown, bars, strict=True)),
+        bars=list(zip(shown, bars_of(shown), strict=True)),
+        axis=axis_of([each.fire_at or each.created_at for each in shown], zone_of(request)),
         lines=lines,
         task=task,
         hidden=max(len(found) - _MOST_LINES, 0),
@@ -138,10 +129,9 @@ async def show_grid(
     )
 
 
-@router.get("/dags/{dag}/versions")
-@requires(Permission.READ_DAGS)
+@router.get("/dags/{dag}/versions", Permission.READ_DAGS)
 async def show_versions(
-    dag: DagName,
+    dag: operations.DagName,
     request: Request,
     caller: Who,
     old: Annotated[int | None, Query(alias="from", ge=1, le=2**31 - 1)] = None,
@@ -153,30 +143,20 @@ async def show_versions(
         listed = await dags.versions(conn, dag_id=view.row.dag_id, limit=_VERSIONS)
         after = _numbered(listed, new if new is not None else view.row.number, dag)
         before = _numbered(listed, old, dag) if old is not None else _before(listed, after)
-        plan = await plan_changes(conn, before, after) if before else []
-        code = await visible_code_changes(caller, conn, before, after) if before else []
+        changes = await _changes(caller, conn, before, after, most=_MOST_DIFF_LINES)
     return page(
-        request,
-        "dag_versions.html",
-        **view.values("versions"),
-        versions=listed,
-        before=before,
-        after=after,
-        plan=plan[:_MOST_DIFF_LINES],
-        code=code[:_MOST_DIFF_LINES],
-        is_cut=max(len(plan), len(code)) > _MOST_DIFF_LINES,
+        request, "dag_versions.html", **view.values("versions"), versions=listed, before=before, after=after, **changes
     )
 
 
-@router.get("/dags/{dag}/code")
-@requires(Permission.READ_DAGS)
+@router.get("/dags/{dag}/code", Permission.READ_DAGS)
 async def show_code(
-    dag: DagName, request: Request, caller: Who, file: Annotated[str, Query(max_length=1000)] = ""
+    dag: operations.DagName, request: Request, caller: Who, file: Annotated[str, Query(max_length=1000)] = ""
 ) -> Response:
     async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         version = await dags.version(conn, view.row.version_id) if view.row.version_id else None
-        is_withheld = version is not None and not await may_read_code(caller, conn, version.bundle_hash)
+        is_withheld = version is not None and not await operations.may_read_code(caller, conn, version.bundle_hash)
         bundle = await dags.bundle(conn, version.bundle_hash) if version and not is_withheld else None
     files = contents(bundle.archive, version.bundle_hash) if bundle and bundle.archive and version else {}
     chosen = file or (version.file if version else "")
@@ -193,13 +173,12 @@ async def show_code(
         text=raw[:_MOST_CODE_BYTES].decode(errors="replace") if is_text else None,
         size=len(raw),
         is_cut=len(raw) > _MOST_CODE_BYTES,
-        absence=WITHHELD if is_withheld else "The code of this version is not stored.",
+        absence=operations.WITHHELD if is_withheld else "The code of this version is not stored.",
     )
 
 
-@router.get("/dags/{dag}/details")
-@requires(Permission.READ_DAGS)
-async def show_details(dag: DagName, request: Request, caller: Who) -> Response:
+@router.get("/dags/{dag}/details", Permission.READ_DAGS)
+async def show_details(dag: operations.DagName, request: Request, caller: Who) -> Response:
     async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         queues = await dags.queues(conn, view.row.version_id)
@@ -213,6 +192,15 @@ def _readable(runs: list[GridRun]) -> list[GridRun]:
     totals = accumulate(run.task_count for run in runs[:RUNS])
     count = sum(total <= _MOST_CELLS for total in totals)
     return runs[: max(count, 1)]
+
+
+async def _changes(
+    caller: ApiCaller, conn: AsyncConnection, before: ListedVersion | None, after: ListedVersion, *, most: int
+) -> dict[str, Any]:
+    """The changes of the plan and of the code as template values: none without a version before."""
+    plan = await operations.plan_changes(conn, before, after) if before else []
+    code = await operations.visible_code_changes(caller, conn, before, after) if before else []
+    return {"plan": plan[:most], "code": code[:most], "is_cut": max(len(plan), len(code)) > most}
 
 
 def _numbered(listed: list[ListedVersion], number: int | None, dag: str) -> ListedVersion:
@@ -230,9 +218,8 @@ def _before(listed: list[ListedVersion], after: ListedVersion) -> ListedVersion 
 NEWEST_COUNTED, NEWEST_DRAWN = 20_000, 100
 
 
-@router.get("/dags/{dag}/graph")
-@requires(Permission.READ_DAGS)
-async def show_graph(dag: DagName, request: Request, caller: Who) -> Response:
+@router.get("/dags/{dag}/graph", Permission.READ_DAGS)
+async def show_graph(dag: operations.DagName, request: Request, caller: Who) -> Response:
     async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         version_id = view.row.version_id
@@ -240,9 +227,8 @@ async def show_graph(dag: DagName, request: Request, caller: Who) -> Response:
     return page(request, "dag_graph.html", **view.values("graph"), graph=drawn)
 
 
-@router.get("/dags/{dag}/calendar")
-@requires(Permission.READ_RUNS)
-async def show_calendar(dag: DagName, request: Request, caller: Who) -> Response:
+@router.get("/dags/{dag}/calendar", Permission.READ_RUNS)
+async def show_calendar(dag: operations.DagName, request: Request, caller: Who) -> Response:
     async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         zone = view.spec.timezone if view.spec else "UTC"
@@ -266,14 +252,22 @@ async def show_calendar(dag: DagName, request: Request, caller: Who) -> Response
     )
 
 
-@router.get("/dags/{dag}/durations")
-@requires(Permission.READ_RUNS)
-async def show_durations(dag: DagName, request: Request, caller: Who) -> Response:
+@router.get("/dags/{dag}/durations", Permission.READ_RUNS)
+async def show_durations(
+    dag: operations.DagName, request: Request, caller: Who, task: Annotated[str, Query(max_length=1000)] = ""
+) -> Response:
+    """The durations of the newest runs, or of one task in them."""
     async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
-        found = await overview.durations(conn, dag_id=view.row.dag_id, newest=NEWEST_DRAWN)
+        dag_id, newest = view.row.dag_id, NEWEST_DRAWN
+        if task:
+            found = await overview.task_durations(conn, dag_id=dag_id, task=task.replace("\x00", ""), newest=newest)
+        else:
+            found = await overview.durations(conn, dag_id=dag_id, newest=newest)
         now = await shards.read_clock(conn)
-    return page(request, "dag_durations.html", **view.values("durations"), chart=durations_of(found, now=now))
+    chart = durations_of(found, now=now)
+    axis = axis_of([each.run.due_at for each in chart.columns], zone_of(request), every=len(chart.columns) // 8 + 3)
+    return page(request, "dag_durations.html", **view.values("durations"), chart=chart, axis=axis, task=task)
 
 
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
@@ -282,36 +276,144 @@ Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 _MOST_ROLLBACK_LINES = 300
 
 
-@router.get("/dags/{dag}/versions/{number}/rollback")
-@requires(Permission.ROLL_BACK_DAGS)
-async def preview_rollback(dag: DagName, number: Number, request: Request, caller: Who) -> Response:
+@router.get("/dags/{dag}/versions/{number}/rollback", Permission.ROLL_BACK_DAGS)
+async def preview_rollback(dag: operations.DagName, number: Number, request: Request, caller: Who) -> Response:
     """Preview the changes as a fragment of the dialog."""
     async with caller.read() as conn:
         row = await caller.dag(conn, dag)
         wanted = await find_version(conn, dag, number)
         current = await find_version(conn, dag, row.number)
-        plan = await plan_changes(conn, current, wanted)
-        code = await visible_code_changes(caller, conn, current, wanted)
+        changes = await _changes(caller, conn, current, wanted, most=_MOST_ROLLBACK_LINES)
     return page(
         request,
         "rollback_preview.html",
         wanted=wanted,
         current=current,
-        plan=plan[:_MOST_ROLLBACK_LINES],
-        code=code[:_MOST_ROLLBACK_LINES],
-        is_cut=max(len(plan), len(code)) > _MOST_ROLLBACK_LINES,
+        **changes,
         # The publisher republishes a file of a watched folder when it changes.
         file=None if row.file.startswith(DEPLOYED) else row.file,
     )
 
 
-@router.post("/dags/{dag}/versions/{number}/rollback")
-@requires(Permission.ROLL_BACK_DAGS)
-async def roll_back_dag(dag: DagName, number: Number, caller: Who) -> Response:
-    routing = load_routing(caller.desk.settings.routing_file)
-    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
-        await caller.dag(conn, dag)
-        back = await roll_back(conn, dag=dag, number=number, actor=caller.actor, routing=routing)
+@router.post("/dags/{dag}/versions/{number}/rollback", Permission.ROLL_BACK_DAGS)
+async def roll_back_dag(dag: operations.DagName, number: Number, caller: Who) -> Response:
+    back = await operations.roll_back_dag(caller, dag=dag, body=operations.RollbackRequest(number=number))
     return done(
         f"{dag} rolled back from version {back.before} to version {back.now}.", go=f"/dags/{segment(dag)}/versions"
     )
+
+
+# The prefix keeps parameter names apart from other fields of the form.
+PREFIX = "p."
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A parameter as a form field: `text` is its content, `options` are its choices (JSON value and label)."""
+
+    spec: ParamSpec
+    text: str
+    options: list[tuple[str, str]]
+    error: str | None = None
+
+    @property
+    def kind(self) -> str:
+        if self.options:
+            return "choice"
+        if self.spec.type is ParamType.BOOLEAN:
+            return "check"
+        if self.spec.type in (ParamType.INTEGER, ParamType.NUMBER):
+            return "number"
+        return "text" if self.spec.type is ParamType.STRING else "json"
+
+
+@router.get("/dags/{dag}/trigger", Permission.TRIGGER_RUNS)
+async def show_form(
+    dag: operations.DagName, request: Request, caller: Who, like: Annotated[int | None, Query(ge=1, le=LARGEST)] = None
+) -> Response:
+    """The form has the defaults, or the parameters of the run `like`."""
+    async with caller.read() as conn:
+        view = await dag_view(caller, conn, dag)
+        run = await find_run(caller, conn, like) if like is not None else None
+    params = view.spec.params if view.spec else ()
+    given = run.params if run is not None and run.dag == dag else {}
+    return page(request, "trigger.html", **view.values("trigger"), fields=empty_fields(params, given), error=None)
+
+
+@router.post("/dags/{dag}/trigger", Permission.TRIGGER_RUNS)
+async def start_run(dag: operations.DagName, request: Request, form: Form, caller: Who) -> Response:
+    async with caller.read() as conn:
+        view = await dag_view(caller, conn, dag)
+    fields, params = read_fields(view.spec.params if view.spec else (), form)
+    error = None
+    if not any(field.error for field in fields):
+        try:
+            made = await operations.trigger_run(caller, dag=dag, body=operations.TriggerRequest(params=params))
+            return done(f"Run {made.run_id} of {dag} created.", go=f"/runs/{made.run_id}")
+        except UserError as refused:
+            error = str(refused)
+    return page(request, "trigger.html", status=422, **view.values("trigger"), fields=fields, error=error)
+
+
+def empty_fields(declared: Sequence[ParamSpec], given: Mapping[str, Any] | None = None) -> list[Field]:
+    """The fields filled with the given values, otherwise with the defaults."""
+    values: dict[str, Any] = {spec.name: None if spec.required else spec.default for spec in declared}
+    values |= given or {}
+    return [Field(spec, _shown(spec, values[spec.name]), _options(spec)) for spec in _ordered(declared)]
+
+
+def _ordered(declared: Iterable[ParamSpec]) -> list[ParamSpec]:
+    """Required parameters first: a stored DAG has its parameters by name, not in the order of the file."""
+    return sorted(declared, key=lambda spec: not spec.required)
+
+
+def read_fields(declared: Iterable[ParamSpec], form: dict[str, str]) -> tuple[list[Field], dict[str, JsonValue]]:
+    """Check each parameter separately, so that each error is next to its field. An empty field means the default."""
+    fields, params = [], {}
+    for spec in _ordered(declared):
+        text = form.get(PREFIX + spec.name, "")
+        problem = None
+        try:
+            if (value := _read(spec, text)) is not _NOTHING:
+                params[spec.name] = value
+            check_params([spec], {spec.name: params[spec.name]} if spec.name in params else {})
+        except InvalidParams as error:
+            problem = str(error)
+        fields.append(Field(spec, text, _options(spec), problem))
+    return fields, params  # type: ignore[return-value]
+
+
+_NOTHING = object()
+
+
+def _read(spec: ParamSpec, text: str) -> object:
+    """Parse a field. Browsers do not send an unchecked checkbox, so a missing one means false; other empty fields are unset."""
+    if spec.choices is not None:
+        return _NOTHING if not text else _chosen(spec, text)
+    if spec.type is ParamType.BOOLEAN:
+        return text in ("true", "on")
+    if not text.strip():
+        may_be_empty = spec.type is ParamType.STRING and not spec.required and spec.default not in (None, "")
+        return "" if may_be_empty else _NOTHING
+    return parse_param([spec], spec.name, text if spec.type is ParamType.STRING else text.strip())
+
+
+def _chosen(spec: ParamSpec, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise InvalidParams(f"param {spec.name!r} must be {spec.allowed}.") from None
+
+
+def _options(spec: ParamSpec) -> list[tuple[str, str]]:
+    return [(json.dumps(each), each if isinstance(each, str) else json.dumps(each)) for each in spec.choices or ()]
+
+
+def _shown(spec: ParamSpec, value: JsonValue) -> str:
+    if spec.choices is not None:
+        return "" if value is None and spec.required else json.dumps(value)
+    if spec.type is ParamType.BOOLEAN:
+        return "true" if value else ""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) and spec.type is ParamType.STRING else json.dumps(value, ensure_ascii=False)

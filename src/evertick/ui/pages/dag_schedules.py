@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
 
-from evertick.api.auth import requires
 from evertick.api.context import Who
-from evertick.db.notify import Channel
 from evertick.db.queries import schedules, shards
-from evertick.db.queries.schedules import ListedSchedule, Skip
+from evertick.db.queries.schedules import ListedSchedule, SkipRecord
 from evertick.domain.access import Permission
 from evertick.domain.dags.validation import MAX_NAME
 from evertick.domain.durations import parse_duration
@@ -21,14 +19,13 @@ from evertick.domain.errors import PreconditionFailed, UserError
 from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy
 from evertick.domain.schedules.preview import fires_between
 from evertick.domain.schedules.spec import ScheduleKind
-from evertick.engine import schedules as verbs
 from evertick.engine.fire_schedules import fires_of
+from evertick.operations import schedules as operations
 from evertick.operations.dags import DagName
-from evertick.operations.schedules import PutSchedule, ScheduleName, find_schedule, parsed, save
-from evertick.ui.layout import PageRoute, done, form_of, page, schedule_words, segment, spec_words
-from evertick.ui.pages.dag import dag_view
+from evertick.ui.layout import Form, done, page, page_router, schedule_words, segment, spec_words
+from evertick.ui.pages.dag import DagView, dag_view
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = page_router()
 
 _MOST, _FIRES, _SKIPS = 200, 5, 10
 PREVIEWED = 10
@@ -46,13 +43,12 @@ class ScheduleRow:
     is_editable: bool
 
 
-@router.get("/dags/{dag}/schedules")
-@requires(Permission.READ_SCHEDULES)
+@router.get("/dags/{dag}/schedules", Permission.READ_SCHEDULES)
 async def show_schedules(dag: DagName, request: Request, caller: Who) -> Response:
     async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         found = await schedules.list_all(conn, dag=dag, limit=_MOST)
-        skipped: list[Skip] = await schedules.skips(conn, dag=dag, limit=_SKIPS)
+        skipped: list[SkipRecord] = await schedules.skips(conn, dag=dag, limit=_SKIPS)
     lines = [
         ScheduleRow(row, schedule_words(row.spec), fires_of(row, _FIRES), row.spec.get("kind") in _EDITABLE)
         for row in found
@@ -60,33 +56,30 @@ async def show_schedules(dag: DagName, request: Request, caller: Who) -> Respons
     return page(request, "dag_schedules.html", **view.values("schedules"), lines=lines, skips=skipped)
 
 
-@router.get("/dags/{dag}/schedules/edit")
-@requires(Permission.EDIT_SCHEDULES)
+@router.get("/dags/{dag}/schedules/edit", Permission.EDIT_SCHEDULES)
 async def edit_schedule(
     dag: DagName, request: Request, caller: Who, name: Annotated[str, Query(max_length=250)] = ""
 ) -> Response:
     """The form: filled from an existing schedule, or empty."""
     async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
-        row = await find_schedule(caller, conn, dag, name) if name else None
+        row = await operations.find_schedule(caller, conn, dag, name) if name else None
     timezone = view.spec.timezone if view.spec else "UTC"
     form = {"name": name, "when": "", "timezone": timezone, "misfire": "", "overlap": "", "version": "0"}
     if row is not None:
         form |= {"when": when_text(row.spec), "timezone": str(row.spec.get("timezone", "UTC"))}
         form |= {"misfire": row.misfire, "overlap": row.overlap, "version": str(row.version)}
-    return page(request, "dag_schedule_edit.html", **view.values("schedules"), **_choices(), form=form, error=None)
+    return _edit_page(request, view, form)
 
 
-@router.post("/dags/{dag}/schedules/preview")
-@requires(Permission.READ_SCHEDULES)
-async def preview_schedule(dag: DagName, request: Request, caller: Who) -> Response:
+@router.post("/dags/{dag}/schedules/preview", Permission.READ_SCHEDULES)
+async def preview_schedule(dag: DagName, request: Request, form: Form, caller: Who) -> Response:
     """Describe the schedule in the form and list its next fires. Saves nothing."""
-    form = await form_of(request)
     async with caller.read() as conn:
         await caller.dag(conn, dag)
         now = await shards.read_clock(conn)
     try:
-        spec = parsed(read_when(form.get("when", "")), {"timezone": form.get("timezone") or None})
+        spec = operations.parsed(read_when(form.get("when", "")), {"timezone": form.get("timezone") or None})
         fires = fires_between(spec, now, now + _AHEAD, PREVIEWED)
         words = spec_words(spec)
         return page(request, "_schedule_preview.html", words=words, fires=fires, error=None)
@@ -94,10 +87,8 @@ async def preview_schedule(dag: DagName, request: Request, caller: Who) -> Respo
         return page(request, "_schedule_preview.html", words=None, fires=[], error=str(error))
 
 
-@router.post("/dags/{dag}/schedules/save")
-@requires(Permission.EDIT_SCHEDULES)
-async def save_schedule(dag: DagName, request: Request, caller: Who) -> Response:
-    form = await form_of(request)
+@router.post("/dags/{dag}/schedules/save", Permission.EDIT_SCHEDULES)
+async def save_schedule(dag: DagName, request: Request, form: Form, caller: Who) -> Response:
     async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         listed = await schedules.list_all(conn, dag=dag, limit=_MOST)
@@ -108,28 +99,23 @@ async def save_schedule(dag: DagName, request: Request, caller: Who) -> Response
         old = next((row for row in listed if row.name == name), None)
         version = form.get("version", "0")
         expected = int(version) if version.isdecimal() and len(version) < 10 else 0
-        await save(caller, dag, name, _wanted(form, old), expected=expected)
+        await operations.save(caller, dag, name, _wanted(form, old), expected=expected)
+        return done(f"Schedule {name} saved.", go=f"/dags/{segment(dag)}/schedules")
     except PreconditionFailed:
         error = "Conflict: the schedule was changed in the meantime, or one with this name exists. Reload the page to see it."
-        return _again(request, view.values("schedules"), form, error)
     except ValidationError as fault:
-        return _again(request, view.values("schedules"), form, str(fault.errors()[0]["msg"]))
+        error = str(fault.errors()[0]["msg"])
     except UserError as fault:
-        return _again(request, view.values("schedules"), form, str(fault))
-    return done(f"Schedule {name} saved.", go=f"/dags/{segment(dag)}/schedules")
+        error = str(fault)
+    kept = {name: form.get(name, "") for name in ("name", "when", "timezone", "misfire", "overlap", "version")}
+    return _edit_page(request, view, kept, error=error, status=422)
 
 
-@router.post("/dags/{dag}/schedules/{name}/{change}")
-@requires(Permission.PAUSE_SCHEDULES)
+@router.post("/dags/{dag}/schedules/{name}/{change}", Permission.PAUSE_SCHEDULES)
 async def change_schedule(
-    dag: DagName, name: ScheduleName, change: Annotated[str, Path(pattern="^(pause|unpause)$")], caller: Who
+    dag: DagName, name: operations.ScheduleName, change: Annotated[str, Path(pattern="^(pause|unpause)$")], caller: Who
 ) -> Response:
-    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
-        await find_schedule(caller, conn, dag, name)
-        if change == "pause":
-            await verbs.pause_schedule(conn, dag=dag, name=name, actor=caller.actor)
-        else:
-            await verbs.unpause_schedule(conn, dag=dag, name=name, actor=caller.actor)
+    await (operations.pause_schedule if change == "pause" else operations.unpause_schedule)(caller, dag=dag, name=name)
     return done(f"Schedule {name} {'paused' if change == 'pause' else 'unpaused'}.")
 
 
@@ -151,7 +137,7 @@ def read_when(text: str) -> str | list[str]:
     return lines if len(lines) > 1 else "".join(lines)
 
 
-def _wanted(form: dict[str, str], old: ListedSchedule | None) -> PutSchedule:
+def _wanted(form: dict[str, str], old: ListedSchedule | None) -> operations.ScheduleRequest:
     """The schedule to save. Settings without a field in the form keep their values."""
     given: dict[str, Any] = {"when": read_when(form.get("when", "")), "timezone": form.get("timezone") or None}
     given |= {name: form[name] for name in ("misfire", "overlap") if form.get(name)}
@@ -162,7 +148,7 @@ def _wanted(form: dict[str, str], old: ListedSchedule | None) -> PutSchedule:
         given |= {"params": old.params, "catchup_limit": old.catchup_limit}
         given |= {"catchup_window_seconds": old.window_seconds}
         given |= {"start_within_seconds": old.start_within, "finish_within_seconds": old.finish_within}
-    return TypeAdapter(PutSchedule).validate_python(given)
+    return TypeAdapter(operations.ScheduleRequest).validate_python(given)
 
 
 def _is_interval(when: str) -> bool:
@@ -172,10 +158,8 @@ def _is_interval(when: str) -> bool:
         return False
 
 
-def _choices() -> dict[str, Any]:
-    return {"misfires": list(MisfirePolicy), "overlaps": list(OverlapPolicy)}
-
-
-def _again(request: Request, values: dict[str, Any], form: dict[str, str], error: str) -> Response:
-    kept = {name: form.get(name, "") for name in ("name", "when", "timezone", "misfire", "overlap", "version")}
-    return page(request, "dag_schedule_edit.html", status=422, **values, **_choices(), form=kept, error=error)
+def _edit_page(
+    request: Request, view: DagView, form: dict[str, str], *, error: str | None = None, status: int = 200
+) -> Response:
+    values = view.values("schedules") | {"misfires": list(MisfirePolicy), "overlaps": list(OverlapPolicy)}
+    return page(request, "dag_schedule_edit.html", status=status, **values, form=form, error=error)

@@ -8,20 +8,18 @@ from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
-from evertick.api.auth import requires
 from evertick.api.context import Who
-from evertick.db.notify import Channel
 from evertick.db.queries import dags
-from evertick.db.queries.dags import DagSelection, ListedDag, NewestRun, NextFire
+from evertick.db.queries.dags import DagFilter, GridRun, ListedDag, NewestRun, NextFire
 from evertick.domain.access import Permission
-from evertick.engine import dags as verbs
+from evertick.operations import dags as operations
 from evertick.operations.dags import DagName, tags_of
 from evertick.operations.paging import like
-from evertick.ui.layout import PageRoute, done, page, schedule_words
+from evertick.ui.layout import done, page, page_router, schedule_words
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = page_router()
 
 ROWS = 50
 BARS = 16
@@ -43,7 +41,7 @@ _MOST_SKIPPED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ColumnHeader:
     """A column header. `order`: ascending, descending or none (another column sorts). `path` reverses the order."""
 
     name: str
@@ -53,10 +51,10 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class RunBar:
     """One of the newest runs; its height is its duration relative to the others."""
 
-    run: NewestRun
+    run: NewestRun | GridRun
     height: int
     seconds: float | None
 
@@ -64,13 +62,12 @@ class Bar:
 @dataclass(frozen=True, slots=True)
 class Row:
     dag: ListedDag
-    bars: Sequence[Bar]
+    bars: Sequence[RunBar]
     next: NextFire | None
     words: str | None
 
 
-@router.get("/dags")
-@requires(Permission.READ_DAGS)
+@router.get("/dags", Permission.READ_DAGS)
 async def list_dags(
     request: Request,
     caller: Who,
@@ -86,7 +83,7 @@ async def list_dags(
     if by not in SORTS or sort == "name":
         sort, by, is_down = "", "", False
     paused, newest = STATES.get(state, (None, None))
-    wanted = DagSelection(
+    wanted = DagFilter(
         tags=tags_of(caller.principal.tags),
         tag=tag or None,
         like=like(q.strip().replace("\x00", "")) if q.strip() else None,
@@ -124,36 +121,31 @@ async def list_dags(
         first="/dags" + ("?" + urlencode(chosen) if chosen else ""),
         errors=errors,
         is_broken_open=broken,
+        bulk=["Pause", "Unpause"] if caller.principal.may(Permission.PAUSE_DAGS) else [],
     )
 
 
-@router.post("/dags/{dag}/pause")
-@requires(Permission.PAUSE_DAGS)
+@router.post("/dags/{dag}/pause", Permission.PAUSE_DAGS)
 async def pause_dag(dag: DagName, caller: Who) -> Response:
-    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
-        await caller.dag(conn, dag)
-        await verbs.pause(conn, dag=dag, actor=caller.actor)
+    await operations.pause_dag(caller, dag=dag)
     return done(f"{dag} paused: its schedules do not fire and no new run starts. Running tasks continue.")
 
 
-@router.post("/dags/{dag}/unpause")
-@requires(Permission.PAUSE_DAGS)
+@router.post("/dags/{dag}/unpause", Permission.PAUSE_DAGS)
 async def unpause_dag(dag: DagName, caller: Who) -> Response:
-    async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
-        await caller.dag(conn, dag)
-        await verbs.unpause(conn, dag=dag, actor=caller.actor)
+    await operations.unpause_dag(caller, dag=dag)
     return done(f"{dag} unpaused.")
 
 
-def _column(name: str, sort: str, filters: dict[str, str]) -> Column:
+def _column(name: str, sort: str, filters: dict[str, str]) -> ColumnHeader:
     up, down = ("" if name == "name" else name), f"-{name}"
     order = {up: "ascending", down: "descending"}.get(sort, "none")
     other = {"ascending": down, "descending": up, "none": down if name in _DOWN_FIRST else up}[order]
     chosen = filters | ({"sort": other} if other else {})
-    return Column(name, SORTS[name], order, "/dags" + ("?" + urlencode(chosen) if chosen else ""))
+    return ColumnHeader(name, SORTS[name], order, "/dags" + ("?" + urlencode(chosen) if chosen else ""))
 
 
-def bars_of(runs: Sequence[NewestRun]) -> list[Bar]:
+def bars_of(runs: Sequence[NewestRun | GridRun]) -> list[RunBar]:
     """Heights relative to the longest run; runs that have not ended get the full height."""
     lasted = [
         (run.finished_at - run.started_at).total_seconds() if run.finished_at and run.started_at else None
@@ -164,7 +156,7 @@ def bars_of(runs: Sequence[NewestRun]) -> list[Bar]:
         max(4, round(_TALLEST * seconds / longest)) if seconds is not None and longest > 0 else _TALLEST
         for seconds in lasted
     ]
-    return [Bar(run, height, seconds) for run, height, seconds in zip(runs, heights, lasted, strict=True)]
+    return [RunBar(run, height, seconds) for run, height, seconds in zip(runs, heights, lasted, strict=True)]
 
 
 def _rows(shown: Sequence[ListedDag], runs: Sequence[NewestRun], fires: Sequence[NextFire]) -> list[Row]:

@@ -4,47 +4,42 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 
-from evertick.api.auth import requires
 from evertick.api.context import Who
-from evertick.db.notify import Channel
-from evertick.db.queries import assets, waits
+from evertick.db.queries import assets
 from evertick.domain.access import Permission, Role
 from evertick.domain.dags.spec import read_form
 from evertick.domain.errors import UserError
-from evertick.engine.waits import LONGEST_NOTE, Decision, decide_approval, find_approval, find_asset, update_asset
+from evertick.engine.waits import LONGEST_NOTE, find_approval
+from evertick.operations import waits as operations
 from evertick.operations.paging import like
 from evertick.operations.runs import RunId, find_run
-from evertick.ui.layout import PageRoute, done, form_of, page, segment
+from evertick.operations.waits import ApprovalDecision
+from evertick.ui.layout import Form, done, page, page_router, segment
+from evertick.ui.pages.dag import Field, empty_fields, read_fields
 from evertick.ui.pages.task import TaskName
-from evertick.ui.pages.trigger import Field, empty_fields, read_fields
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = page_router()
 
 
 _SHOWN = 200
 
 
-@router.get("/approvals")
-@requires(Permission.READ_RUNS)
+@router.get("/approvals", Permission.READ_RUNS)
 async def list_approvals(request: Request, caller: Who) -> Response:
     """List pending approvals, oldest first."""
-    async with caller.read() as conn:
-        found = await waits.list_approvals(conn, dag_ids=await caller.visible_dag_ids(conn), limit=_SHOWN)
-    return page(request, "approvals.html", here="approvals", rows=found)
+    found = await operations.list_approvals(caller, limit=_SHOWN)
+    return page(request, "approvals.html", here="approvals", rows=found.items)
 
 
-@router.get("/runs/{run_id}/tasks/{task}/approval")
-@requires(Permission.READ_RUNS)
+@router.get("/runs/{run_id}/tasks/{task}/approval", Permission.READ_RUNS)
 async def show_approval(run_id: RunId, task: TaskName, request: Request, caller: Who) -> Response:
     return await _show(request, caller, run_id, task)
 
 
-@router.post("/runs/{run_id}/tasks/{task}/approval")
-@requires(Permission.DECIDE_APPROVALS)
-async def decide(run_id: RunId, task: TaskName, request: Request, caller: Who) -> Response:
-    form = await form_of(request)
+@router.post("/runs/{run_id}/tasks/{task}/approval", Permission.DECIDE_APPROVALS)
+async def decide(run_id: RunId, task: TaskName, request: Request, form: Form, caller: Who) -> Response:
     verdict = form.get("verdict", "")
     if verdict not in ("approve", "reject"):
         raise UserError("Choose Approve or Reject.")
@@ -55,14 +50,9 @@ async def decide(run_id: RunId, task: TaskName, request: Request, caller: Who) -
     is_approved = verdict == "approve"
     if is_approved and any(field.error for field in fields):
         return await _show(request, caller, run_id, task, fields=fields, note=form.get("note", ""), status=422)
-    decision = Decision(
-        is_approved=is_approved,
-        actor=caller.actor,
-        note=form.get("note", "").strip() or None,
-        fields=lambda _: given if is_approved else {},
-    )
-    async with caller.write(Channel.TASKS, Channel.SCHEDULE) as conn:
-        await decide_approval(conn, run_id=run_id, task=task, decision=decision, role=caller.principal.role)
+    note = form.get("note", "").strip() or None
+    decision = ApprovalDecision(is_approved=is_approved, note=note, fields=given if is_approved else {})
+    await operations.decide_approval(caller, run_id=run_id, task=task, body=decision)
     return done(
         f"{row.title}: {'approved' if is_approved else 'rejected'}.", go=f"/runs/{run_id}/tasks/{segment(task)}"
     )
@@ -104,8 +94,7 @@ Name = Annotated[str, Path(max_length=1000)]
 Text = Annotated[str, Query(max_length=1000)]
 
 
-@router.get("/assets")
-@requires(Permission.READ_GATES)
+@router.get("/assets", Permission.READ_GATES)
 async def list_assets(request: Request, caller: Who, q: Text = "", after: Text = "") -> Response:
     sought = q.strip().replace("\x00", "")
     async with caller.read() as conn:
@@ -116,11 +105,8 @@ async def list_assets(request: Request, caller: Who, q: Text = "", after: Text =
     return page(request, "assets.html", here="assets", rows=found, q=q, next_name=next_name)
 
 
-@router.post("/assets/{name:path}/update")
-@requires(Permission.SEND_EVENTS)
-async def tell(name: Name, caller: Who) -> Response:
+@router.post("/assets/{name:path}/update", Permission.SEND_EVENTS)
+async def record_update(name: Name, caller: Who) -> Response:
     """Report an external update of the asset."""
-    async with caller.write(Channel.SCHEDULE) as conn:
-        await find_asset(conn, name)
-        await update_asset(conn, asset=name, extra={}, actor=caller.actor)
+    await operations.record_asset_update(caller, name=name)
     return done(f"Asset {name} updated. DAGs that depend on it are notified.")

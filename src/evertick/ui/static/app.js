@@ -56,6 +56,9 @@ for (const line of document.querySelectorAll(".menu, .tabs")) {
   if (here && line.scrollWidth > line.clientWidth) line.scrollLeft = here.offsetLeft - line.offsetLeft - (line.clientWidth - here.offsetWidth) / 2;
 }
 
+// Charts that are wider than a phone open at their newest end.
+for (const box of document.querySelectorAll("[data-newest]")) box.scrollLeft = box.scrollWidth;
+
 const stored = sessionStorage.getItem(STORED);
 if (stored) {
   sessionStorage.removeItem(STORED);
@@ -83,6 +86,47 @@ function showDialog(opener) {
   }, { once: true });
   box.showModal();
   box.querySelector(FIELD)?.focus(); // not the close button, which comes first
+}
+
+// Check boxes of rows, and the bar of actions for the selected ones.
+function countChosen() {
+  const bar = document.querySelector("[data-bulk]");
+  if (!bar) return;
+  const boxes = [...document.querySelectorAll("[name=chosen]")], count = boxes.filter((box) => box.checked).length;
+  bar.hidden = count === 0;
+  bar.querySelector("[data-bulk-count]").textContent = `${count} selected`;
+  for (const all of document.querySelectorAll("[data-choose-all]")) {
+    all.checked = count > 0 && count === boxes.length;
+    all.indeterminate = count > 0 && count < boxes.length;
+  }
+}
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-choose-all]")) for (const box of document.querySelectorAll("[name=chosen]")) box.checked = event.target.checked;
+  if (event.target.matches("[data-choose-all], [name=chosen]")) countChosen();
+});
+for (const name of ["evertick:placed", "htmx:afterSettle", "pageshow"]) window.addEventListener(name, countChosen);
+document.addEventListener("evertick:done", () => {
+  for (const box of document.querySelectorAll("[name=chosen]:checked")) box.checked = false;
+  countChosen();
+});
+
+// The list of zones is long: it is filled when the user opens it.
+const zones = document.querySelector("[data-zone-select]");
+if (zones) {
+  const own = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  zones.options[0].textContent = `${own} (browser)`;
+  const shown = document.querySelector("[data-zone-name]");
+  if (shown && !zones.value) shown.textContent = own;
+  for (const name of ["pointerdown", "focus"]) zones.addEventListener(name, fillZones, { once: true });
+  zones.addEventListener("change", () => {
+    document.cookie = `evertick_zone=${zones.value}; path=/; SameSite=Lax; max-age=${zones.value ? 31536000 : 0}`;
+    location.reload();
+  });
+}
+
+function fillZones() {
+  const known = new Set([...zones.options].map((option) => option.value));
+  zones.append(...Intl.supportedValuesOf("timeZone").filter((name) => !known.has(name)).map((name) => new Option(name)));
 }
 
 function switchTheme() {

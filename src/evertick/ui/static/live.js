@@ -56,11 +56,13 @@ function keep(part) {
     .map((each) => [each.id, each.scrollLeft, each.scrollTop]);
   const current = part.querySelector("[data-row].current")?.dataset.row;
   const said = part.querySelector("[data-said]")?.textContent;
+  const chosen = [...part.querySelectorAll("[name=chosen]:checked")].map((each) => each.value);
   const again = focused(part);
   return () => {
     for (const [id, isOpen] of folds) part.querySelector(`#${CSS.escape(id)}`)?.toggleAttribute("open", isOpen);
     for (const [id, left, top] of scrolled) part.querySelector(`#${CSS.escape(id)}`)?.scrollTo(left, top);
     if (current) part.querySelector(`[data-row="${CSS.escape(current)}"]`)?.classList.add("current");
+    for (const box of part.querySelectorAll("[name=chosen]")) box.checked = chosen.includes(box.value);
     again()?.focus({ preventScroll: true });
     const now = part.querySelector("[data-said]")?.textContent;
     if (now && now !== said) document.getElementById("said").textContent = now;

@@ -4,14 +4,21 @@
 // added at one end, lines out of sight at the other end are removed. New lines of a running task arrive through a stream; while
 // there is no stream, the script polls.
 
+import { preciseClock } from "./times.js";
+
 const MOST_NODES = 3600;
 const ASK_MS = 2000;
 const RETRY_MS = 10000;
 const MOST_ATTEMPTS = 50;
 const NEAR_PIXELS = 600;
+// A count reads 2 MB of log per request: beyond 100 MB the number is shown as a minimum.
+const MOST_COUNTS = 50;
 const ANSI = /\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])/g;
 // Characters that reorder or hide adjacent text are shown as their code points.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
+
+// The folder of a bundle in a traceback: without it, the file and the line number are in view.
+const BUNDLE_PATH = /(?<=File ")\/[^"\n]{0,500}\/[0-9a-f]{64}\//g;
 
 function visible(text) {
   return text.replace(UNSEEN, (mark) => `⟨U+${mark.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
@@ -73,12 +80,6 @@ export function coloured(text) {
   return nodes;
 }
 
-function clock(instant) {
-  const at = new Date(instant);
-  const two = (number) => String(number).padStart(2, "0");
-  return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}.${String(at.getMilliseconds()).padStart(3, "0")}`;
-}
-
 function row(line) {
   const item = document.createElement("li");
   item.className = `log-line log-${line.level.toLowerCase()}`;
@@ -87,14 +88,14 @@ function row(line) {
   if (line.at) {
     time.dateTime = line.at;
     time.title = line.at;
-    time.textContent = clock(line.at);
+    time.textContent = preciseClock(new Date(line.at));
   }
   const level = document.createElement("span");
   level.className = "log-level";
   level.textContent = line.level;
   const text = document.createElement("span");
   text.className = "log-text";
-  text.append(...coloured(line.text));
+  text.append(...coloured(line.text.replace(BUNDLE_PATH, "")));
   if (line.is_late) text.append(" (late)");
   item.append(time, level, text);
   item.nodes = 4 + 2 * text.childNodes.length;
@@ -151,7 +152,7 @@ class LogView {
       const button = event.target.closest("[data-log-do]");
       if (button) this.do(button.dataset.logDo, button.dataset.place);
     });
-    setInterval(() => this.more(), ASK_MS);
+    setInterval(() => this.more().then(() => this.fill()), ASK_MS);
     // A task that ended may run again: notify the rest of the page.
     document.addEventListener("evertick:placed", () => this.isOver && this.extend().then(() => this.hear()));
     document.addEventListener("visibilitychange", () => document.hidden ? this.hangUp() : this.extend().then(() => this.hear()));
@@ -268,6 +269,41 @@ class LogView {
       this.list.scrollTop = edge === "end" ? this.list.scrollHeight : 0;
       this.placeSlider();
     });
+    if (turn !== this.turn) return;
+    this.count(turn);
+    await this.fill();
+  }
+
+  /** Loads more until the pane can scroll, or the log has no more lines in that direction. */
+  async fill() {
+    for (let goesOn = this.first !== null; goesOn;) {
+      const { scrollTop, scrollHeight, clientHeight } = this.list;
+      if (scrollTop < NEAR_PIXELS && !this.isStart) goesOn = await this.before();
+      else if (scrollHeight - scrollTop - clientHeight < NEAR_PIXELS && !this.isEnd) goesOn = await this.extend();
+      else goesOn = false;
+    }
+  }
+
+  /** Counts the lines that match the search; of a growing log, also those that were added since. */
+  async count(turn) {
+    const isNew = this.countedTurn !== turn;
+    if (isNew) Object.assign(this, { countedTurn: turn, hits: null, counted: "0.0.0" });
+    if (!this.find.value && !this.level.value) return;
+    if (this.isCounting && !isNew) { this.isUncounted = true; return; }
+    this.isCounting = true;
+    let sum = this.hits?.number ?? 0, isEnd = false;
+    for (let n = 0; n < MOST_COUNTS && (!isEnd || this.isUncounted); n += 1) {
+      this.isUncounted = false;
+      const found = await this.ask({ at: this.counted, count: "1" }).catch(() => null);
+      if (turn !== this.turn) return;
+      if (found === null) break;
+      sum += found.hits;
+      this.counted = found.next;
+      isEnd = found.is_end;
+    }
+    this.isCounting = false;
+    this.hits = { number: sum, isAll: isEnd };
+    this.tell();
   }
 
   add(lines, isBefore) {
@@ -280,6 +316,10 @@ class LogView {
     } else this.list.append(...rows);
     while (this.nodes > MOST_NODES && this.list.childElementCount > 1) {
       const gone = isBefore ? this.list.lastElementChild : this.list.firstElementChild;
+      // Lines near the visible ones stay: they would be loaded again at once.
+      const { scrollTop, clientHeight, offsetTop } = this.list;
+      const top = gone.offsetTop - offsetTop;
+      if (isBefore ? top < scrollTop + clientHeight + NEAR_PIXELS : top + gone.offsetHeight > scrollTop - NEAR_PIXELS) break;
       this.nodes -= gone.nodes;
       const height = this.list.scrollHeight;
       gone.remove();
@@ -301,23 +341,28 @@ class LogView {
     await this.extend();
   }
 
+  /** Loads the lines after the shown ones; returns whether that worked. */
   async extend() {
-    if (this.next === null) return;
-    if (this.busy) { this.isAgain = true; return; }
+    if (this.next === null) return false;
+    if (this.busy) { this.isAgain = true; return false; }
     this.busy = true;
+    let isDone = false;
     const turn = this.turn;
     await this.attempt(async () => {
       const found = await this.ask({ at: this.next });
       if (turn !== this.turn) return;
+      isDone = true;
       this.next = found.next;
       this.isEnd = found.is_end;
       this.isOver = found.is_over;
       this.sizes = found.sizes;
       this.add(found.lines, false);
       if (this.isFollowing) this.list.scrollTop = this.list.scrollHeight;
+      this.count(turn);
     });
     this.busy = false;
     this.goOn();
+    return isDone;
   }
 
   /** Fetches once more if new lines were reported during a fetch. */
@@ -327,25 +372,27 @@ class LogView {
     this.extend();
   }
 
+  /** Loads the lines before the shown ones; returns whether that worked. */
   async before() {
-    if (this.busy || this.isStart || this.first === null) return;
+    if (this.busy || this.isStart || this.first === null) return false;
     this.busy = true;
+    let isDone = false;
     const turn = this.turn;
     await this.attempt(async () => {
       const found = await this.ask({ at: this.first, back: "1" });
       if (turn !== this.turn) return;
+      isDone = true;
       this.first = found.first;
       this.isStart = found.is_start;
       this.add(found.lines, true);
     });
     this.busy = false;
     this.goOn();
+    return isDone;
   }
 
   scrolled() {
-    const { scrollTop, scrollHeight, clientHeight } = this.list;
-    if (scrollTop < NEAR_PIXELS) this.before();
-    if (scrollHeight - scrollTop - clientHeight < NEAR_PIXELS && !this.isEnd) this.extend();
+    this.fill();
     this.placeSlider();
   }
 
@@ -385,7 +432,6 @@ class LogView {
       this.level.value = "";
       this.find.value = "";
       await this.show({ at: place }, "start");
-      await this.before();
       const line = [...this.list.children].find((item) => item.dataset.place === place);
       if (line) {
         line.classList.add("log-found");
@@ -399,7 +445,8 @@ class LogView {
     this.note = undefined;
     const bytes = (this.sizes ?? []).reduce((sum, [, size]) => sum + size, 0);
     const size = bytes < 10_000 ? `${bytes} bytes` : bytes < 1e7 ? `${Math.round(bytes / 1000)} kB` : `${Math.round(bytes / 1e6)} MB`;
-    const state = this.list.childElementCount === 0 ? (this.find.value || this.level.value ? "No line matches." : this.isOver ? "The log is empty." : "No output yet.") : size;
+    const hits = this.hits && `${this.hits.isAll ? "" : "at least "}${this.hits.number} matching line${this.hits.number === 1 ? "" : "s"}`;
+    const state = this.hits?.number ? hits : this.list.childElementCount === 0 ? (this.find.value || this.level.value ? "No line matches." : this.isOver ? "The log is empty." : "No output yet.") : size;
     this.status.textContent = [note, state, this.isOver ? "" : "live"].filter(Boolean).join(" · ");
     this.slider.hidden = this.isStart && this.isEnd && !this.find.value && !this.level.value;
     this.root.dataset.ready = "yes";

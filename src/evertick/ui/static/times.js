@@ -1,10 +1,24 @@
-// Shows timestamps in the user's time zone and keeps relative ones current: "12 s ago", "in 5 min". The title has the exact time.
+// Shows timestamps in the selected time zone, by default the browser's, and keeps relative ones current: "12 s ago", "in 5 min". The title has the exact time.
 
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
-const day = new Intl.DateTimeFormat(undefined, { weekday: "short", day: "numeric", month: "short" });
-const year = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", year: "numeric" });
-const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
-const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
+const timeZone = zoneOf(document.documentElement.dataset.zone);
+const day = new Intl.DateTimeFormat(undefined, { timeZone, weekday: "short", day: "numeric", month: "short" });
+const year = new Intl.DateTimeFormat(undefined, { timeZone, day: "numeric", month: "short", year: "numeric" });
+const clock = new Intl.DateTimeFormat(undefined, { timeZone, hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const precise = new Intl.DateTimeFormat("en-GB", { timeZone, hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3, hourCycle: "h23" });
+const exact = new Intl.DateTimeFormat(undefined, { timeZone, dateStyle: "full", timeStyle: "long" });
+
+/** The selected zone if the browser knows it; undefined is the browser's own. */
+function zoneOf(name) {
+  try {
+    return name ? new Intl.DateTimeFormat(undefined, { timeZone: name }).resolvedOptions().timeZone : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+/** With milliseconds, for lines of a log. */
+export const preciseClock = (instant) => precise.format(instant);
 
 export function rough(seconds) {
   const [size, unit] = UNITS.find(([size]) => seconds >= size) ?? [1, "s"];
@@ -27,7 +41,7 @@ export function length(seconds) {
 }
 
 export function clockOf(instant, now) {
-  const isToday = instant.toDateString() === now.toDateString();
+  const isToday = year.format(instant) === year.format(now);
   const isNear = Math.abs(instant - now) < 300 * 86400e3;
   return (isToday ? "" : `${(isNear ? day : year).format(instant)} `) + clock.format(instant);
 }
