@@ -56,8 +56,8 @@ def patient_sessions() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def quick_passwords() -> PasswordHasher:
     """Passwords are hashed in a millisecond instead of a tenth of a second of processor time. Returns the hasher of the program."""
-    of_program = accounts._HASHER
-    accounts._HASHER = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
+    of_program, quick = accounts._hasher(), PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
+    accounts._hasher = lambda: quick  # type: ignore[assignment]
     return of_program
 
 

@@ -111,6 +111,8 @@ LATE_IMPORTS = {
     "domain/dags/params.compile_pattern": "regex, only for params that have a pattern",
     "domain/dags/params.matches_whole": "regex, only for params that have a pattern",
     "supervisor/fork_server._name": "setproctitle reads its options when it is imported",
+    "engine/accounts._hasher": "argon2, only where a password is checked",
+    "engine/accounts._verify": "argon2, only where a password is checked",
     "scheduler/notification_sender.NotificationSender._sending": "TLS and email, only where something is sent",
     "doctor/database.check_keys": "cryptography, only where keys are checked",
     "secrets/backends.SecretProvider._read": "cryptography, only where a stored value is read",

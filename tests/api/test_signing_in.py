@@ -288,7 +288,7 @@ async def test_the_first_start_makes_an_admin_with_a_link_that_works_once(
 async def test_automation_sets_the_first_password_and_never_overwrites_one(
     conn: AsyncConnection, quick_passwords: PasswordHasher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accounts, "_HASHER", quick_passwords)
+    monkeypatch.setattr(accounts, "_hasher", lambda: quick_passwords)
     assert await accounts.first_admin(conn, actor=Actor("up"), password=PASSWORD) is None
     before = (await accounts.find_user(conn, "admin")).password_hash
     assert await accounts.first_admin(conn, actor=Actor("up"), password="another horse") is None

@@ -13,8 +13,9 @@ from psycopg import AsyncConnection
 
 from evertick.db import failpoints
 from evertick.db.connect import Purpose, connect
-from evertick.db.function_sets import FUNCTIONS_DIRECTORY, FunctionSet, install, lock_key, own_set
+from evertick.db.function_sets import FunctionSet, install, lock_key, own_set
 from evertick.db.migrate import MIGRATIONS_DIRECTORY, migrate, refuse_pending, status
+from evertick.db.statements import FUNCTIONS_DIRECTORY
 from evertick.domain.errors import SchemaMismatch
 from tests.engine.world import value
 from tests.waiting import eventually

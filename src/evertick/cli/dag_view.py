@@ -17,6 +17,7 @@ from evertick.domain.dags.spec import DagSpec, TaskSpec, from_json
 from evertick.domain.durations import length, relative
 from evertick.domain.errors import Forbidden
 from evertick.domain.retry import RetryPolicy
+from evertick.engine.fire_schedules import UNPLANNABLE, read_spec
 from evertick.engine.schedules import Missed
 from evertick.operations.dags import DagDetails, list_import_errors, show_dag, show_version
 from evertick.operations.schedules import Schedule, list_all_schedules, upcoming_fires
@@ -183,3 +184,15 @@ def _document(
 def _task_document(task: TaskSpec, upstream: list[str]) -> dict[str, object]:
     found = document(task, without=["name", "inputs"])
     return {"task": task.name, "upstream": upstream, **found}
+
+
+def zone_of(client: Client, dag: str, schedule: str | None = None) -> str:
+    """The time zone of the schedule, by default of the only one, for times without an offset. The operation that follows reports
+    errors in its name."""
+    found = [
+        each for each in client.pages(list_all_schedules, _MOST_SCHEDULES, dag=dag) if schedule in (None, each.name)
+    ]
+    try:
+        return read_spec(found[0].spec).timezone if len(found) == 1 else "UTC"
+    except UNPLANNABLE:
+        return "UTC"

@@ -16,9 +16,8 @@ from typing import LiteralString
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
 
-from evertick.db.statements import query
+from evertick.db.statements import FUNCTIONS_DIRECTORY, function_files, query
 
-FUNCTIONS_DIRECTORY = Path(__file__).with_name("functions")
 TABLES_SCHEMA = "evertick"
 
 # The high bits of the advisory lock of a set: any number would do, as long as it never changes.
@@ -48,13 +47,12 @@ class FunctionSet:
 
 @cache
 def own_set(directory: Path = FUNCTIONS_DIRECTORY) -> FunctionSet:
-    """The set of this program. Read once: a process keeps the functions that it started with."""
-    paths = sorted(directory.glob("*.sql"))
-    if not paths:
+    """The set of this program."""
+    files = function_files(directory)
+    if not files:
         raise LookupError(f"There are no function files in {directory}: reinstall Evertick.")
-    scripts = tuple(path.read_text(encoding="utf-8") for path in paths)
-    text = "\0".join(f"{path.name}\0{script}" for path, script in zip(paths, scripts, strict=True))
-    return FunctionSet(hash=hashlib.sha256(text.encode()).hexdigest()[:12], scripts=scripts)
+    text = "\0".join(f"{name}\0{script}" for name, script in files.items())
+    return FunctionSet(hash=hashlib.sha256(text.encode()).hexdigest()[:12], scripts=tuple(files.values()))
 
 
 def schema_of(set_hash: str) -> str:

@@ -24,8 +24,8 @@ from psycopg.sql import SQL, Identifier
 
 from evertick.db import function_sets, roles
 from evertick.db.connection import disable_timeout, has_own_session, where
-from evertick.db.function_sets import FUNCTIONS_DIRECTORY, FunctionSet, lock_key, own_set, schema_of
-from evertick.db.statements import query
+from evertick.db.function_sets import FunctionSet, lock_key, own_set, schema_of
+from evertick.db.statements import FUNCTIONS_DIRECTORY, query
 from evertick.domain.errors import MigrationBlocked, SchemaMismatch
 
 MIGRATIONS_DIRECTORY = Path(__file__).with_name("migrations")

@@ -148,10 +148,26 @@ _PARAMETER = re.compile(r"(\w+) (.+?)(?: default .*)?")
 
 
 @cache
-def functions(directory: Path = FUNCTIONS_DIRECTORY) -> dict[str, dict[str, str]]:
+def function_files(directory: Path) -> dict[str, LiteralString]:
+    """The text of each file of stored functions, in load order. Read once: a process keeps the functions it started with."""
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(directory.glob("*.sql"))}
+
+
+@cache
+def functions() -> dict[str, dict[str, str]]:
     """The parameters of each stored function and their types, in order. `p_shard` is the parameter `shard`."""
-    scripts = (path.read_text(encoding="utf-8") for path in sorted(directory.glob("*.sql")))
+    scripts = function_files(FUNCTIONS_DIRECTORY).values()
     return {found[1]: _parameters(found[2]) for script in scripts for found in _FUNCTION.finditer(script)}
+
+
+def parameters_of(function: str) -> dict[str, str]:
+    """As `functions` has them, which reads all: a command declares few functions, and all of them take 3 ms."""
+    head = f"\ncreate function {function}("
+    for script in function_files(FUNCTIONS_DIRECTORY).values():
+        at = script.find(head)
+        if at >= 0 and (found := _FUNCTION.match(script, at + 1)):
+            return _parameters(found[2])
+    raise LookupError(f"There is no stored function {function} in {FUNCTIONS_DIRECTORY}.")
 
 
 def _parameters(text: str) -> dict[str, str]:
@@ -162,7 +178,7 @@ def _parameters(text: str) -> dict[str, str]:
 
 def function_call(name: str, count: int | None = None, columns: Sequence[str] = ()) -> LiteralString:
     """The call of a stored function with its first parameters, all by default; without columns it returns a value."""
-    arguments = ", ".join(f"%({each})s::{cast_to}" for each, cast_to in list(functions()[name].items())[:count])
+    arguments = ", ".join(f"%({each})s::{cast_to}" for each, cast_to in list(parameters_of(name).items())[:count])
     call = f"select {', '.join(columns)} from {name}({arguments})" if columns else f"select {name}({arguments})"
     return call
 
@@ -323,7 +339,7 @@ def query(declared: Any = None, *, prepare: bool | None = None) -> Any:
 def function_statement(declared: Callable[..., object], *, prepare: bool | None = None) -> Statement:
     """The call of the stored function that has the name of the declaration, which may begin with an underscore."""
     name = declared.__name__.removeprefix("_")
-    signature, types = Signature(declared), functions()[name]
+    signature, types = Signature(declared), parameters_of(name)
     fields = (field for each in signature.records(types).values() for field in each)
     given = {*signature.names, *fields} & types.keys()
     result = signature.result

@@ -14,9 +14,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
+from typing import TYPE_CHECKING
 
-from argon2 import PasswordHasher
-from argon2.exceptions import Argon2Error, InvalidHashError
 from psycopg import AsyncConnection
 
 from evertick.db.queries import accounts
@@ -26,9 +25,8 @@ from evertick.domain.access import Actor, Principal, Role, check_name, check_pas
 from evertick.domain.errors import Conflict, RateLimited, Unauthenticated, UserError
 from evertick.engine.verbs import require, unknown
 
-# 64 MiB, three passes: well above the recommended minimum (19 MiB, two), about a tenth of a second.
-_HASHER = PasswordHasher(time_cost=3, memory_cost=64 * 1024, parallelism=1)
-
+if TYPE_CHECKING:
+    from argon2 import PasswordHasher
 
 # A flood of sign-ins must not exhaust the machine's memory.
 _AT_ONCE = threading.BoundedSemaphore(2)
@@ -45,20 +43,30 @@ async def is_right(password_hash: str | None, password: str) -> bool:
 
 def _hash(password: str) -> str:
     with _AT_ONCE:
-        return _HASHER.hash(password)
+        return _hasher().hash(password)
 
 
 def _verify(password_hash: str | None, password: str) -> bool:
+    from argon2.exceptions import Argon2Error, InvalidHashError
+
     with _AT_ONCE:
         try:
-            return _HASHER.verify(password_hash or _nobodys(), password) and password_hash is not None
+            return _hasher().verify(password_hash or _nobodys(), password) and password_hash is not None
         except (Argon2Error, InvalidHashError):
             return False
 
 
 @cache
+def _hasher() -> PasswordHasher:
+    """64 MiB, three passes: well above the recommended minimum (19 MiB, two), about a tenth of a second."""
+    from argon2 import PasswordHasher
+
+    return PasswordHasher(time_cost=3, memory_cost=64 * 1024, parallelism=1)
+
+
+@cache
 def _nobodys() -> str:
-    return _HASHER.hash("no account has this password")
+    return _hasher().hash("no account has this password")
 
 
 SESSION_SECONDS = 12 * 3600.0

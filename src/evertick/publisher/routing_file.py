@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evertick.domain.errors import InvalidRouting
 from evertick.domain.routing import Routing, read_routing
-from evertick.observability.logging import Log
+
+if TYPE_CHECKING:
+    from evertick.observability.logging import Log
 
 
 def load_routing(file: Path | None) -> Routing:

@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 
 from evertick.cli import options, output
 from evertick.cli.app import Group
+from evertick.cli.dag_view import zone_of
 from evertick.cli.options import DagFilter, DagName, DryRun, Json, Limit, noun, number, read_moment
 from evertick.cli.output import Cell, clock, hint, iso, line, print_json, show, show_list, state, table
 from evertick.client.connect import Client, call, open_client
@@ -19,7 +19,7 @@ from evertick.domain.schedules.misfire import never_was
 from evertick.domain.schedules.preview import Reprocess
 from evertick.domain.schedules.spec import ScheduleSpec, parse_schedule
 from evertick.domain.schedules.time_zones import find_zone
-from evertick.engine.fire_schedules import UNPLANNABLE, read_spec, spec_json
+from evertick.engine.fire_schedules import read_spec, spec_json
 from evertick.operations import backfills
 from evertick.operations.backfills import Backfill, BackfillDetails, BackfillPreview, CancelBackfillRequest, NewBackfill
 from evertick.operations.schedules import list_all_schedules
@@ -174,18 +174,6 @@ def _expression(schedule: str | None, cron: str | None, every: str | None, tz: s
     return parse_schedule(cron if cron is not None else f"@every {every}", timezone=tz)
 
 
-def zone_of(client: Client, dag: str, schedule: str | None = None) -> str:
-    """The time zone of the schedule, by default of the only one, for times without an offset. The operation that follows reports
-    errors in its name."""
-    found = [
-        each for each in client.pages(list_all_schedules, _MOST_SCHEDULES, dag=dag) if schedule in (None, each.name)
-    ]
-    try:
-        return read_spec(found[0].spec).timezone if len(found) == 1 else "UTC"
-    except UNPLANNABLE:
-        return "UTC"
-
-
 def _document(row: Backfill) -> dict[str, object]:
     return output.document(row, without=("is_dag_paused",))
 
@@ -256,6 +244,9 @@ def _show_page(row: BackfillDetails, now: datetime) -> None:
 
 def _follow(client: Client, backfill_id: int) -> None:
     """A progress bar until the backfill ends; a line for each change where there is no terminal."""
+    # Imported late: the other commands show no progress.
+    from rich.progress import BarColumn, Progress, TextColumn
+
     out = output.console()
     columns = (
         TextColumn("{task.description}"),

@@ -12,15 +12,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evertick.bundles.loader import ImportProblem, LoadedDag, LoadedFile, find_duplicates
 from evertick.cli import dag_view, options
 from evertick.cli.app import Group
 from evertick.cli.commands import local_runs
-from evertick.cli.commands.backfills import zone_of
 from evertick.cli.commands.watch import wait_for_document, wait_for_end
 from evertick.cli.options import DagName, DryRun, Json, Limit, Timeout, Yes, confirm, noun
 from evertick.cli.output import Cell, document, heading, hint, line, print_json, show, state, table
@@ -38,8 +36,10 @@ from evertick.operations.dags import CatchUpOptions, Dag, RollbackRequest, Trigg
 from evertick.operations.runners import list_runners
 from evertick.operations.runs import Run, list_latest_runs, show_run
 from evertick.operations.schedules import Schedule, list_all_schedules
-from evertick.publisher.publisher import DEPLOYED, find_dag_files, load_files
 from evertick.supervisor.postgres_home import shown
+
+if TYPE_CHECKING:
+    from evertick.bundles.loader import ImportProblem, LoadedDag, LoadedFile
 
 app = Group()
 
@@ -117,6 +117,10 @@ app.command("show", epilog="Example: evertick dags show etl")(dag_view.show_comm
 @app.command("validate", epilog="Example: evertick dags validate dags/etl.py")
 def validate_command(path: PathArgument, as_json: Json = False) -> None:
     """Check DAG files without publishing them: list their DAGs, or the errors with their lines."""
+    # Imported late, here and below: other commands load no files.
+    from evertick.bundles.loader import find_duplicates
+    from evertick.publisher.publisher import load_files
+
     folder, files = _find_files(path)
     timeout = read_settings().load_timeout_seconds
     loaded = asyncio.run(load_files(folder, files, timeout_seconds=timeout, environment=user_environment()))
@@ -159,7 +163,7 @@ def trigger_command(
         given = options.read_object(params)
         if param:
             given |= options.read_pairs(dag_view.published_spec(client, page).params, param)
-        fire_at = None if date is None else options.read_moment("--for", date, zone_of(client, dag))
+        fire_at = None if date is None else options.read_moment("--for", date, dag_view.zone_of(client, dag))
         made = client.call_by_key(dags.trigger_run, key, dag=dag, body=TriggerRequest(params=given, fire_at=fire_at))
         run = client.call(show_run, run_id=made.run_id)
         is_new = made.is_new or key is None
@@ -220,6 +224,8 @@ def rollback_command(dag: DagName, number: Number = None, yes: Yes = False) -> N
         confirm(f"Roll {dag} back to version {wanted}?", yes=yes)
         done = client.call(dags.roll_back_dag, dag=dag, body=RollbackRequest(number=wanted))
     show(line(f"{dag} is at version {done.now}; it was at {done.before}."))
+    from evertick.publisher.publisher import DEPLOYED
+
     if not done.file.startswith(DEPLOYED):
         show(hint(f"It comes from {done.file} in a watched folder: restore that file too, or its next change wins."))
 
@@ -330,6 +336,8 @@ def _listed(row: Dag, plans: Sequence[Schedule], last: Run | None, error: Import
 
 def _find_files(path: Path) -> tuple[Path, list[str]]:
     """The folder that imports are relative to, and the files in it."""
+    from evertick.publisher.publisher import find_dag_files
+
     if path.is_dir():
         files = find_dag_files(path)
         if not files:
@@ -345,6 +353,8 @@ def _find_files(path: Path) -> tuple[Path, list[str]]:
 
 
 def _problem_of(loaded: LoadedFile) -> ImportProblem | None:
+    from evertick.bundles.loader import ImportProblem
+
     if loaded.error or loaded.dags:
         return loaded.error
     return ImportProblem(file=loaded.file, line=None, message="it defines no DAG. Call a function decorated with @dag.")

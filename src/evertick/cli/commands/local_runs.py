@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evertick.bundles.loader import LoadedFile, load_file
 from evertick.cli import options
 from evertick.cli.errors import RUN_EXIT_STATUS
 from evertick.cli.options import DagName, moment
@@ -20,10 +19,11 @@ from evertick.cli.output import Cell, heading, line, show, state, table
 from evertick.config import read_settings, user_environment
 from evertick.domain.errors import InvalidDag, NotFound, UserError
 from evertick.operations.caller import similar
-from evertick.publisher.publisher import find_dag_files
-from evertick.sdk.dag import load_dags
-from evertick.sdk.local_run import LocalRun, LocalRunOptions
-from evertick.sdk.runtime import CompiledDag
+
+if TYPE_CHECKING:
+    from evertick.bundles.loader import LoadedFile
+    from evertick.sdk.local_run import LocalRun, LocalRunOptions
+    from evertick.sdk.runtime import CompiledDag
 
 For = Annotated[datetime | None, moment("--for", "The time that the run is for, as its fire time.")]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="The task's name in the DAG.")]
@@ -70,6 +70,9 @@ def _run(
 
 
 def _find(dag: str) -> CompiledDag:
+    # Imported late, here and below: the other commands of these groups load no files.
+    from evertick.sdk.dag import load_dags
+
     folder = read_settings().dags_folder
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}. Name the folder of your DAG files with EVERTICK_DAGS_FOLDER.")
@@ -86,11 +89,15 @@ def _find(dag: str) -> CompiledDag:
 
 
 def _load(folder: Path, file: str) -> LoadedFile:
+    from evertick.bundles.loader import load_file
+
     timeout = read_settings().load_timeout_seconds
     return asyncio.run(load_file(folder, file, timeout_seconds=timeout, environment=user_environment()))
 
 
 def _likeliest_first(folder: Path, dag: str) -> list[str]:
     """Files that mention the name come first: each file is loaded in a process of its own."""
+    from evertick.publisher.publisher import find_dag_files
+
     texts = {file: (folder / file).read_text(encoding="utf-8", errors="replace") for file in find_dag_files(folder)}
     return sorted(texts, key=lambda file: (dag not in texts[file], file))
