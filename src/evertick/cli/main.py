@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Annotated, Any, cast
 
@@ -96,9 +96,16 @@ def load_app(command: Command) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit status. No foreseen error ends in a traceback."""
+    """Run one command line; returns the exit status."""
+    return run(lambda: get_command(_app()).main(args=arguments, prog_name="evertick", standalone_mode=False))
+
+
+def run(command: Callable[[], object]) -> int:
+    """The exit status of a command. No foreseen error ends in a traceback."""
     try:
-        status = get_command(_app()).main(args=arguments, prog_name="evertick", standalone_mode=False)
+        status = command()
+    except typer.Exit as end:
+        return end.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except typer.TyperException as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -201,3 +201,12 @@ async def _run_agent(settings: Settings, server: str, token: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     return await made.run()
+
+
+# The services that `evertick up` runs, with their options from the settings.
+COMMANDS: Mapping[str, Callable[[], None]] = {
+    "scheduler": scheduler,
+    "runner": runner,
+    "publisher": publisher,
+    "api": api,
+}
