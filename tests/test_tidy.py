@@ -102,7 +102,7 @@ CATCH_ALL = {
     "executors/local/executor.LocalExecutor._fetch_bundle": "one bundle that cannot be fetched fails its own attempts only",
     "attempts/body.load": "importing a bundle is user code",
     "bundles/loader_process.load": "importing a file is user code",
-    "cli/main.main": "the outermost handler: users get a message, never a traceback",
+    "cli/main.run": "the outermost handler: users get a message, never a traceback",
 }
 
 # module.function: why the import is not at the top of the module
