@@ -54,6 +54,7 @@ class Size:
     polled: int = 20_000
     poll_turns: int = 30
     poll_turn_seconds: float = 0.5
+    crowd_seconds: float = 60.0
     ui_dags: int = 5_000
     ui_runs: int = 200_000
     ui_log_bytes: int = 100_000_000
@@ -93,6 +94,7 @@ QUICK = Size(
     polled=1_500,
     poll_turns=1,
     poll_turn_seconds=0.02,
+    crowd_seconds=1.2,
     ui_dags=50,
     ui_runs=200,
     ui_log_bytes=200_000,

@@ -1,4 +1,5 @@
-"""API reads: their latency while the engine works, with a million runs in the database (H4)."""
+"""The latency of the API: reads while the engine works, with a million runs in the database (H4), and a crowd of readers and
+writers."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ import asyncio
 import base64
 import itertools
 import json
+import random
 import socket
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 
 from bench.case import Bench
@@ -22,6 +24,9 @@ from evertick.domain.access import Actor, Role
 from evertick.engine import accounts
 
 _READERS = 4
+# A crowd: each client waits for its answer and then this long, as an open page does at most.
+CROWD = {"readers": 200, "writers": 20}
+CROWD_PAUSE_SECONDS = 1.0
 LOAD = "single_warm"
 
 
@@ -38,15 +43,17 @@ class Asker:
     async def __aexit__(self, *_: object) -> None:
         self._writer.close()
 
-    async def seconds(self, path: str) -> float:
-        """The seconds until the complete response."""
+    async def seconds(self, path: str, body: str = "") -> float:
+        """The seconds until the complete response to a read, or to a POST of this body."""
         began = time.monotonic()
-        self._writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._token}\r\n\r\n".encode())
+        head = f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._token}\r\n"
+        kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body else ""
+        self._writer.write(f"{head}{kind}\r\n{body}".encode())
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = next(line for line in head.split("\r\n") if line.startswith("content-length:"))
-        body = await self._reader.readexactly(int(length.split(":")[1]))
-        if " 200 " not in head.split("\r\n")[0]:
-            raise NotMeasured(f"{path} returned {head.splitlines()[0]}: {body[:200]!r}")
+        answer = await self._reader.readexactly(int(length.split(":")[1]))
+        if not head.split(" ", 2)[1].startswith("2"):
+            raise NotMeasured(f"{path} returned {head.splitlines()[0]}: {answer[:200]!r}")
         return time.monotonic() - began
 
 
@@ -80,15 +87,53 @@ async def api_reads(bench: Bench) -> list[Figure]:
     ]
 
 
+async def api_crowd(bench: Bench) -> list[Figure]:
+    """200 readers and 20 writers at once; each answer must be right."""
+    await bench.server.make("crowd")
+    all_at_once = {"EVERTICK_API_CONNECTIONS_PER_ADDRESS": "256"}
+    async with bench.house("crowd") as house, served_api(house, Role.OPERATOR, all_at_once) as (port, token):
+        await warm_up(house)
+        paths = await _paths(house)
+        await _ask_each(port, token, paths)
+        until = time.monotonic() + bench.size.crowd_seconds
+        reads, writes = list[float](), list[float]()
+        async with asyncio.TaskGroup() as group:
+            for number in range(CROWD["readers"]):
+                asked = [*paths.values()][number % len(paths) :] + [*paths.values()][: number % len(paths)]
+                group.create_task(_visit(port, token, itertools.cycle((path, "") for path in asked), until, reads))
+            for _ in range(CROWD["writers"]):
+                one_run = itertools.repeat((f"/api/v1/dags/{LOAD}/runs", "{}"))
+                group.create_task(_visit(port, token, one_run, until, writes))
+    seconds = bench.size.crowd_seconds
+    about = f"{CROWD['readers']} readers and {CROWD['writers']} writers for {seconds:.0f} s, no errors"
+    return [
+        median("api_crowd.p50", f"{about}: median", "ms", [percentile(reads + writes, 0.5) * 1000]),
+        median("api_crowd.p99", f"{about}: p99", "ms", [percentile(reads + writes, 0.99) * 1000], at_most(150.0)),
+        median("api_crowd.writes", f"{about}: p99 of writes", "ms", [percentile(writes, 0.99) * 1000]),
+        median("api_crowd.rate", f"{about}: answers", "1/s", [(len(reads) + len(writes)) / seconds]),
+    ]
+
+
+async def _visit(port: int, token: str, asked: Iterator[tuple[str, str]], until: float, taken: list[float]) -> None:
+    async with Asker(port, token) as asker:
+        # They do not all come in the same moment.
+        await asyncio.sleep(random.uniform(0, CROWD_PAUSE_SECONDS))
+        while time.monotonic() < until:
+            taken.append(await asker.seconds(*next(asked)))
+            await asyncio.sleep(CROWD_PAUSE_SECONDS)
+
+
 @asynccontextmanager
-async def served_api(house: House) -> AsyncIterator[tuple[int, str]]:
-    """Run the API as a further service. Yields its port and a token."""
+async def served_api(
+    house: House, role: Role = Role.VIEWER, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[tuple[int, str]]:
+    """Run the API as a further service. Yields its port and a token of a user with this role."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
-    await accounts.add_user(house.conn, name="bench", role=Role.VIEWER, actor=Actor("bench"))
+    await accounts.add_user(house.conn, name="bench", role=role, actor=Actor("bench"))
     row = await accounts.find_user(house.conn, "bench")
     issued = await accounts.issue(house.conn, row, kind="token", name="bench", actor=Actor("bench"), seconds=86_400)
-    await house.add("api", {"EVERTICK_API_PORT": str(port), "EVERTICK_API_RATE_LIMIT": "0"})
+    await house.add("api", {"EVERTICK_API_PORT": str(port), "EVERTICK_API_RATE_LIMIT": "0", **(settings or {})})
 
     async def answers() -> bool:
         try:

@@ -76,6 +76,7 @@ ON_THEIR_OWN: dict[str, Alone] = {
     "retention": case_history.retention,
     "api_reads": case_api.api_reads,
     "api_pollers": case_pollers.api_pollers,
+    "api_crowd": case_api.api_crowd,
     "soak": case_history.soak,
     "retention_10m": case_history.retention_10m,
     "ui": case_ui.ui,

@@ -106,9 +106,9 @@ async def test_the_reason_of_a_failure_is_in_the_log(cli: Cli, runner: Runner, c
     await runner.step([(claim, "failed", {"reason": "exited with code 1"})])
     for arguments in ((), ("-f",), ("--attempt", 1)):
         out = (await cli("tasks", "logs", 1, "extract", *arguments)).out
-        assert out.endswith("MARK     failed: exited with code 1\n") and "nothing" not in out
+        assert out.endswith("evertick failed: exited with code 1\n") and "nothing" not in out
     await conn.execute("update task set finished_at = finished_at - interval '1 minute' where run_id = 1")
-    assert (await cli("runs", "logs", 1)).out.endswith("extract MARK     failed: exited with code 1\n")
+    assert (await cli("runs", "logs", 1)).out.endswith("extract evertick failed: exited with code 1\n")
     assert (await cli("runs", "logs", 1, "-f")).out.count("exited with code 1") == 1
 
 

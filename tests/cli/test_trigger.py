@@ -89,7 +89,7 @@ async def test_a_run_is_for_the_date_that_is_given_in_the_zone_of_the_schedule(c
     await put(conn, make_dag("etl", CHAIN, schedules=(NamedSchedule(name="daily", spec=every),)))
     await Runner.join(conn)
     ran = await cli("dags", "trigger", "etl", "--for", "2026-11-01", "--key", "k")
-    assert ran.out.splitlines()[0] == "Started run 1 of etl for 2026-10-31T23:00:00+00:00."
+    assert ran.out.splitlines()[0] == "Started run 1 of etl for 2026-10-31 23:00:00 UTC."
     again = await cli("dags", "trigger", "etl", "--for", "2026-11-01T00:00", "--key", "k")
     assert "Run 1 of etl has this key already" in again.out
     told = await cli.refused("dags", "trigger", "etl", "--for", "2026-11-01", status=1)

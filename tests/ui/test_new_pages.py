@@ -17,7 +17,8 @@ from psycopg import AsyncConnection
 from evertick import Asset, after
 from evertick.api.auth import PLAIN_COOKIE
 from evertick.db.queries import accounts as accounts_queries
-from evertick.db.queries import dags, runners, schedules
+from evertick.db.queries import backfills, dags, logs, runners, runs, schedules
+from evertick.db.queries.logs import NewChunk
 from evertick.domain.access import Actor, Role
 from evertick.domain.dags.mapping import MappedList, Mapping
 from evertick.domain.dags.params import Param, declare_params
@@ -28,7 +29,8 @@ from evertick.engine.runs import trigger
 from evertick.engine.shards import set_shard_count
 from evertick.engine.tasks import clear, select_tasks
 from evertick.engine.waits import send_event
-from tests.engine.world import Runner, make_dag, put, run_state, set_clock, start, value
+from evertick.ui.layout import code_lines, summary
+from tests.engine.world import Runner, key_of, make_dag, put, run_state, set_clock, start, value
 from tests.ui.page_table import write_log
 from tests.ui.site import HttpVisitor, Site
 
@@ -454,11 +456,76 @@ def test_times_are_in_the_selected_zone_then_in_that_of_the_browser(site: Site, 
     assert "Evertick 0.1" in text and 'href="/openapi.json"' in text
 
 
-def test_a_trigger_form_has_required_fields_first_and_its_hints_are_sentences(people: dict[str, HttpVisitor]) -> None:
+def test_a_trigger_form_has_fields_in_the_order_of_the_file_and_its_hints_are_sentences(
+    people: dict[str, HttpVisitor],
+) -> None:
     text = people["operator"].get("/dags/report_by_hand/trigger").text
-    assert re.findall(r'name="p\.(\w+)"', text)[0] == "day"
+    assert re.findall(r'name="p\.(\w+)"', text) == ["region", "limit", "dry_run", "day"]
     assert "How many rows at most.</bdi> An integer" in text
     assert '"attributesToSettle":["class"]' in text
+
+
+def test_forms_take_times_on_the_clock_of_the_schedule(site: Site, people: dict[str, HttpVisitor]) -> None:
+    """A run or backfill of a chosen day is for the day of the schedule, as on the command line."""
+
+    async def abroad(conn: AsyncConnection) -> None:
+        nightly = NamedSchedule(name="nightly", spec=parse_schedule("0 0 * * *", timezone="Asia/Tokyo"))
+        await put(conn, make_dag("abroad", {"a": []}, schedules=(nightly,), task_queue="abroad"))
+
+    site.do(abroad)
+    operator = people["operator"]
+    assert 'name="date" type="datetime-local"' in operator.get("/dags/abroad/trigger").text
+    assert "Asia/Tokyo" in operator.get("/dags/abroad/trigger").text
+    made = operator.press("/dags/abroad/trigger", date="2026-11-01T00:00").headers["HX-Redirect"]
+    run = site.do(lambda conn: runs.find(conn, int(made.rpartition("/")[2])))
+    assert run is not None and run.fire_at == datetime(2026, 10, 31, 15, tzinfo=UTC)
+    again = operator.press("/dags/abroad/trigger", date="2026-11-01T00:00")
+    assert again.status_code == 422 and "already has" in html.unescape(again.text)
+    assert 'value="2026-11-01T00:00"' in again.text and "--for 2026-11-01T00:00" in again.text
+    assert "Date of the run: enter" in operator.press("/dags/abroad/trigger", date="monday").text
+    assert "nightly (Asia/Tokyo)" in operator.get("/backfills/new?dag=abroad").text
+    form = {"dag": "abroad", "first": "2026-10-01T00:00", "last": "2026-10-02T00:00", "schedule": "nightly"}
+    address = operator.press("/backfills", **form).headers["HX-Redirect"]
+    row = site.do(lambda conn: backfills.find(conn, int(address.rpartition("/")[2])))
+    assert row is not None and (row.first_at, row.total) == (datetime(2026, 9, 30, 15, tzinfo=UTC), 2)
+    preview = operator.press("/backfills/preview", **{**form, "schedule": "", "when": "0 0 * * *"}).text
+    assert "2 dates" in preview and "2026-09-30 15:00:00 UTC" in preview
+
+
+def test_the_log_of_a_run_has_the_lines_of_all_tasks_by_time(site: Site, people: dict[str, HttpVisitor]) -> None:
+    async def logged(conn: AsyncConnection) -> int:
+        await put(conn, make_dag("talks", {"one": [], "two": []}, task_queue="talks"))
+        run_id = await start(conn, "talks")
+        runner = await Runner.join(conn, queues=("talks",))
+        one, two = sorted(await runner.claim(2, queues=("talks",)), key=key_of)
+        path = f"/srv/{'0' * 64}/etl.py"
+        for claim, at, texts in ((one, 0, ["line 0", "line 2"]), (two, 1, ["line 1", f'File "{path}" <b>'])):
+            lines = "".join(f"{1_900_000_000_000_000 + at + 2 * n} RAW {text}\n" for n, text in enumerate(texts))
+            chunk = NewChunk(key=key_of(claim), epoch=claim.epoch, seq=0, until=1, content=lines)
+            await logs.append(conn, session=runner.session, chunks=[chunk])
+        await runner.finish(one, "failed", no_retry=True, reason="exited with code 1")
+        await runner.finish(two)
+        await runners.leave(conn, runner.session)
+        return run_id
+
+    run_id = site.do(logged)
+    page = people["viewer"].get(f"/runs/{run_id}?tab=log").text
+    lines = re.findall(
+        r'tasks/(\w+)"><bdi>\w+</bdi></a><span class="log-level">(\w+)</span><span class="log-text">(.*?)<', page
+    )
+    assert lines[:3] == [("one", "output", "line 0"), ("two", "output", "line 1"), ("one", "output", "line 2")]
+    assert html.unescape(lines[3][2]) == 'File "etl.py" <b>', "the folder of a bundle is left out"
+
+
+def test_code_has_syntax_colours_and_a_list_the_first_line_of_a_docstring() -> None:
+    lines = code_lines("a.py", '@task\ndef f():  # <b>\n    """a\n    b"""\n')
+    assert len(lines) == 4 and "<b>" not in "".join(lines) and 'class="tok-k">def<' in lines[1]
+    assert all(each.count("<span") == each.count("</span>") for each in lines), (
+        "a text over lines has its colour in each"
+    )
+    assert code_lines("a.unknown", "<x>\n") == ["&lt;x&gt;"]
+    assert summary("# Loads **rows** from `x`\n\n* [docs](https://a.example)") == "Loads rows from x"
+    assert summary("Two\nlines") == "Two lines" and summary("") == ""
 
 
 def test_the_audit_page_tells_details_in_words(site: Site, people: dict[str, HttpVisitor]) -> None:

@@ -214,7 +214,7 @@ def test_a_backfill_is_looked_at_made_paused_and_canceled(site: Site, sign: Sign
     form = {"dag": "billing", "first": "2026-01-05T00:00", "last": "2026-01-06T00:00", "schedule": "main"}
     assert '<strong class="num">1 run</strong>' in shown(client.post("/backfills/preview", data=form))
     wrong = {**form, "first": "soon"}
-    assert "From: enter a time in UTC" in shown(client.post("/backfills/preview", data=wrong))
+    assert "From: enter a date and time" in shown(client.post("/backfills/preview", data=wrong))
     assert "no DAG" in shown(client.post("/backfills/preview", data={**form, "dag": "none"}))
     assert "JSON object" in shown(client.post("/backfills/preview", data={**form, "params": "[1]"}))
     assert client.post("/backfills", data=wrong).status_code == 400

@@ -196,5 +196,5 @@ def _plain(value: object) -> object:
 
 
 def clock(instant: datetime | None) -> str:
-    """The date and time here, to the second."""
-    return NEVER if instant is None else f"{instant.astimezone():%Y-%m-%d %H:%M:%S}"
+    """The date and time in the time zone of this terminal (TZ), to the second, with the zone."""
+    return NEVER if instant is None else f"{instant.astimezone():%Y-%m-%d %H:%M:%S %Z}"

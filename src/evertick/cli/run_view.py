@@ -44,7 +44,7 @@ def run_facts(row: Run, now: datetime) -> Table:
         "Tasks": f"{row.task_count - row.open_tasks} of {row.task_count} ended",
         "Retried": f"{row.retried} times, as a whole" if row.retried else None,
         "Triggered by": _trigger_text(row),
-        "Fire time": clock(row.fire_at) if row.fire_at else None,
+        "For": clock(row.fire_at or row.created_at),
         "Created": f"{clock(row.created_at)} ({relative(row.created_at, now)})",
         "Took": took(row.started_at, row.finished_at, now) if row.started_at else None,
         "Params": params or None,
@@ -79,7 +79,7 @@ def _run_cells(row: Run, now: datetime) -> list[Cell]:
     done = f"{row.task_count - row.open_tasks}/{row.task_count}"
     lasted = took(row.started_at, row.finished_at, now)
     by = "schedule" if row.kind == "scheduled" else row.triggered_by
-    due = clock(row.fire_at).removesuffix(":00") if row.fire_at else None
+    due = clock(row.fire_at or row.created_at)
     return [row.run_id, row.dag, run_state(row), done, due, relative(row.started_at or row.created_at, now), lasted, by]
 
 

@@ -43,6 +43,17 @@ _MOST_EPOCHS = 50
 _PLACE = re.compile(r"(\d{1,9})\.(\d{1,18})\.(\d{1,18})")
 
 LONGEST_PLACE = 2000
+
+# Levels that are shown by another name.
+LEVEL_WORDS = {"OUT": "stdout", "ERR": "stderr", "RAW": "output", "RENDER": "template", "MARK": "evertick"}
+_BUNDLE_PATH = re.compile(r'(?<=File ")/[^"\n]{0,500}/[0-9a-f]{64}/')
+
+
+def with_short_paths(text: str) -> str:
+    """A line of a traceback without the folder of the bundle, which is longer than what people look for."""
+    return _BUNDLE_PATH.sub("", text)
+
+
 After = Annotated[str | None, MaxLen(LONGEST_PLACE), Doc("With `follow`: continue after the event with this id.")]
 
 

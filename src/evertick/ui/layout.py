@@ -26,7 +26,10 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markdown_it import MarkdownIt
-from markupsafe import Markup
+from markupsafe import Markup, escape
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
 from starlette.exceptions import HTTPException
 
 from evertick.api.app import log_fault
@@ -38,9 +41,10 @@ from evertick.domain.durations import length
 from evertick.domain.errors import EvertickError, InvalidSchedule, Unauthenticated, UserError
 from evertick.domain.schedules.cron_text import cron_in_words
 from evertick.domain.schedules.spec import ScheduleKind, ScheduleSpec, describe
-from evertick.domain.schedules.time_zones import find_zone
+from evertick.domain.schedules.time_zones import find_zone, first_instant
 from evertick.engine.fire_schedules import UNPLANNABLE, read_spec
 from evertick.operations.caller import ANONYMOUS
+from evertick.operations.task_logs import LEVEL_WORDS
 from evertick.ui.charts.grid import short_count
 from evertick.ui.charts.history import value_words
 
@@ -179,6 +183,17 @@ def instant(context: Context, at: datetime) -> str:
     return exact if str(zone) == "UTC" else f"{at.astimezone(zone):%Y-%m-%d %H:%M:%S %Z} ({exact})"
 
 
+def read_moment(text: str, label: str, zone: str) -> datetime:
+    """A time of a form, on the clock of the zone: the first copy of a repeated one, the first instant after a gap."""
+    instant = None
+    with suppress(ValueError, OverflowError):
+        found = datetime.fromisoformat(text)
+        instant = first_instant(zone, found) if found.tzinfo is None else found
+    if instant is None or not 1900 <= instant.year <= 9998:
+        raise UserError(f"{label}: enter a date and time from 1900 to 9998, for example 2030-01-31T08:00.")
+    return instant
+
+
 def json_text(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
@@ -201,6 +216,7 @@ def detail_words(detail: Mapping[str, object]) -> str:
 _MARKDOWN = MarkdownIt("js-default", {"maxNesting": 10}).disable(["image", "table"])
 # Some inputs take time that grows with the square of their length: 10,000 characters take at most half a second.
 _LONGEST_MARKDOWN = 10_000
+_LONGEST_SUMMARY = 1_000
 
 
 def markdown(text: str) -> Markup:
@@ -210,6 +226,38 @@ def markdown(text: str) -> Markup:
         if token.type in ("heading_open", "heading_close"):
             token.tag = f"h{min(int(token.tag[1]) + 2, 6)}"
     return Markup(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
+
+
+def summary(text: str) -> str:
+    """The first paragraph or heading of a docstring, without its markup."""
+    for token in _MARKDOWN.parse(inspect.cleandoc(text[:_LONGEST_SUMMARY])):
+        if token.type == "inline":
+            return "".join(each.content or " " * (each.type == "softbreak") for each in token.children or ())
+    return ""
+
+
+# Other files are shown without colours: some lexers take long for some texts.
+_LEXERS = {
+    ".py": "python",
+    ".sql": "sql",
+    ".json": "json",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".toml": "toml",
+    ".sh": "sh",
+}
+_MOST_COLOURED = 50_000
+
+
+def code_lines(name: str, text: str) -> list[Markup]:
+    """The lines of a file, with the classes of its syntax."""
+    lexer = _LEXERS.get(Path(name).suffix)
+    if lexer is None or len(text) > _MOST_COLOURED:
+        return [escape(each) for each in text.splitlines()]
+    formatter = HtmlFormatter(nowrap=True, classprefix="tok-")
+    return [Markup(each) for each in highlight(text, get_lexer_by_name(lexer, stripnl=False), formatter).split("\n")][
+        :-1
+    ]
 
 
 def schedule_words(raw: dict[str, object]) -> str:
@@ -263,6 +311,7 @@ class Frame:
         )
         self.environment.filters |= {"lasting": length, "instant": instant, "json_text": json_text, "segment": segment}
         self.environment.filters |= {"detail_words": detail_words, "short_count": short_count, "markdown": markdown}
+        self.environment.filters |= {"summary": summary, "level_word": lambda level: LEVEL_WORDS.get(level, level)}
         words = {"STATE_WORDS": STATE_WORDS, "MISFIRE_WORDS": MISFIRE_WORDS, "OVERLAP_WORDS": OVERLAP_WORDS}
         self.environment.globals |= {"static": self.files.url, "P": Permission, **words}
 

@@ -19,6 +19,7 @@ from evertick.domain.errors import UserError
 from evertick.logs.format import RENDERED, Line, lines_of
 from evertick.logs.reader import LogLines, LogReader
 from evertick.operations.paging import like
+from evertick.operations.task_logs import with_short_paths
 from evertick.ui.layout import json_text
 
 MOST_LINES = 300
@@ -39,8 +40,6 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 
 # A variable that holds a value of a command: between single quotes, with its own quotes, or within double quotes.
 _VALUE = re.compile(r"""(?P<single>'")?(?P<own>(?<!\w)")?\$\{(?P<name>EVERTICK_VALUE_\d+)\}(?(single)"')(?(own)")""")
-
-_BUNDLE_PATH = re.compile(r'(?<=File ")/[^"\n]{0,500}/[0-9a-f]{64}/')
 
 
 # Levels that each filter shows. ERR is output to standard error, MARK a line written by Evertick.
@@ -196,7 +195,7 @@ def _numbered_back(chunks: Sequence[LogLines]) -> Iterator[tuple[LogPosition, Li
 
 def plain(text: str) -> str:
     """Remove terminal colours and the folders of bundles, for browsers without scripts."""
-    return _BUNDLE_PATH.sub("", _ANSI.sub("", text))
+    return with_short_paths(_ANSI.sub("", text))
 
 
 _MOST_ATTEMPTS = 5

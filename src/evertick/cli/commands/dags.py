@@ -21,7 +21,7 @@ from evertick.cli.app import Group
 from evertick.cli.commands import local_runs
 from evertick.cli.commands.watch import wait_for_document, wait_for_end
 from evertick.cli.options import DagName, DryRun, Json, Limit, Timeout, Yes, confirm, noun
-from evertick.cli.output import Cell, document, heading, hint, line, print_json, show, state, table
+from evertick.cli.output import Cell, clock, document, heading, hint, line, print_json, show, state, table
 from evertick.cli.run_view import run_document
 from evertick.client.connect import Client, call, open_client, read_pages
 from evertick.config import read_settings, user_environment
@@ -304,7 +304,7 @@ def _has_runner(client: Client) -> bool:
 def _announce(run: Run, *, is_new: bool, is_paused: bool) -> None:
     if not is_new:
         return show(line(f"Run {run.run_id} of {run.dag} has this key already; it is {run.state}."))
-    of = f"{run.dag} for {run.fire_at.isoformat()}" if run.fire_at else run.dag
+    of = f"{run.dag} for {clock(run.fire_at)}" if run.fire_at else run.dag
     show(line(f"Started run {run.run_id} of {of}." if not is_paused else f"Run {run.run_id} of {of} waits."))
     if is_paused:
         show(hint(f"The DAG is paused; resume it with: evertick dags unpause {run.dag}"))

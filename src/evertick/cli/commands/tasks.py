@@ -34,7 +34,16 @@ from evertick.engine.tasks import full_name, markable
 from evertick.operations.gates import list_blocked
 from evertick.operations.paging import record_of
 from evertick.operations.runs import ClearRequest, clear_run, show_run
-from evertick.operations.task_logs import LogEnd, LogLine, NewLines, RunLogLine, follow_log, read_log
+from evertick.operations.task_logs import (
+    LEVEL_WORDS,
+    LogEnd,
+    LogLine,
+    NewLines,
+    RunLogLine,
+    follow_log,
+    read_log,
+    with_short_paths,
+)
 from evertick.operations.tasks import (
     MarkRequest,
     TaskDetails,
@@ -59,7 +68,6 @@ Attempt = Annotated[
 ]
 
 # The streams of a process, as lines of a log name them.
-_SHOWN_LEVELS = {"OUT": "stdout", "ERR": "stderr", "RAW": "output", "RENDER": "template"}
 _LEVEL_COLOURS = {"DEBUG": "2", "WARNING": "33", "ERROR": "31", "ERR": "31", "CRITICAL": "1;31", "MARK": "36"}
 _SHOWN = 50
 _SHOWN_FAILED = 10
@@ -355,14 +363,14 @@ class LogPrinter:
 
     def _text(self, found: LogLine) -> str:
         at = f"{found.at.astimezone():%H:%M:%S}.{found.at.microsecond // 1000:03}" if found.at else "--:--:--.---"
-        late = " (late)" if found.is_late else ""
-        level = _SHOWN_LEVELS.get(found.level, found.level)
+        late, text = " (late)" if found.is_late else "", with_short_paths(found.text)
+        level = LEVEL_WORDS.get(found.level, found.level)
         task = f"{self._padded(found.task)} " if isinstance(found, RunLogLine) else ""
         if not self._has_colour:
-            return f"{at} {task}{level:<8} {output.plain(found.text)}{late}\n"
+            return f"{at} {task}{level:<8} {output.plain(text)}{late}\n"
         tone = _LEVEL_COLOURS.get(found.level, "")
         shown = f"\x1b[{tone}m{level:<8}\x1b[0m" if tone else f"{level:<8}"
-        return f"\x1b[2m{at}\x1b[0m {task}{shown} {output.coloured(found.text)}{late}\n"
+        return f"\x1b[2m{at}\x1b[0m {task}{shown} {output.coloured(text)}{late}\n"
 
     def _padded(self, task: str) -> str:
         """As wide as the longest name so far."""

@@ -137,11 +137,10 @@ class ParamSpec:
 
 
 def declare_params(raw: Mapping[str, object]) -> tuple[ParamSpec, ...]:
-    """The validated declarations, sorted by name. A plain value is short for `Param(value)`."""
+    """The validated declarations in their order. A plain value is short for `Param(value)`."""
     if len(raw) > MAX_PARAMS:
         raise InvalidDag(f"{len(raw)} params are declared; at most {MAX_PARAMS} are allowed.")
-    specs = [_declare(name, value if isinstance(value, Param) else Param(value)) for name, value in raw.items()]
-    return tuple(sorted(specs, key=lambda spec: spec.name))
+    return tuple(_declare(name, value if isinstance(value, Param) else Param(value)) for name, value in raw.items())
 
 
 def check_params(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
+from psycopg import AsyncConnection
 
-from evertick.api.context import Who
+from evertick.api.context import ApiCaller, Who
 from evertick.db.notify import Channel
-from evertick.db.queries import schedules
 from evertick.domain.access import Permission
 from evertick.domain.errors import EvertickError, UserError
 from evertick.domain.schedules.preview import MOST_PARALLEL, Reprocess
@@ -22,11 +21,11 @@ from evertick.engine.backfills import BackfillRequest
 from evertick.operations import backfills as operations
 from evertick.operations.backfills import BackfillId, CancelBackfillRequest
 from evertick.operations.paging import Cursor
-from evertick.ui.layout import Form, done, page, page_router
+from evertick.ui.layout import Form, done, page, page_router, read_moment
+from evertick.ui.pages.dag import only_zone, zones_of
 
 router = page_router()
 
-_NEWEST, _SHOWN, _MOST_SCHEDULES = 2**31, 50, 200
 DagName = Annotated[str, Query(max_length=250)]
 
 
@@ -40,16 +39,17 @@ async def list_backfills(request: Request, caller: Who, dag: DagName = "", curso
 @router.get("/backfills/new", Permission.RUN_BACKFILLS)
 async def new_backfill(request: Request, caller: Who, dag: DagName = "") -> Response:
     async with caller.read() as conn:
-        found = []
+        zones = {}
         if dag:
             await caller.dag(conn, dag)
-            found = await schedules.list_all(conn, dag=dag, limit=_MOST_SCHEDULES)
+            zones = await zones_of(conn, dag)
     return page(
         request,
         "backfill_new.html",
         here="backfills",
         dag=dag,
-        schedules=found,
+        zones=zones,
+        zone=only_zone(zones),
         most=MOST_PARALLEL,
         ways=list(Reprocess),
     )
@@ -61,9 +61,8 @@ async def preview_backfill(request: Request, form: Form, caller: Who) -> Respons
     shown: dict[str, Any] = {"problem": None, "outlook": None, "new_runs": None, "when": ""}
     if form.get("first"):
         try:
-            wish = _wish(form)
             async with caller.read() as conn:
-                await caller.dag(conn, wish.dag)
+                wish = await _wish(caller, conn, form)
                 outlook = await verbs.preview(conn, wish)
             new_runs, when = outlook.new_runs(wish.reprocess), describe(outlook.spec)
             shown |= {"outlook": outlook, "new_runs": new_runs, "when": when}
@@ -74,10 +73,9 @@ async def preview_backfill(request: Request, form: Form, caller: Who) -> Respons
 
 @router.post("/backfills", Permission.RUN_BACKFILLS)
 async def create_backfill(request: Request, form: Form, caller: Who) -> Response:
-    wish = _wish(form)
     request_key = form.get("request") or f"ui-{secrets.token_hex(8)}"
     async with caller.write(Channel.SCHEDULE) as conn:
-        await caller.dag(conn, wish.dag)
+        wish = await _wish(caller, conn, form)
         made, _ = await verbs.create(conn, wish, request=request_key[:200], actor=caller.actor)
     return done(f"Backfill {made.id} of {wish.dag} created.", go=f"/backfills/{made.id}")
 
@@ -109,7 +107,11 @@ async def cancel_backfill(backfill_id: BackfillId, form: Form, caller: Who) -> R
     )
 
 
-def _wish(form: Mapping[str, str]) -> BackfillRequest:
+async def _wish(caller: ApiCaller, conn: AsyncConnection, form: Mapping[str, str]) -> BackfillRequest:
+    """Times are on the clock of the chosen schedule. An expression has the clock of the DAG's only schedule."""
+    dag = form.get("dag", "").strip()
+    await caller.dag(conn, dag)
+    zones = await zones_of(conn, dag)
     when, schedule = form.get("when", "").strip(), form.get("schedule", "").strip()
     try:
         parallel = int(form.get("parallel", "1"))
@@ -118,25 +120,18 @@ def _wish(form: Mapping[str, str]) -> BackfillRequest:
         raise UserError(
             "Invalid form: parallel runs must be a whole number, and reprocessing one of the listed choices."
         ) from None
+    zone = only_zone(zones) if when else zones.get(schedule, only_zone(zones))
     return BackfillRequest(
-        dag=form.get("dag", "").strip(),
-        first=_instant(form.get("first", ""), "From"),
-        last=_instant(form["last"], "To") if form.get("last") else None,
+        dag=dag,
+        first=read_moment(form.get("first", ""), "From", zone),
+        last=read_moment(form["last"], "To", zone) if form.get("last") else None,
         schedule=None if when else schedule or None,
-        spec=parse_schedule(when) if when else None,
+        spec=parse_schedule(when, timezone=zone) if when else None,
         reprocess=reprocess,
         newest_first=form.get("newest_first") == "true",
         parallel=parallel,
         params=_params(form.get("params", "")),
     )
-
-
-def _instant(text: str, what: str) -> datetime:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise UserError(f"{what}: enter a time in UTC, for example 2030-01-31T08:00.") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _params(text: str) -> dict[str, Any] | None:

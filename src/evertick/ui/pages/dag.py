@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import accumulate
@@ -18,12 +19,13 @@ from psycopg import AsyncConnection
 
 from evertick.api.context import ApiCaller, Who
 from evertick.bundles.bundle import contents
-from evertick.db.queries import dags, overview, shards
+from evertick.db.queries import dags, overview, schedules, shards
 from evertick.db.queries.dags import DagRow, GridRun, ListedVersion
 from evertick.domain.access import Permission
 from evertick.domain.dags.params import JsonValue, ParamSpec, ParamType, check_params, parse_param
 from evertick.domain.dags.spec import DagSpec
 from evertick.domain.errors import InvalidDag, InvalidParams, NotFound, UserError
+from evertick.engine.fire_schedules import UNPLANNABLE, read_spec
 from evertick.engine.publish import find_version
 from evertick.operations import dags as operations
 from evertick.operations.paging import LARGEST
@@ -32,7 +34,7 @@ from evertick.publisher.publisher import DEPLOYED
 from evertick.ui.charts.calendar import DAYS_SHOWN, durations_of, year_of
 from evertick.ui.charts.graph import graph_of
 from evertick.ui.charts.grid import axis_of, lines_of
-from evertick.ui.layout import Form, done, page, page_router, schedule_words, segment, zone_of
+from evertick.ui.layout import Form, code_lines, done, page, page_router, read_moment, schedule_words, segment, zone_of
 from evertick.ui.pages.dags import bars_of
 
 # The views, in display order. Each is at its name below the DAG's address, the first one at that address.
@@ -85,7 +87,7 @@ _MOST_DIFF_LINES = 2000
 _MOST_CODE_BYTES = 200_000
 
 
-_VERSIONS = 50
+_VERSIONS, _MOST_SCHEDULES = 50, 200
 
 
 @router.get("/dags/{dag}", Permission.READ_RUNS)
@@ -170,7 +172,7 @@ async def show_code(
         **view.values("code"),
         files=sorted(files),
         file=chosen,
-        text=raw[:_MOST_CODE_BYTES].decode(errors="replace") if is_text else None,
+        lines=code_lines(chosen, raw[:_MOST_CODE_BYTES].decode(errors="replace")) if is_text else None,
         size=len(raw),
         is_cut=len(raw) > _MOST_CODE_BYTES,
         absence=operations.WITHHELD if is_withheld else "The code of this version is not stored.",
@@ -335,42 +337,57 @@ async def show_form(
     async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
         run = await find_run(caller, conn, like) if like is not None else None
+        zone = only_zone(await zones_of(conn, dag))
     params = view.spec.params if view.spec else ()
     given = run.params if run is not None and run.dag == dag else {}
-    return page(request, "trigger.html", **view.values("trigger"), fields=empty_fields(params, given), error=None)
+    fields = empty_fields(params, given)
+    return page(request, "trigger.html", **view.values("trigger"), fields=fields, zone=zone, date="", error=None)
 
 
 @router.post("/dags/{dag}/trigger", Permission.TRIGGER_RUNS)
 async def start_run(dag: operations.DagName, request: Request, form: Form, caller: Who) -> Response:
     async with caller.read() as conn:
         view = await dag_view(caller, conn, dag)
+        zone = only_zone(await zones_of(conn, dag))
     fields, params = read_fields(view.spec.params if view.spec else (), form)
-    error = None
+    date, error = form.get("date", "").strip(), None
     if not any(field.error for field in fields):
         try:
-            made = await operations.trigger_run(caller, dag=dag, body=operations.TriggerRequest(params=params))
+            fire_at = read_moment(date, "Date of the run", zone) if date else None
+            wanted = operations.TriggerRequest(params=params, fire_at=fire_at)
+            made = await operations.trigger_run(caller, dag=dag, body=wanted)
             return done(f"Run {made.run_id} of {dag} created.", go=f"/runs/{made.run_id}")
         except UserError as refused:
             error = str(refused)
-    return page(request, "trigger.html", status=422, **view.values("trigger"), fields=fields, error=error)
+    known = {"fields": fields, "zone": zone, "date": date, "error": error}
+    return page(request, "trigger.html", status=422, **view.values("trigger"), **known)
+
+
+async def zones_of(conn: AsyncConnection, dag: str) -> dict[str, str]:
+    """The time zone of each schedule of a DAG that can be planned."""
+    zones = {}
+    for each in await schedules.list_all(conn, dag=dag, limit=_MOST_SCHEDULES):
+        with suppress(*UNPLANNABLE):
+            zones[each.name] = read_spec(each.spec).timezone
+    return zones
+
+
+def only_zone(zones: Mapping[str, str]) -> str:
+    """The zone of times in forms: that of the only schedule."""
+    return next(iter(zones.values())) if len(zones) == 1 else "UTC"
 
 
 def empty_fields(declared: Sequence[ParamSpec], given: Mapping[str, Any] | None = None) -> list[Field]:
     """The fields filled with the given values, otherwise with the defaults."""
     values: dict[str, Any] = {spec.name: None if spec.required else spec.default for spec in declared}
     values |= given or {}
-    return [Field(spec, _shown(spec, values[spec.name]), _options(spec)) for spec in _ordered(declared)]
-
-
-def _ordered(declared: Iterable[ParamSpec]) -> list[ParamSpec]:
-    """Required parameters first: a stored DAG has its parameters by name, not in the order of the file."""
-    return sorted(declared, key=lambda spec: not spec.required)
+    return [Field(spec, _shown(spec, values[spec.name]), _options(spec)) for spec in declared]
 
 
 def read_fields(declared: Iterable[ParamSpec], form: dict[str, str]) -> tuple[list[Field], dict[str, JsonValue]]:
     """Check each parameter separately, so that each error is next to its field. An empty field means the default."""
     fields, params = [], {}
-    for spec in _ordered(declared):
+    for spec in declared:
         text = form.get(PREFIX + spec.name, "")
         problem = None
         try:

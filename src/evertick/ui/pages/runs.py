@@ -14,7 +14,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import JSONResponse
 from psycopg import AsyncConnection
 
-from evertick.api.context import Who
+from evertick.api.context import ApiCaller, Who
 from evertick.db.queries import dags, listings, overview, runs, schedules, shards, tasks
 from evertick.db.queries.runs import RunRow
 from evertick.db.queries.tasks import InstanceCount
@@ -27,19 +27,24 @@ from evertick.engine.tasks import MARKABLE, full_name
 from evertick.operations import runs as operations
 from evertick.operations.paging import Cursor, encode_cursor, read_cursor
 from evertick.operations.runs import MARKED_RUN, CancelRequest, ClearRequest, RunId, find_run
+from evertick.operations.task_logs import RunLogCursor, RunLogLine, read_run_log
 from evertick.operations.tasks import MarkRequest, small
 from evertick.operations.tasks import mark_task as mark
 from evertick.ui.charts import gantt
 from evertick.ui.charts.graph import MOST_TASKS, edges_of, graph_of, node_states
 from evertick.ui.charts.grid import PRECEDENCE, shown_state
 from evertick.ui.charts.history import events_of_run
-from evertick.ui.layout import Form, done, page, page_router
+from evertick.ui.layout import Form, done, page, page_router, segment
+from evertick.ui.log_view import plain
 from evertick.ui.pages.task import MapIndex, TaskName, find_task
 
 router = page_router()
 
 
 TASKS_SHOWN = 200
+
+
+_LINES_SHOWN = 1000
 
 
 _MOST_ROWS = 2000
@@ -49,6 +54,7 @@ class RunTab(StrEnum):
     TASKS = "tasks"
     GRAPH = "graph"
     GANTT = "gantt"
+    LOG = "log"
     HISTORY = "history"
 
 
@@ -61,6 +67,7 @@ async def show_run(
     state: TaskState | None = None,
     task: Annotated[str, Query(max_length=1000)] = "",
     cursor: Cursor = None,
+    at: RunLogCursor = None,
 ) -> Response:
     async with caller.read() as conn:
         run = await find_run(caller, conn, run_id)
@@ -68,6 +75,9 @@ async def show_run(
         note = await listings.note(conn, **of_run(run_id)._asdict())
         causes = await schedules.causes(conn, run_id) if run.kind == "scheduled" else []
         shown = await _tab(conn, run, tab, state, task, cursor)
+    has_log = caller.principal.may(Permission.READ_LOGS)
+    if tab is RunTab.LOG:
+        shown |= await _log(caller, run_id, at) if has_log else {"lines": [], "next_at": None, "is_cut": False}
     return page(
         request,
         "run.html",
@@ -79,7 +89,11 @@ async def show_run(
         counts=[(each, counts[each]) for each in reversed(PRECEDENCE) if counts.get(each)],
         total=sum(counts.values()),
         tab=tab.value,
-        tabs=[(each.value, each.value.capitalize(), f"/runs/{run_id}?tab={each}") for each in RunTab],
+        tabs=[
+            (each.value, each.value.capitalize(), f"/runs/{run_id}?tab={each}")
+            for each in RunTab
+            if has_log or each is not RunTab.LOG
+        ],
         state_filter=state,
         **shown,
     )
@@ -107,6 +121,8 @@ async def _tab(
             return {"graph": await graph_of(conn, version_id=run.version_id, run_id=run.run_id)}
         case RunTab.GANTT:
             return {"chart": await _gantt(conn, run, task), "unfolded": task}
+        case RunTab.LOG:
+            return {}
         case RunTab.HISTORY:
             rows = await tasks.list_of_run(conn, run_id=run.run_id, limit=_MOST_ROWS)
             attempts = await overview.attempts_of_run(conn, run_id=run.run_id, limit=_MOST_ROWS)
@@ -131,6 +147,23 @@ async def _tasks(conn: AsyncConnection, run_id: int, state: TaskState | None, cu
         "folded": {},
         "next_cursor": encode_cursor(found[-1].idx, found[-1].map_index) if is_more else None,
     }
+
+
+async def _log(caller: ApiCaller, run_id: int, at: str | None) -> dict[str, Any]:
+    """The lines of all tasks by time, each with the address of its task; `next_at` is the place of the lines that follow."""
+    found: list[RunLogLine] = []
+    is_cut = True
+    while is_cut and len(found) < _LINES_SHOWN:
+        part = await read_run_log(caller, run_id=run_id, cursor=at)
+        found += part.lines
+        is_cut, at = not part.is_complete and part.next_cursor != at, part.next_cursor
+    lines = [(replace(each, text=plain(each.text)), _task_address(run_id, each.task)) for each in found]
+    return {"lines": lines, "next_at": at, "is_cut": is_cut}
+
+
+def _task_address(run_id: int, name: str) -> str:
+    task, _, index = name.removesuffix("]").partition("[") if name.endswith("]") else (name, "", "")
+    return f"/runs/{run_id}/tasks/{segment(task)}" + (f"?map_index={index}" if index else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ const ANSI = /\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z
 // Characters that reorder or hide adjacent text are shown as their code points.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
 
+// Levels that are shown by another name, as on the command line.
+const LEVEL_WORDS = { OUT: "stdout", ERR: "stderr", RAW: "output", RENDER: "template", MARK: "evertick" };
+
 // The folder of a bundle in a traceback: without it, the file and the line number are in view.
 const BUNDLE_PATH = /(?<=File ")\/[^"\n]{0,500}\/[0-9a-f]{64}\//g;
 
@@ -92,7 +95,7 @@ function row(line) {
   }
   const level = document.createElement("span");
   level.className = "log-level";
-  level.textContent = line.level;
+  level.textContent = LEVEL_WORDS[line.level] ?? line.level;
   const text = document.createElement("span");
   text.className = "log-text";
   text.append(...coloured(line.text.replace(BUNDLE_PATH, "")));
