@@ -22,6 +22,7 @@ from evertick.operations.paging import encode_cursor
 from evertick.operations.task_logs import read_run_log
 from evertick.runtime.connections import ReconnectingConnection
 from tests.cli.conftest import Cli
+from tests.engine.test_waiting import POLL, waiting, woken, world
 from tests.engine.world import Runner, key_of, lead, make_dag, put, start
 from tests.moving import Mover
 from tests.s3_server import s3_server
@@ -99,6 +100,27 @@ async def test_attempts_follow_each_other_and_one_can_be_picked(cli: Cli, runner
     assert (await cli("tasks", "logs", 1, "extract", "--attempt", 1)).out.split()[-1] == "one"
     assert (await cli("tasks", "logs", 1, "extract", "--attempt", 2)).out.split()[-1] == "two"
     assert "has 2 attempts" in await cli.refused("tasks", "logs", 1, "extract", "--attempt", 3)
+
+
+async def test_polls_of_a_sensor_are_one_attempt(cli: Cli, conn: AsyncConnection) -> None:
+    _, runner, epoch = await world(conn, waiting(POLL))
+    for number in range(2):
+        (poll,) = await runner.claim()
+        await _write(runner, poll, f"OUT poll {number}", at=number)
+        await runner.finish(poll, "deferred")
+        await woken(conn, epoch, 60 * number + 60)
+    (last,) = await runner.claim()
+    await _write(runner, last, "OUT poll 2", at=2)
+    await runner.step([(last, "failed", {"reason": "ValueError: no"})])
+    out = (await cli("tasks", "logs", 1, "wait")).out.splitlines()
+    assert [line.split()[-1] for line in out] == ["0", "1", "2", "no"]
+
+
+async def test_tracebacks_have_short_paths(cli: Cli, runner: Runner) -> None:
+    (claim,) = await runner.claim()
+    await _write(runner, claim, f'ERROR   File "/srv/home/bundles/{"0a" * 32}/pkg/etl.py", line 7, in load')
+    for command in (("tasks", "logs", 1, "extract"), ("runs", "logs", 1)):
+        assert (await cli(*command)).out.endswith('  File "pkg/etl.py", line 7, in load\n')
 
 
 async def test_the_reason_of_a_failure_is_in_the_log(cli: Cli, runner: Runner, conn: AsyncConnection) -> None:

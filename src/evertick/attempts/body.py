@@ -92,7 +92,7 @@ def _encode_typed(value: Any, max_bytes: int, pushed: Mapping[str, object] | Non
             None,
             f"result cannot be stored as JSON: {storable_text(str(error))}; return only dict, list, set, str, int,"
             " finite float, bool, None, bytes, Decimal, UUID, dates and times, and dataclasses, pydantic models or enums of"
-            " a module",
+            " a module; write anything else, such as a DataFrame, to a file, and return its path",
         )
 
 

@@ -311,13 +311,15 @@ def _stored_lines(client: Client, run_id: int, task: str, map_index: int) -> Ite
         yield page.items
 
 
-def _ending(client: Client, run_id: int, task: str, map_index: int, epoch: int) -> LogLine | None:
-    """Why an attempt failed, as a line of its log."""
+def _ending(client: Client, run_id: int, task: str, map_index: int, epoch: int) -> list[LogLine] | None:
+    """Why an attempt failed, as a line of its log. None: this is a poll of a sensor, which is not an attempt of its own."""
     attempts = client.call(show_task, run_id=run_id, task=task, map_index=map_index).attempts
     for each in attempts:
-        if each.epoch == epoch and each.finished_at and each.reason and each.outcome != TaskState.SUCCESS:
+        if each.epoch == epoch and each.outcome != TaskState.DEFERRED:
+            if not each.finished_at or not each.reason or each.outcome == TaskState.SUCCESS:
+                return []
             text = f"{each.outcome}: {each.reason}"
-            return LogLine(epoch=epoch, at=each.finished_at, level="MARK", text=text, is_late=False)
+            return [LogLine(epoch=epoch, at=each.finished_at, level="MARK", text=text, is_late=False)]
     return None
 
 
@@ -338,7 +340,7 @@ class LogPrinter:
     """Writes lines in the way that fits the output. In the log of a task, each attempt ends with the reason of its failure,
     and a heading stands where another attempt begins; in the log of a run, each line has its task."""
 
-    def __init__(self, ending: Callable[[int], LogLine | None] = lambda _: None) -> None:
+    def __init__(self, ending: Callable[[int], list[LogLine] | None] = lambda _: []) -> None:
         out = output.console()
         self._ending = ending
         self._has_colour = out.is_terminal and out.color_system is not None and not out.no_color
@@ -349,17 +351,19 @@ class LogPrinter:
     def print(self, lines: Sequence[LogLine]) -> None:
         for each in lines:
             if self._epoch not in (None, each.epoch) and not isinstance(each, RunLogLine):
-                self.end(self._epoch)
-                sys.stdout.write("--- next attempt ---\n")
+                if self.end(self._epoch):
+                    sys.stdout.write("--- next attempt ---\n")
             self._epoch, self.has_printed = each.epoch, True
             sys.stdout.write(self._text(each))
         sys.stdout.flush()
 
-    def end(self, epoch: int | None) -> None:
-        """Write why this attempt failed, if it did."""
-        if epoch is not None and (line := self._ending(epoch)) is not None:
+    def end(self, epoch: int | None) -> bool:
+        """Write why this attempt failed, if it did. Returns whether it is an attempt."""
+        lines = None if epoch is None else self._ending(epoch)
+        for each in lines or ():
             self.has_printed = True
-            sys.stdout.write(self._text(line))
+            sys.stdout.write(self._text(each))
+        return lines is not None
 
     def _text(self, found: LogLine) -> str:
         at = f"{found.at.astimezone():%H:%M:%S}.{found.at.microsecond // 1000:03}" if found.at else "--:--:--.---"

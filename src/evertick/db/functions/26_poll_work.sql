@@ -210,10 +210,11 @@ begin
     return (select case d.kind when 'run' then 'waits for run ' || substr(d.key, 5)
                         when 'event' then 'waits for event ' || substr(d.key, 7)
                         when 'approval' then 'waits for a decision'
-                        when 'poll' then format('polled %s times, again at %s',
-                                                coalesce((select q.polls from sensor_poll q
-                                                          where q.run_id = p_run_id and q.idx = p_idx
-                                                            and q.map_index = p_map_index), 0), format_utc(d.wake_at))
+                        when 'poll' then coalesce((select format('polled %s times since %s, again at ', q.polls,
+                                                                 format_utc(q.since))
+                                                   from sensor_poll q where q.run_id = p_run_id and q.idx = p_idx
+                                                     and q.map_index = p_map_index), 'polled again at ')
+                                         || format_utc(d.wake_at)
                         when 'time' then 'waits until ' || format_utc(d.wake_at) end
             from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index);
 end $$;
