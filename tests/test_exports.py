@@ -59,6 +59,7 @@ def test_the_options_of_dags() -> None:
         "on_retry",
         "on_success",
         "overlap",
+        "owner",
         "params",
         "paused",
         "retries",

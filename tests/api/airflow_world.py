@@ -184,7 +184,7 @@ async def people(world: World) -> None:
     two = Mapping(lists=(MappedList(argument="x", length=2),))
     await world.clock(0)
     await put(conn, etl)
-    await put(conn, make_dag("other", {"t": []}, tags=("daily",), per_task={"t": {"mapping": two}}))
+    await put(conn, make_dag("other", {"t": []}, tags=("daily",), owner="ann", per_task={"t": {"mapping": two}}))
     await put(conn, waiting("taker", after(Asset("orders"), Asset("rates"))))
     await dags.put_import_error(conn, file="other.py", line=3, message="no module x", detail="Traceback of theirs")
     await world.clock(1)

@@ -99,8 +99,8 @@ FILTERS: dict[str, list[tuple[str, Any, list[str]]]] = {
     "get_dags": [
         ("tags", ["finance"], ["etl"]),
         ("tags", ["daily", "finance"], ["etl", "other"]),
-        ("owners", ["evertick"], ["etl", "other", "taker"]),
-        ("owners", ["ann"], []),
+        ("owners", ["evertick"], ["etl", "taker"]),
+        ("owners", ["ann", "bob"], ["other"]),
         *words("dag_id", "E_L", ["etl"], "o", ["other"]),
         ("dag_id_pattern", "TH|etl", ["etl", "other"]),
         *words("dag_display_name", "AK", ["taker"], "e", ["etl"]),

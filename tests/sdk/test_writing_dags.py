@@ -247,6 +247,7 @@ def test_every_dag_option_reaches_the_spec() -> None:
     @dag(
         name="named",
         description="All of it",
+        owner="ann@shop.example",
         schedule="0 6 * * *",
         timezone="Europe/Berlin",
         start_at=datetime(2030, 1, 1, tzinfo=UTC),
@@ -264,6 +265,7 @@ def test_every_dag_option_reaches_the_spec() -> None:
 
     spec: DagSpec = anything().spec
     assert (spec.name, spec.description, spec.tags, spec.max_active_runs) == ("named", "All of it", ("a", "b"), 3)
+    assert spec.owner == "ann@shop.example"
     assert (spec.misfire, spec.catchup_window_seconds, spec.starts_paused) == (MisfirePolicy.ALL, 7200.0, True)
     assert spec.run_timeout_seconds == 3600.0
     assert [param.name for param in spec.params] == ["n", "plain"]
@@ -420,6 +422,7 @@ def test_a_wrong_task_option_is_refused_where_it_is_written(options: dict[str, A
         ({"schedules": {"x": {"schedule": "@daily", "parms": {}}}}, "did you mean 'params'?"),
         ({"timezone": "Europe/Berln"}, "Europe/Berlin"),
         ({"tags": "one"}, "tags is 'one'"),
+        ({"owner": 3}, "owner is 3"),
         ({"tags": [1]}, "it must be text"),
         ({"params": {"when": datetime(2030, 1, 1, tzinfo=UTC)}}, "param 'when'"),
         ({"params": ["a"]}, "must be a dict"),

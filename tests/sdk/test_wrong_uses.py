@@ -272,7 +272,9 @@ FILES: dict[str, list[Wrong]] = {
     "templates": [
         body('shell("say", "echo {{ params.x")', "'say'", "not a valid template", "template=False"),
         body('shell("say", "echo {{ row }}")', "'say'", "'row'", "params"),
-        body('shell("say", "echo {{ params.x }}")', "'say'", "params.x", "does not declare", "it has none"),
+        body(
+            'shell("say", "echo {{ params.x }}")', "'say'", "params.x", "does not declare", "declare it as x=Param(...)"
+        ),
         body('shell("say", "echo {{ secrets.token }}")', "'say'", "secrets.token", "secrets=['token']"),
         body('shell("say", "echo {{ inputs.rows }}", inputs={"row": one()})', "'say'", "inputs.rows"),
         body('http("ask", "https://x.example/{{ params.x }}")', "'ask'", "params.x"),

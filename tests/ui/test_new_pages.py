@@ -517,6 +517,13 @@ def test_the_log_of_a_run_has_the_lines_of_all_tasks_by_time(site: Site, people:
     assert html.unescape(lines[3][2]) == 'File "etl.py" <b>', "the folder of a bundle is left out"
 
 
+def test_a_dag_shows_its_owner(site: Site, people: dict[str, HttpVisitor]) -> None:
+    site.do(lambda conn: put(conn, make_dag("owned", {"a": []}, owner="<ann>")))
+    for path in ("/dags?q=owned", "/dags/owned"):
+        assert "<bdi>&lt;ann&gt;</bdi>" in people["viewer"].get(path).text
+    assert people["viewer"].get("/api/v1/dags/owned").json()["owner"] == "<ann>"
+
+
 def test_code_has_syntax_colours_and_a_list_the_first_line_of_a_docstring() -> None:
     lines = code_lines("a.py", '@task\ndef f():  # <b>\n    """a\n    b"""\n')
     assert len(lines) == 4 and "<b>" not in "".join(lines) and 'class="tok-k">def<' in lines[1]

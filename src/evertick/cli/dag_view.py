@@ -100,6 +100,7 @@ def _show_facts(row: DagDetails, spec: DagSpec) -> None:
         "Status": state("paused") if row.is_paused else state("success", "on"),
         "Version": f"{row.version}, published {clock(row.published_at)}",
         "File": row.file,
+        "Owner": spec.owner,
         "Tags": ", ".join(spec.tags) or None,
         "Active runs": f"at most {spec.max_active_runs}" if spec.max_active_runs else None,
         "Time per run": f"at most {length(spec.run_timeout_seconds)}" if spec.run_timeout_seconds else None,

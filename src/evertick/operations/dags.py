@@ -83,6 +83,7 @@ class Dag:
     is_paused: bool
     version: int | None
     file: str
+    owner: str | None
     tags: list[str]
     task_count: int
     max_active_runs: int | None
@@ -346,11 +347,12 @@ def _list(row: DagRow, name: str) -> list[Any]:
 
 
 def _dag(row: DagRow) -> Dag:
-    description = (row.spec or {}).get("description")
+    description, owner = ((row.spec or {}).get(name) for name in ("description", "owner"))
     return record_of(
         Dag,
         row,
         description=description if isinstance(description, str) else None,
+        owner=owner if isinstance(owner, str) else None,
         is_paused=row.paused,
         version=row.number,
         tags=[str(tag) for tag in _list(row, "tags")],

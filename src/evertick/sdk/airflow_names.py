@@ -55,7 +55,7 @@ OPTIONS = {
     "on_success_callback": "use `on_success`",
     "op_args": "pass the arguments when you call the task",
     "op_kwargs": "pass the arguments when you call the task",
-    "owner": "use `tags` of @dag",
+    "owner": _OF_DAG,
     "params": "it is an option of @dag; a task reads context.params['name']",
     "poke_interval": "use `interval` of @task.sensor",
     "pool_slots": "use pool={'name': 2} for two slots",

@@ -83,6 +83,7 @@ class DagOptions(TypedDict, total=False):
 
     name: str
     description: str
+    owner: str
     schedule: object
     schedules: Mapping[str, object]
     timezone: str
@@ -186,7 +187,7 @@ class DagDefinition:
     def _check_template_params(self, builder: DagBuilder, declared: set[str]) -> None:
         for name, task in builder.template_params.items():
             if name not in declared:
-                known = f"it has: {', '.join(sorted(declared))}" if declared else "it has none"
+                known = f"it has: {', '.join(sorted(declared))}" if declared else f"declare it as {name}=Param(...)"
                 raise self._at_definition(
                     f"DAG {self.name!r}: a template of task {task!r} uses params.{name}, which the DAG does not declare; {known}."
                 )
@@ -325,6 +326,7 @@ def _read_params(value: object) -> object:
 
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "description": ("description", read_text),
+    "owner": ("owner", read_text),
     "timezone": ("timezone", _read_zone),
     **_RULES,
     "params": ("params", _read_params),

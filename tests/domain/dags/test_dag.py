@@ -46,6 +46,7 @@ def dag_of(*arrows: str, **fields: object) -> DagSpec:
 FULL = DagSpec(
     name="full",
     description="everything set",
+    owner="ann",
     tags=("a", "ü"),
     params=declare_params({"n": Param(3, minimum=1, maximum=9), "mode": Param("x", choices=["x", "y"]), "any": None}),
     schedules=(
@@ -255,6 +256,7 @@ def test_too_many_tasks_are_refused() -> None:
 
 def test_tags_have_limits() -> None:
     assert "at most 50" in refusal(dag_of("a", tags=tuple(f"t{i}" for i in range(51))))
+    assert "owner ' ' must be 1 to" in refusal(dag_of("a", owner=" "))
     for tag in ("", "x" * 101, "a\nb", 3):
         assert "tag " in refusal(dag_of("a", tags=(tag,)))
 

@@ -75,6 +75,7 @@ async def get_dags(caller: Who, asked: Annotated[query.DagQuery, Query()]) -> di
         seen_tags=seen_tags(caller),
         any_tags=asked.tags if asked.tags and asked.tags_match_mode != "all" else None,
         all_tags=asked.tags if asked.tags and asked.tags_match_mode == "all" else None,
+        owners=asked.owners or None,
         paused=asked.paused,
         is_broken=asked.has_import_errors,
         **query.patterns(asked, _="dag_id", name="dag_display_name"),
@@ -111,12 +112,11 @@ async def patch_dags(
         seen_tags=seen_tags(caller),
         any_tags=tags if tags and tags_match_mode != "all" else None,
         all_tags=tags if tags and tags_match_mode == "all" else None,
+        owners=owners or None,
         like=query.contains(dag_id_pattern),
         heads=query.begins(dag_id_prefix_pattern),
         paused=paused,
     )
-    if owners and OWNER not in owners:
-        return {"dags": [], "total_entries": 0}
     async with caller.read() as conn:
         names, total = await listings.list_dags(conn, wanted, PageRequest(limit=query.page_size(limit), offset=offset))
     for name in names:
@@ -209,10 +209,9 @@ def _both(one: list[str] | None, other: list[str] | None) -> list[str] | None:
 
 
 def _asks_for_what_is_not_here(asked: query.DagQuery) -> bool:
-    """Whether the filters exclude all DAGs: every DAG has the same owner and an unversioned bundle, and none is a favorite."""
+    """Whether the filters exclude all DAGs: every DAG has an unversioned bundle, and none is a favorite."""
     return bool(
-        (asked.owners and OWNER not in asked.owners)
-        or asked.bundle_name not in (None, BUNDLE)
+        asked.bundle_name not in (None, BUNDLE)
         or asked.bundle_version is not None
         or asked.is_favorite
         or asked.timetable_type
@@ -252,7 +251,7 @@ def _document(row: DagRow, plans: list[ListedSchedule], is_broken: bool) -> dict
         "next_dagrun_data_interval_start": due,
         "next_dagrun_data_interval_end": due,
         "next_dagrun_run_after": due,
-        "owners": [OWNER],
+        "owners": [spec.owner or OWNER],
         "is_backfillable": is_periodic,
     }
 
@@ -292,17 +291,17 @@ async def _tasks(caller: ApiCaller, dag: str) -> list[dict[str, Any]]:
     for up, down in spec.edges:
         below[names[up]].append(names[down])
     return [
-        _task(task, sorted(below[task.name]), queues[place] if place < len(queues) else task.queue)
+        _task(task, sorted(below[task.name]), queues[place] if place < len(queues) else task.queue, spec.owner)
         for place, task in enumerate(spec.tasks)
     ]
 
 
-def _task(task: TaskSpec, below: list[str], queue: str | None) -> dict[str, Any]:
+def _task(task: TaskSpec, below: list[str], queue: str | None, owner: str | None) -> dict[str, Any]:
     pools = [gate for gate in task.gates if gate.kind is GateKind.POOL]
     return {
         "task_id": task.name,
         "task_display_name": task.name,
-        "owner": OWNER,
+        "owner": owner or OWNER,
         "trigger_rule": task.trigger_rule.value,
         "extra_links": [],
         "depends_on_past": awaits_past(task.gates),

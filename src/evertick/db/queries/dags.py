@@ -193,6 +193,7 @@ class ListedDag:
     paused: bool
     version: int
     task_count: int
+    owner: str | None
     tags: list[str]
     description: str | None
     file: str

@@ -103,7 +103,8 @@ select v.version_id, array(select coalesce(t.task->>'kind', 'python')
 -- name: page_of_dags
 -- From after a name. Only parts of the spec: a large DAG must not slow it down. The newest run only if requested.
 select d.dag_id, d.name, d.is_paused as paused, v.number as version, v.task_count,
-       coalesce(v.spec->'tags', '[]') as tags, left(v.spec->>'description', 300) as description, d.file
+       coalesce(v.spec->'tags', '[]') as tags, v.spec->>'owner' as owner,
+       left(v.spec->>'description', 300) as description, d.file
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null and d.name > %(after)s and (%(tags)s::text[] is null or v.spec->'tags' ?| %(tags)s)
    and (%(tag)s::text is null or v.spec->'tags' ? %(tag)s) and (%(like)s::text is null or d.name ilike %(like)s)
@@ -116,7 +117,8 @@ select d.dag_id, d.name, d.is_paused as paused, v.number as version, v.task_coun
 -- name: sorted_page
 -- In another order than by name: each matching DAG costs one or two index probes, and only the page's specs are read.
 select d.dag_id, d.name, d.is_paused as paused, v.number as version, v.task_count,
-       coalesce(v.spec->'tags', '[]') as tags, left(v.spec->>'description', 300) as description, d.file
+       coalesce(v.spec->'tags', '[]') as tags, v.spec->>'owner' as owner,
+       left(v.spec->>'description', 300) as description, d.file
   from (select f.dag_id, f.name, f.weight
           from (select g.dag_id, g.name,
                        case %(by)s::text when 'next' then (select min(extract(epoch from s.next_due)) from schedule c

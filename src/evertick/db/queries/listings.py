@@ -140,6 +140,7 @@ class ListedDagFilter:
     seen_tags: list[str] | None = None
     any_tags: list[str] | None = None
     all_tags: list[str] | None = None
+    owners: list[str] | None = None
     paused: bool | None = None
     is_broken: bool | None = None
     like: list[str] | None = None

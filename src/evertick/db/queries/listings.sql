@@ -312,6 +312,7 @@ with found as not materialized (
      where (%(seen_tags)s::text[] is null or tags && %(seen_tags)s)
        and (%(any_tags)s::text[] is null or tags && %(any_tags)s)
        and (%(all_tags)s::text[] is null or tags @> %(all_tags)s)
+       and (%(owners)s::text[] is null or coalesce(spec->>'owner', 'evertick') = any(%(owners)s))
        and (%(paused)s::boolean is null or paused = %(paused)s)
        and (%(is_broken)s::boolean is null or is_broken = %(is_broken)s)
        and (%(like)s::text[] is null or dag ilike any(%(like)s))

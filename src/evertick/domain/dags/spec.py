@@ -142,6 +142,7 @@ class DagSpec:
     tasks: tuple[TaskSpec, ...]
     edges: tuple[tuple[int, int], ...] = ()
     description: str | None = None
+    owner: str | None = None
     tags: tuple[str, ...] = ()
     params: tuple[ParamSpec, ...] = ()
     schedules: tuple[NamedSchedule, ...] = ()

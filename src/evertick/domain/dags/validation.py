@@ -71,9 +71,10 @@ def _check_dag(spec: DagSpec) -> Iterator[str]:
         yield f"the DAG's name is not allowed: {_NAME_RULE}."
     if len(spec.tags) > MAX_TAGS:
         yield f"it has {len(spec.tags)} tags; at most {MAX_TAGS} are allowed."
-    for tag in spec.tags:
-        if not isinstance(tag, str) or not tag.strip() or len(tag) > MAX_TAG or not tag.isprintable():
-            yield f"tag {shown(tag)} must be 1 to {MAX_TAG} printable characters."
+    named = [("tag", tag) for tag in spec.tags] + ([] if spec.owner is None else [("owner", spec.owner)])
+    for what, text in named:
+        if not isinstance(text, str) or not text.strip() or len(text) > MAX_TAG or not text.isprintable():
+            yield f"{what} {shown(text)} must be 1 to {MAX_TAG} printable characters."
     for name, limit in (("max_active_runs", spec.max_active_runs), ("max_active_tasks", spec.max_active_tasks)):
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1_000_000):
             yield f"{name} is {limit!r}; it must be from 1 to 1,000,000, or omitted."
