@@ -350,9 +350,8 @@ class LogPrinter:
 
     def print(self, lines: Sequence[LogLine]) -> None:
         for each in lines:
-            if self._epoch not in (None, each.epoch) and not isinstance(each, RunLogLine):
-                if self.end(self._epoch):
-                    sys.stdout.write("--- next attempt ---\n")
+            if self._epoch not in (None, each.epoch) and not isinstance(each, RunLogLine) and self.end(self._epoch):
+                sys.stdout.write("--- next attempt ---\n")
             self._epoch, self.has_printed = each.epoch, True
             sys.stdout.write(self._text(each))
         sys.stdout.flush()
