@@ -164,6 +164,7 @@ def furnish(site: Site) -> dict[str, str | None]:
         run: "run",
         f"{run}?tab=graph": "run-graph",
         f"/runs/{waited}?tab=gantt": "run-gantt",
+        f"/runs/{waited}?tab=log": None,
         f"{run}?tab=history": None,
         task: "task-log",
         f"{task}?tab=attempts": None,

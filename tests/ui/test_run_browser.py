@@ -218,7 +218,7 @@ def test_names_from_outside_are_text_everywhere(visit: Visitor, site: Site) -> N
     page = visit("/runs")
     for path in (
         *("/runs", "/queues", "/audit", "/dags", "/"),
-        *(f"/runs/{run_id}{tab}" for tab in ("", "?tab=graph", "?tab=gantt", "?tab=history")),
+        *(f"/runs/{run_id}{tab}" for tab in ("", "?tab=graph", "?tab=gantt", "?tab=log", "?tab=history")),
     ):
         page.goto(site.url + path)
         expect(page.locator("h1")).to_be_visible()
