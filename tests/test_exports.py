@@ -20,6 +20,7 @@ def test_the_names_that_dag_files_import() -> None:
         "all_of",
         "any_of",
         "approval",
+        "chain",
         "current_context",
         "dag",
         "finished",

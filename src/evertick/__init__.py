@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from evertick.domain.schedules.dependencies import Asset, after, all_of, any_of, finished
     from evertick.sdk import notify
-    from evertick.sdk.builder import task_group
+    from evertick.sdk.builder import chain, task_group
     from evertick.sdk.dag import dag
     from evertick.sdk.decorators import setup, task, teardown
     from evertick.sdk.operators import http, program, trigger_dag
@@ -32,6 +32,7 @@ __all__ = [
     "all_of",
     "any_of",
     "approval",
+    "chain",
     "current_context",
     "dag",
     "finished",
@@ -52,7 +53,7 @@ __all__ = [
 
 _NAMES = {
     "domain.schedules.dependencies": ("Asset", "after", "all_of", "any_of", "finished"),
-    "sdk.builder": ("task_group",),
+    "sdk.builder": ("chain", "task_group"),
     "sdk.dag": ("dag",),
     "sdk.decorators": ("setup", "task", "teardown"),
     "sdk.operators": ("http", "program", "trigger_dag"),

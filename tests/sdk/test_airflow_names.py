@@ -28,6 +28,8 @@ HABITS = [
     of_task("owner='me'", "it is an option of @dag"),
     of_dag("on_failure_callback=tell", "use `on_failure`"),
     of_dag("doc_md='x'", "docstring"),
+    of_dag("depends_on_past=True", "option of @task", "task_defaults={'depends_on_past': ...}"),
+    of_dag("end_date='2030-01-01'", "use `end_at`"),
     of_task("task_id='x'", "use `name`"),
     of_task("execution_timeout=5", "use `timeout`"),
     of_task("max_retry_delay=5", "use `retry_max_delay`"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evertick import Asset, Param, after, any_of, dag, finished, shell, task, task_group
+from evertick import Asset, Param, after, any_of, chain, dag, finished, shell, task, task_group
 from evertick.domain.attempt import Isolation
 from evertick.domain.dags.spec import DagSpec, DatabaseOutagePolicy, TaskKind, TaskSpec, from_json, to_json
 from evertick.domain.errors import InvalidDag
@@ -84,6 +84,14 @@ def test_arrows_chain_and_take_lists_on_either_side() -> None:
         *("d >> e", "a >> e"),
         *("f >> b", "f >> c"),
     }
+
+
+def test_a_chain_adds_the_same_dependencies() -> None:
+    def body() -> None:
+        a, b, c, d = (extract.override(name=name)() for name in "abcd")
+        chain(a, [b, c], d)
+
+    assert arrows(built(body)) == {"a >> b", "a >> c", "b >> d", "c >> d"}
 
 
 def test_the_same_arrow_twice_is_one_edge() -> None:
@@ -494,6 +502,8 @@ def test_a_dag_can_be_called_after_a_failed_one() -> None:
         (lambda: extract >> load, "'extract' must be called before"),
         (lambda: extract() >> load, "<task load> cannot be an operand of >> or <<: call the task first"),
         (lambda: extract() >> "load", "'load' cannot be an operand of"),
+        (lambda: chain(extract(), load), "<task load> cannot be an operand of"),
+        (lambda: chain([extract()], [extract()]), "two lists follow each other"),
         (lambda: extract("a", "b"), "wrong arguments for task 'extract'"),
         (lambda: extract(tabel="x"), "unexpected keyword argument 'tabel'"),
         (lambda: load(extract), "<task extract> cannot be passed"),

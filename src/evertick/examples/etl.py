@@ -4,6 +4,7 @@
 """
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from evertick import Param, Skip, TaskContext, dag, task, task_group
@@ -30,7 +31,7 @@ def clean(batch: Batch) -> Batch:
 
 # `none_failed`: skipped tables are fine, failed ones are not. A skipped task's result is None.
 @task(trigger_rule="none_failed", priority=8)
-def summarise(batches: list[Batch | None]) -> str:
+def summarise(batches: Sequence[Batch | None]) -> str:
     loaded = [batch for batch in batches if batch is not None]
     return f"{sum(batch['rows'] for batch in loaded)} rows from {len(loaded)} of {len(batches)} tables"
 

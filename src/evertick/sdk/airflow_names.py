@@ -112,7 +112,6 @@ IMPORTS = {
     "TriggerRule": "use the name of the rule, as in trigger_rule='all_done'",
     "Variable": "declare @task(variables=['region']) and read context.variables['region']",
     "XCom": _XCOM,
-    "chain": "write first >> second >> third",
     "days_ago": "use @dag(start_at=datetime(...)) with a fixed date",
     "get_current_context": "use current_context()",
 }

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, Never, Self, TypeAlias, TypeVar
 
 from evertick.domain.dags.gates import GateKind, GateSpec
@@ -99,7 +99,7 @@ class TaskRef(Operand, Placeholder):
         return self
 
 
-# A TaskRef. For type checkers it fits every parameter, also in a list: the task that it is passed to receives the value.
+# A TaskRef whose value's type is not known. For type checkers it fits every parameter.
 FutureResult: TypeAlias = Any
 
 
@@ -269,6 +269,17 @@ def link(up: object, down: object) -> None:
     downs = list(_refs(down, first=True))
     for upper, lower in product(_refs(up, first=False), downs):
         lower.dag_builder.connect(upper, lower)
+
+
+def chain(*steps: object) -> None:
+    """Run each step after the one before it: `chain(extract(), [clean(), check()], load())`. A step is a task, a group or a list.
+
+    The same as `>>`, which type checkers do not know between two tasks with results.
+    """
+    for up, down in pairwise(steps):
+        if isinstance(up, list | tuple) and isinstance(down, list | tuple):
+            raise refused("chain: two lists follow each other; write the dependencies between their tasks with >>.")
+        link(up, down)
 
 
 def _refs(side: object, *, first: bool) -> Iterator[TaskRef]:

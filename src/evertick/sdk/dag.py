@@ -9,13 +9,13 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypedDict, Unpack, overload
 
 from evertick.domain.dags.params import Param as DeclaredParam
 from evertick.domain.dags.params import as_json, declare_params
@@ -29,7 +29,7 @@ from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, Overla
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.domain.schedules.time_zones import find_zone
 from evertick.sdk.builder import DagBuilder, building
-from evertick.sdk.notify import NOTICE_OPTIONS, Callback
+from evertick.sdk.notify import NOTICE_OPTIONS, Callback, Recipients
 from evertick.sdk.options import (
     Seconds,
     TaskOptions,
@@ -49,7 +49,7 @@ from evertick.sdk.options import (
 from evertick.sdk.params import params_of
 from evertick.sdk.runtime import CompiledDag, ParamRef
 from evertick.sdk.source_location import module_file, refused
-from evertick.sdk.task import Task
+from evertick.sdk.task import P, Task
 
 if TYPE_CHECKING:
     from evertick.sdk.local_run import LocalRun, LocalRunOptions
@@ -72,6 +72,11 @@ _RULES: dict[str, tuple[str, Callable[[object], object]]] = {
 _SCHEDULE_FIELDS = ("schedule", "params", *_WHEN, *_RULES)
 
 
+Schedule: TypeAlias = (
+    str | timedelta | datetime | Collection[str | datetime] | Mapping[str, object] | Condition | Source
+)
+
+
 class DagOptions(TypedDict, total=False):
     """The options of `@dag(...)`. `executor_options` are merged with those of each task.
 
@@ -84,8 +89,8 @@ class DagOptions(TypedDict, total=False):
     name: str
     description: str
     owner: str
-    schedule: object
-    schedules: Mapping[str, object]
+    schedule: Schedule | None
+    schedules: Mapping[str, Schedule | Mapping[str, object]]
     timezone: str
     start_at: datetime | str
     end_at: datetime | str
@@ -105,28 +110,28 @@ class DagOptions(TypedDict, total=False):
     retries: int
     paused: bool
     executor_options: Mapping[str, object]
-    on_success: object
-    on_failure: object
-    on_retry: object
-    on_deadline: object
+    on_success: Recipients
+    on_failure: Recipients
+    on_retry: Recipients
+    on_deadline: Recipients
     task_defaults: TaskOptions
 
 
 @dataclass(slots=True)
-class Collection:
+class Collected:
     """The DAGs that one import created, with the file whose top-level code was running."""
 
-    definitions: list[tuple[str | None, DagDefinition]] = field(default_factory=list)
-    built: list[tuple[str | None, DagDefinition, CompiledDag]] = field(default_factory=list)
+    definitions: list[tuple[str | None, DagDefinition[...]]] = field(default_factory=list)
+    built: list[tuple[str | None, DagDefinition[...], CompiledDag]] = field(default_factory=list)
 
 
-_collecting: ContextVar[Collection | None] = ContextVar("evertick_collection", default=None)
+_collecting: ContextVar[Collected | None] = ContextVar("evertick_collection", default=None)
 
 
 @contextmanager
-def collecting() -> Iterator[Collection]:
+def collecting() -> Iterator[Collected]:
     """Record every `@dag` that is declared or called within the block."""
-    collection = Collection()
+    collection = Collected()
     token = _collecting.set(collection)
     try:
         yield collection
@@ -134,10 +139,10 @@ def collecting() -> Iterator[Collection]:
         _collecting.reset(token)
 
 
-class DagDefinition:
+class DagDefinition(Generic[P]):
     """The result of `@dag` on a function. Calling it returns the DAG; the loader calls it if the file does not."""
 
-    def __init__(self, function: Callable[..., object], options: DagOptions) -> None:
+    def __init__(self, function: Callable[P, object], options: DagOptions) -> None:
         if not callable(function):
             raise refused(
                 f"@dag takes a function, not {function!r}; options need names, as in @dag(schedule='@daily')."
@@ -156,7 +161,7 @@ class DagDefinition:
     def __repr__(self) -> str:
         return f"<dag {self.name}>"
 
-    def __call__(self, *args: object, **kwargs: object) -> CompiledDag:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CompiledDag:
         if self.name == "<lambda>":
             raise self._at_definition(
                 "a lambda has no name for its DAG: pass one, as in dag(name='nightly')(lambda: load())."
@@ -164,7 +169,7 @@ class DagDefinition:
         builder = DagBuilder(self.name, self.task_defaults)
         builder.note_callbacks(self.notices)
         with building(builder):
-            self.function(*args, **self._with_params(args, kwargs))
+            self.function(*args, **self._with_params(args, kwargs))  # type: ignore[arg-type]
         groups = tuple(builder.retried_groups)
         spec = DagSpec(**self.frame, tasks=tuple(builder.specs), edges=tuple(sorted(builder.edges)), groups=groups)
         self._check_template_params(builder, {param.name for param in spec.params})
@@ -209,24 +214,28 @@ class DagDefinition:
             raise self._at_definition(
                 f"DAG {self.name!r}: {error}; call {self.name}(...) in the file, or give its arguments defaults."
             ) from None
-        return self()
+        return self()  # type: ignore[call-arg]
 
     def _at_definition(self, message: str) -> InvalidDag:
         code = getattr(self.function, "__code__", None)
         return InvalidDag(message, file=code.co_filename, line=code.co_firstlineno) if code else InvalidDag(message)
 
 
-@overload
-def dag(function: Callable[..., object], /) -> DagDefinition: ...
+class _MakeDag(Protocol):
+    """`@dag(...)` on a function."""
+
+    def __call__(self, function: Callable[P, object], /) -> DagDefinition[P]: ...
 
 
 @overload
-def dag(**options: Unpack[DagOptions]) -> Callable[[Callable[..., object]], DagDefinition]: ...
+def dag(function: Callable[P, object], /) -> DagDefinition[P]: ...
 
 
-def dag(
-    function: Callable[..., object] | None = None, /, **options: Unpack[DagOptions]
-) -> DagDefinition | Callable[[Callable[..., object]], DagDefinition]:
+@overload
+def dag(**options: Unpack[DagOptions]) -> _MakeDag: ...
+
+
+def dag(function: Callable[..., object] | None = None, /, **options: Unpack[DagOptions]) -> Any:
     """Make a function a DAG: `@dag`, or `@dag(schedule="0 6 * * *", timezone="Europe/Berlin")`."""
     if function is not None:
         return DagDefinition(function, options)
@@ -259,7 +268,7 @@ _EVENT = DeclaredParam({}, type=dict)
 
 def _called_by(dag: str, callback: Callback) -> CompiledDag:
     """The DAG whose runs call a callback: user code runs on runners, with logs and a time limit like any other."""
-    task: Task[..., Any] = Task(callback.function, {**callback.options, "name": callback.name})  # type: ignore[typeddict-item]
+    task: Task[..., Any, Any] = Task(callback.function, {**callback.options, "name": callback.name})  # type: ignore[typeddict-item]
 
     def call_back(event: object = _EVENT) -> None:
         task(event)
@@ -362,7 +371,7 @@ def load_dags(folder: Path, file: str) -> Mapping[str, CompiledDag]:
     return dags
 
 
-def _own_dags(collection: Collection, module_file: str) -> list[CompiledDag]:
+def _own_dags(collection: Collected, module_file: str) -> list[CompiledDag]:
     built = [dag for owner, _, dag in collection.built if owner == module_file]
     called = {id(definition) for _, definition, _ in collection.built}
     uncalled = [

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Never, Protocol, TypeVar, Unpack, overload
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Never, Protocol, TypeVar, Unpack, cast, overload
 
 from evertick.domain.dags.spec import BranchChoice
+from evertick.domain.dags.waits import TimeoutAction
 from evertick.domain.errors import did_you_mean
 from evertick.domain.states import TriggerRule
-from evertick.sdk.options import Seconds, TaskOptions, check_options, read_flag, read_option
+from evertick.sdk.builder import TaskRef
+from evertick.sdk.options import CommonOptions, Seconds, TaskOptions, TimeoutName, check_options, read_flag, read_option
 from evertick.sdk.runtime import TaskContext
 from evertick.sdk.source_location import refused
-from evertick.sdk.task import P, Task
+from evertick.sdk.task import P, R, Task, Unannotated
 from evertick.sdk.waits import sensor_wait
 
-R = TypeVar("R")
 Function = Callable[..., object]
 
 
@@ -42,13 +43,33 @@ class _Context4(Protocol):
 C = TypeVar("C", bound=_Context0 | _Context1 | _Context2 | _Context3 | _Context4)
 
 
-class _Make(Protocol):
-    """`@it` on a function. The task takes the function's parameters."""
+Async = Coroutine[Any, Any, R]
+
+
+class _MakeTask(Protocol):
+    """`@task` on a function: the task takes its parameters, and for type checkers a call returns its result."""
 
     @overload
-    def __call__(self, function: C, /) -> Task[..., C]: ...
+    def __call__(self, function: C, /) -> Task[..., Any, C]: ...
     @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, Callable[P, R]]: ...
+    def __call__(self, function: Callable[P, Unannotated], /) -> Task[P, Any, Callable[P, Any]]: ...
+    @overload
+    def __call__(self, function: Callable[P, Async[None]], /) -> Task[P, TaskRef, Callable[P, Async[None]]]: ...
+    @overload
+    def __call__(self, function: Callable[P, None], /) -> Task[P, TaskRef, Callable[P, None]]: ...
+    @overload
+    def __call__(self, function: Callable[P, Async[R]], /) -> Task[P, R, Callable[P, Async[R]]]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R, Callable[P, R]]: ...
+
+
+class _MakeStep(Protocol):
+    """The same for a task that decides, waits, sets up or has several results: a call returns `Any`, which also takes `>>`."""
+
+    @overload
+    def __call__(self, function: C, /) -> Task[..., Any, C]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, Any, Callable[P, R]]: ...
 
 
 class Decorator:
@@ -58,11 +79,11 @@ class Decorator:
         self._role = role
 
     @overload
-    def __call__(self, function: C, /) -> Task[..., C]: ...
+    def __call__(self, function: C, /) -> Task[..., Any, C]: ...
     @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, Callable[P, R]]: ...
+    def __call__(self, function: Callable[P, R], /) -> Task[P, Any, Callable[P, R]]: ...
     @overload
-    def __call__(self, /, **options: Unpack[TaskOptions]) -> _Make: ...
+    def __call__(self, /, **options: Unpack[TaskOptions]) -> _MakeStep: ...
     def __call__(self, function: Function | None = None, /, **options: Unpack[TaskOptions]) -> Any:
         return _made(function, options, self._role)
 
@@ -80,11 +101,11 @@ class TeardownOptions(TaskOptions, total=False):
 
 
 @overload
-def teardown(function: C, /) -> Task[..., C]: ...
+def teardown(function: C, /) -> Task[..., Any, C]: ...
 @overload
-def teardown(function: Callable[P, R], /) -> Task[P, Callable[P, R]]: ...
+def teardown(function: Callable[P, R], /) -> Task[P, Any, Callable[P, R]]: ...
 @overload
-def teardown(**options: Unpack[TeardownOptions]) -> _Make: ...
+def teardown(**options: Unpack[TeardownOptions]) -> _MakeStep: ...
 def teardown(
     function: Function | None = None, /, *, on_failure_fail_dagrun: bool = False, **options: Unpack[TaskOptions]
 ) -> Any:
@@ -99,15 +120,34 @@ class SensorOptions(TaskOptions, total=False):
     """The options of `@task.sensor`."""
 
     interval: Seconds
-    on_timeout: str
+    on_timeout: TimeoutAction | TimeoutName
     backoff: float
     max_interval: Seconds | None
     poll_timeout: Seconds | None
 
 
-class TaskDecorator(Decorator):
+class TaskDecorator:
     """`@task` makes a function a task. `@task.branch` returns the names of the tasks or groups directly after it that must
     run; the others are skipped. `@task.sensor` is called until its condition is met."""
+
+    @overload
+    def __call__(self, function: C, /) -> Task[..., Any, C]: ...
+    @overload
+    def __call__(self, function: Callable[P, Unannotated], /) -> Task[P, Any, Callable[P, Any]]: ...
+    @overload
+    def __call__(self, function: Callable[P, Async[None]], /) -> Task[P, TaskRef, Callable[P, Async[None]]]: ...
+    @overload
+    def __call__(self, function: Callable[P, None], /) -> Task[P, TaskRef, Callable[P, None]]: ...
+    @overload
+    def __call__(self, function: Callable[P, Async[R]], /) -> Task[P, R, Callable[P, Async[R]]]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R, Callable[P, R]]: ...
+    @overload
+    def __call__(self, /, *, outputs: Iterable[str], **options: Unpack[CommonOptions]) -> _MakeStep: ...
+    @overload
+    def __call__(self, /, **options: Unpack[CommonOptions]) -> _MakeTask: ...
+    def __call__(self, function: Function | None = None, /, **options: Any) -> Any:
+        return _made(function, cast("TaskOptions", options), {})
 
     branch = Decorator({"choice": BranchChoice.BRANCH})
 
@@ -120,11 +160,11 @@ class TaskDecorator(Decorator):
         raise AttributeError(f"@task has no {name!r}; {hint}")
 
     @overload
-    def short_circuit(self, function: C, /) -> Task[..., C]: ...
+    def short_circuit(self, function: C, /) -> Task[..., Any, C]: ...
     @overload
-    def short_circuit(self, function: Callable[P, R], /) -> Task[P, Callable[P, R]]: ...
+    def short_circuit(self, function: Callable[P, R], /) -> Task[P, Any, Callable[P, R]]: ...
     @overload
-    def short_circuit(self, /, **options: Unpack[ShortCircuitOptions]) -> _Make: ...
+    def short_circuit(self, /, **options: Unpack[ShortCircuitOptions]) -> _MakeStep: ...
     def short_circuit(
         self,
         function: Function | None = None,
@@ -142,18 +182,18 @@ class TaskDecorator(Decorator):
         return _made(function, options, {"choice": choice}, self.short_circuit)
 
     @overload
-    def sensor(self, function: C, /) -> Task[..., C]: ...
+    def sensor(self, function: C, /) -> Task[..., Any, C]: ...
     @overload
-    def sensor(self, function: Callable[P, R], /) -> Task[P, Callable[P, R]]: ...
+    def sensor(self, function: Callable[P, R], /) -> Task[P, Any, Callable[P, R]]: ...
     @overload
-    def sensor(self, /, **options: Unpack[SensorOptions]) -> _Make: ...
+    def sensor(self, /, **options: Unpack[SensorOptions]) -> _MakeStep: ...
     def sensor(
         self,
         function: Function | None = None,
         /,
         *,
         interval: Seconds = 60,
-        on_timeout: str = "fail",
+        on_timeout: TimeoutAction | TimeoutName = "fail",
         backoff: float = 1.0,
         max_interval: Seconds | None = None,
         poll_timeout: Seconds | None = None,
@@ -170,7 +210,7 @@ class TaskDecorator(Decorator):
         return _made(function, options, {"wait": wait}, self.sensor)
 
 
-task = TaskDecorator({})
+task = TaskDecorator()
 setup = Decorator({"is_setup": True})
 
 
@@ -179,7 +219,7 @@ def _made(
 ) -> Any:
     """`call` is the decorator, if it has options of its own."""
 
-    def make(decorated: Function) -> Task[..., Any]:
+    def make(decorated: Function) -> Task[..., Any, Any]:
         name = options.get("name", getattr(decorated, "__name__", "task"))
         if call is not None:
             check_options(f"task {name!r}", options, call, TaskOptions)

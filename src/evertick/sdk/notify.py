@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from evertick.domain.errors import UserError
 from evertick.domain.notifications import (
@@ -42,6 +43,11 @@ class NotificationRule:
     sink: Destination
     callback: Callback | None = None
     every_time: bool = False
+
+
+Recipient: TypeAlias = NotificationRule | Callable[..., object]
+# The value of `on_failure=` and the others.
+Recipients: TypeAlias = Recipient | Iterable[Recipient] | None
 
 
 def webhook(

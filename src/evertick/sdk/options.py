@@ -21,10 +21,12 @@ from evertick.domain.retry import Backoff, RetryPolicy
 from evertick.domain.schedules.dependencies import Source
 from evertick.domain.states import TriggerRule
 from evertick.domain.stored_values import ValueKind, check_name
-from evertick.sdk.notify import NOTICE_OPTIONS, callbacks_in, rule_specs
+from evertick.sdk.notify import NOTICE_OPTIONS, Recipients, callbacks_in, rule_specs
 from evertick.sdk.source_location import refused
 
 Seconds = float | timedelta | str
+Exceptions = type[BaseException] | str | Iterable[type[BaseException] | str]
+TimeoutName = Literal["fail", "skip"]
 E = TypeVar("E", bound=StrEnum)
 T = TypeVar("T")
 _NO_RETRIES = RetryPolicy()
@@ -52,46 +54,51 @@ class WaitOptions(TypedDict, total=False):
     name: str
     trigger_rule: TriggerRule | RuleName
     finish_within: Seconds | None
-    on_success: object
-    on_failure: object
-    on_skipped: object
-    on_deadline: object
+    on_success: Recipients
+    on_failure: Recipients
+    on_skipped: Recipients
+    on_deadline: Recipients
 
 
-class TaskOptions(WaitOptions, total=False):
-    """The options of `@task(...)`, `shell(...)`, `.override(...)` and `@dag(task_defaults=...)`."""
+class CommonOptions(WaitOptions, total=False):
+    """The options of every task that runs somewhere, without `outputs`: that changes the type of a task's result."""
 
     retries: int
     retry_delay: Seconds
-    retry_backoff: Backoff | str
+    retry_backoff: Backoff | Literal["fixed", "linear", "exponential"]
     retry_max_delay: Seconds | None
     retry_jitter: float
-    retry_on: object
-    never_on: object
+    retry_on: Exceptions
+    never_on: Exceptions
     timeout: Seconds | None
     queue_timeout: Seconds | None
     queue: str | None
     priority: int
-    isolation: Isolation | str
+    isolation: Isolation | Literal["process", "warm"]
     rerun_on_loss: bool
-    on_lost_contact: DatabaseOutagePolicy | str
-    pool: str | Mapping[str, int]
-    mutex: str | Iterable[str]
-    mutex_shared: str | Iterable[str]
-    parallel: Mapping[str, int]
-    max_active: int
-    order: Mapping[str, int | str]
-    rate: Mapping[str, str]
-    depends_on_past: bool
+    on_lost_contact: DatabaseOutagePolicy | Literal["continue", "stop"]
+    pool: str | Mapping[str, int] | None
+    mutex: str | Iterable[str] | None
+    mutex_shared: str | Iterable[str] | None
+    parallel: Mapping[str, int] | None
+    max_active: int | None
+    order: Mapping[str, int | str] | None
+    rate: Mapping[str, str] | None
+    depends_on_past: bool | None
     max_instances: int
     setup: bool
     outlets: Iterable[Source | str]
-    outputs: Iterable[str]
     variables: Iterable[str]
     connections: Iterable[str]
     secrets: Iterable[str]
     executor_options: Mapping[str, object]
-    on_retry: object
+    on_retry: Recipients
+
+
+class TaskOptions(CommonOptions, total=False):
+    """The options of `@task(...)`, `shell(...)`, `.override(...)` and `@dag(task_defaults=...)`."""
+
+    outputs: Iterable[str]
 
 
 def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
@@ -157,7 +164,13 @@ def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> Non
         return
     from evertick.sdk.airflow_names import option_hint
 
-    hints = {name: option_hint(name, known) for name in wrong}
+    of_tasks = TaskOptions.__annotations__ if "task_defaults" in known else ()
+    hints = {
+        name: f"it is an option of @task; for all tasks of the DAG, use task_defaults={{{name!r}: ...}}."
+        if name in of_tasks
+        else option_hint(name, known)
+        for name in wrong
+    }
     listed = "" if all(hints.values()) else f"known options: {', '.join(known)}."
     if len(wrong) == 1:
         raise refused(f"{owner} has no option {wrong[0]!r}; {hints[wrong[0]] or listed}")

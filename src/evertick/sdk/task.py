@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, Unpack, overload
 
 from evertick.domain.dags.mapping import DEFAULT_INSTANCES, MapHow, MappedList
 from evertick.domain.dags.mapping import Mapping as TaskMapping
 from evertick.domain.dags.spec import TaskKind
-from evertick.sdk.builder import FutureResult, TaskGroup, TaskRef, current_builder
+from evertick.sdk.builder import TaskGroup, TaskRef, current_builder
 from evertick.sdk.options import TaskOptions, check_options, task_spec
 from evertick.sdk.runtime import BoundTask, ListArgument, Placeholder, ResultOf
 from evertick.sdk.source_location import refused
@@ -19,13 +19,56 @@ _MAX_DOC = 10_000
 
 
 P = ParamSpec("P")
+R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., object])
 
 
-class Task(Generic[P, F]):
+class Unannotated:
+    """Never a result. Only `Any`, the result of a function without annotations, fits it: its overload comes first."""
+
+
+class Expandable(Generic[R]):
+    """What has instances: a task, also with some arguments given."""
+
+    @overload
+    def expand(self: Expandable[Unannotated], **lists: object) -> Any: ...
+    @overload
+    def expand(self: Expandable[TaskRef], **lists: object) -> TaskRef: ...  # type: ignore[overload-overlap]
+    @overload
+    def expand(self, **lists: object) -> list[R]: ...
+    def expand(self, **lists: object) -> Any:
+        """One instance per element; with several lists, one per combination: the last list varies fastest."""
+        return self._given().over_lists(MapHow.PRODUCT, lists)
+
+    @overload
+    def expand_zip(self: Expandable[Unannotated], **lists: object) -> Any: ...
+    @overload
+    def expand_zip(self: Expandable[TaskRef], **lists: object) -> TaskRef: ...  # type: ignore[overload-overlap]
+    @overload
+    def expand_zip(self, **lists: object) -> list[R]: ...
+    def expand_zip(self, **lists: object) -> Any:
+        """One instance per position of the lists, which must have equal length."""
+        return self._given().over_lists(MapHow.ZIP, lists)
+
+    @overload
+    def expand_kwargs(self: Expandable[Unannotated], rows: object, /) -> Any: ...
+    @overload
+    def expand_kwargs(self: Expandable[TaskRef], rows: object, /) -> TaskRef: ...  # type: ignore[overload-overlap]
+    @overload
+    def expand_kwargs(self, rows: object, /) -> list[R]: ...
+    def expand_kwargs(self, rows: object, /) -> Any:
+        """One instance per dict of a list, called with the dict as its arguments."""
+        return self._given().over_dicts(rows)
+
+    def _given(self) -> Partial[R]:
+        raise NotImplementedError
+
+
+class Task(Expandable[R], Generic[P, R, F]):
     """A function that becomes a task wherever a DAG calls it. `function` is the plain one, for tests and for other tasks.
 
-    For type checkers, a call takes the function's own parameters (docs/decisions/0040-types-of-dag-files.md).
+    For type checkers, a call takes the function's own parameters and returns its result, so that what is passed on is checked.
+    Without a result it returns what it is, a `TaskRef` (docs/decisions/0058-types-of-results.md).
     """
 
     def __init__(self, function: F, options: TaskOptions, role: Mapping[str, object] | None = None) -> None:
@@ -52,28 +95,21 @@ class Task(Generic[P, F]):
     def __repr__(self) -> str:
         return f"<task {self.name}>"
 
-    def override(self, **options: Unpack[TaskOptions]) -> Task[P, F]:
+    def override(self, **options: Unpack[TaskOptions]) -> Task[P, R, F]:
         """The same function with other options: `load.override(name="load_orders", retries=5)(rows)`."""
-        changed: Task[P, F] = Task(self.function, {**self.options, **options}, self.role)
+        changed: Task[P, R, F] = Task(self.function, {**self.options, **options}, self.role)
         changed.names_one_call = self.names_one_call or "name" in options
         return changed
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> FutureResult:
-        return self.place(args, kwargs, None)
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.place(args, kwargs, None)  # type: ignore[return-value]
 
-    def partial(self, *args: object, **kwargs: object) -> Partial:
+    def partial(self, *args: object, **kwargs: object) -> Partial[R]:
         """The arguments shared by all instances: `load.partial(table="x").expand(row=rows)`."""
         return Partial(self, args, kwargs)
 
-    def expand(self, **lists: object) -> FutureResult:
-        """One instance of this task per element, or per combination of several lists; see `Partial.expand`."""
-        return self.partial().expand(**lists)
-
-    def expand_zip(self, **lists: object) -> FutureResult:
-        return self.partial().expand_zip(**lists)
-
-    def expand_kwargs(self, rows: object, /) -> FutureResult:
-        return self.partial().expand_kwargs(rows)
+    def _given(self) -> Partial[R]:
+        return Partial(self, (), {})
 
     def place(self, args: tuple[object, ...], kwargs: Mapping[str, object], expansion: Expansion | None) -> TaskRef:
         """Add a call of the function to the DAG whose function is running."""
@@ -260,26 +296,20 @@ class Expansion(NamedTuple):
         )
 
 
-class Partial:
+class Partial(Expandable[R]):
     """A task with the arguments shared by all its instances: `load.partial(table="x").expand(row=rows)`."""
 
-    def __init__(self, task: Task[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    def __init__(self, task: Task[..., R, Any], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         self._task, self._args, self._kwargs = task, args, kwargs
         task.check_arguments(args, kwargs, is_partial=True)
 
     def __repr__(self) -> str:
         return f"<task {self._task.name}, not expanded yet>"
 
-    def expand(self, **lists: object) -> FutureResult:
-        """One instance per element; with several lists, one per combination: the last list varies fastest."""
-        return self._expanded(MapHow.PRODUCT, lists)
+    def _given(self) -> Partial[R]:
+        return self
 
-    def expand_zip(self, **lists: object) -> FutureResult:
-        """One instance per position of the lists, which must have equal length."""
-        return self._expanded(MapHow.ZIP, lists)
-
-    def expand_kwargs(self, rows: object, /) -> FutureResult:
-        """One instance per dict of a list, called with the dict as its arguments."""
+    def over_dicts(self, rows: object) -> TaskRef:
         checked = _checked_list(self._task.name, "expand_kwargs", rows)
         for row in () if isinstance(checked, TaskRef) else checked:
             if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
@@ -289,7 +319,7 @@ class Partial:
             self._check(row)
         return self._task.place(self._args, self._kwargs, Expansion(MapHow.KWARGS, {None: checked}))
 
-    def _expanded(self, how: MapHow, lists: Mapping[str, object]) -> TaskRef:
+    def over_lists(self, how: MapHow, lists: Mapping[str, object]) -> TaskRef:
         if not lists:
             raise refused(f"task {self._task.name!r} expands over nothing: give it at least one list, {_EXAMPLE}.")
         checked: dict[str | None, object] = {

@@ -17,6 +17,7 @@ from evertick.domain.errors import InvalidDag, UserError
 from evertick.sdk.builder import FutureResult, TaskRef, current_builder
 from evertick.sdk.options import (
     Seconds,
+    TimeoutName,
     WaitOptions,
     check_names,
     check_options,
@@ -48,7 +49,7 @@ def wait_until(when: When, /, **options: Unpack[WaitOptions]) -> TaskRef:
         )
     check_names("wait_until", options, WaitOptions.__annotations__)
     given = {"timeout": _COMPUTE_SECONDS, **options}
-    computed: Task[..., Any] = Task(_computed, given, {"wait": WaitSpec(kind=WaitKind.POLL, seconds=60.0)})  # type: ignore[arg-type]
+    computed: Task[..., Any, Any] = Task(_computed, given, {"wait": WaitSpec(kind=WaitKind.POLL, seconds=60.0)})  # type: ignore[arg-type]
     computed.name, computed.names_one_call = options.get("name", "wait_until"), "name" in options
     return computed.place((when,), {}, None)
 
@@ -64,7 +65,7 @@ def wait_for_event(
     /,
     *,
     timeout: Seconds | None = None,
-    on_timeout: str = "fail",
+    on_timeout: TimeoutAction | TimeoutName = "fail",
     lookback: Seconds = 0,
     **options: Unpack[WaitOptions],
 ) -> FutureResult:
@@ -94,8 +95,8 @@ def approval(
     form: Mapping[str, object] | None = None,
     approvers: str | None = None,
     timeout: Seconds | None = None,
-    on_timeout: str = "fail",
-    on_reject: str = "fail",
+    on_timeout: TimeoutAction | TimeoutName = "fail",
+    on_reject: TimeoutAction | TimeoutName = "fail",
     **options: Unpack[WaitOptions],
 ) -> FutureResult:
     """Ask for an approval, and wait for the decision: `evertick approvals approve RUN TASK`.
