@@ -1,4 +1,4 @@
-"""Settings: one frozen record, every default visible here, read from the environment and validated once.
+"""Settings: one frozen record, every default visible here, read from the environment and a file, and validated once.
 
 The only module that reads the environment.
 """
@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from evertick.domain.errors import InvalidSettings, UserError
+from evertick.domain.errors import InvalidSettings, UserError, did_you_mean
 from evertick.domain.executor_options import POD_OPTIONS
 from evertick.domain.notifications import parse_destination
 from evertick.domain.routing import read_pattern
@@ -114,8 +114,9 @@ LOCAL = "local"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Each field is set by EVERTICK_<NAME>, for instance EVERTICK_RUNNER_SLOTS."""
+    """Each field is set by EVERTICK_<NAME>, for instance EVERTICK_RUNNER_SLOTS, or by its name in the configuration file."""
 
+    config: str | None = None
     database_url: str | None = None
     home: Path = Path(".evertick")
     dags_folder: Path = Path("dags")
@@ -291,16 +292,101 @@ class Settings:
         return self.home / "spool"
 
 
+class Given(NamedTuple):
+    """The value of a setting, and the variable or file that it comes from."""
+
+    value: object
+    source: str
+
+
+# The value of EVERTICK_CONFIG without a file: for child processes, whose environment has every setting already.
+NO_FILE = "none"
+_FILE, _PROJECT = "evertick.toml", "pyproject.toml"
+
+
 def read_settings(environment: Mapping[str, str] = os.environ, **overrides: object) -> Settings:
-    """Settings from the environment; command line values (not None) take precedence."""
-    given = {each.name: environment.get(_variable(each.name)) for each in fields(Settings)}
-    values = {name: _parse(name, raw) for name, raw in given.items() if raw}
+    """Command line values (not None) take precedence over the environment, which takes precedence over the file."""
+    given = given_settings(environment)
+    values = {name: each.value for name, each in given.items()}
+    try:
+        return Settings(**values | {name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
+    except InvalidSettings as error:
+        named = {_variable(name): name for name, each in given.items() if each.source != _variable(name)}
+        from_file = [named[each] for each in dict.fromkeys(re.findall(r"EVERTICK_\w+", str(error))) if each in named]
+        told = "".join(f" {_variable(name)} is {name} in {given[name].source}." for name in from_file)
+        raise InvalidSettings(f"{error}{told}") from None
+
+
+def given_settings(environment: Mapping[str, str] = os.environ) -> dict[str, Given]:
+    """Every setting that is not a default."""
+    found = _file_settings(environment.get(_variable("config")))
     # OpenTelemetry's own variables for the trace endpoint.
-    for standard in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+    for standard in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
         if environment.get(standard):
-            values.setdefault("otlp_endpoint", environment[standard])
-    values |= {name: value for name, value in overrides.items() if value is not None}
-    return Settings(**values)  # type: ignore[arg-type]
+            found["otlp_endpoint"] = Given(environment[standard], standard)
+    for each in fields(Settings):
+        if raw := environment.get(_variable(each.name)):
+            found[each.name] = Given(_parse(each.name, raw), _variable(each.name))
+    return found
+
+
+def _file_settings(chosen: str | None) -> dict[str, Given]:
+    """The settings of the chosen file, or of the one in the current directory. Paths in a file are relative to it."""
+    if chosen == NO_FILE:
+        return {}
+    for path in [Path(chosen)] if chosen else [Path(_FILE), Path(_PROJECT)]:
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            if chosen:
+                raise InvalidSettings(f"EVERTICK_CONFIG={chosen}: there is no such file.") from None
+            continue
+        except OSError as error:
+            raise InvalidSettings(f"{path} cannot be read: {error.strerror}.") from None
+        # Most projects have a pyproject.toml without settings, which is not parsed.
+        if path.name != _PROJECT or b"evertick" in text:
+            table = _parsed(path, text)
+            if table is not None:
+                return {name: Given(_from_file(path, name, value), str(path)) for name, value in table.items()}
+    return {}
+
+
+def _parsed(path: Path, text: bytes) -> Mapping[str, object] | None:
+    """The table with the settings; None for a pyproject.toml without one."""
+    from tomllib import TOMLDecodeError, loads
+
+    try:
+        found: Any = loads(text.decode())
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"{path} is not valid TOML: {error}.") from None
+    if path.name == _PROJECT:
+        found = found.get("tool", {}).get("evertick")
+    if found is not None and not isinstance(found, dict):
+        raise InvalidSettings(f"{path}: tool.evertick must be a table of settings: write [tool.evertick].")
+    return found
+
+
+def _from_file(path: Path, name: str, value: object) -> object:
+    kinds = {each.name: str(each.type).removesuffix(" | None") for each in fields(Settings) if each.name != "config"}
+    if name not in kinds:
+        hint = did_you_mean(name.lower().removeprefix("evertick_"), kinds, "List all with `evertick config show`.")
+        raise InvalidSettings(f"{path}: unknown setting {name!r}. {hint[0].upper()}{hint[1:]}")
+    match kinds[name], value:
+        case ("bool", bool()) | ("str", str()):
+            return value
+        case ("int", int()) | ("float", int() | float()) if not isinstance(value, bool):
+            return value if kinds[name] == "int" else float(value)  # type: ignore[arg-type]
+        case "Path", str():
+            return path.parent / value
+        case "tuple[str, ...]", list() if all(isinstance(each, str) for each in value):
+            return tuple(value)
+    wanted = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "tuple[str, ...]": "a list of texts",
+    }
+    raise InvalidSettings(f"{path}: {name} is {value!r:.100}, but it must be {wanted.get(kinds[name], 'a text')}.")
 
 
 def variables() -> list[str]:
@@ -321,7 +407,7 @@ def environment_for(settings: Settings, environment: Mapping[str, str] = os.envi
         value = getattr(settings, each.name)
         if value is not None:
             env[_variable(each.name)] = ",".join(value) if isinstance(value, tuple) else str(value)
-    return env
+    return {**env, _variable("config"): NO_FILE}
 
 
 def user_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -30,6 +30,7 @@ _RUN: dict[str, Command] = {
     "publisher": ("services:publisher_app", "Watch a folder and publish the DAGs in it."),
     "deploy": ("deploy", "Publish the DAGs of a folder once."),
     "health": ("health", "Show the health of this installation; exit status 1 if a part is unhealthy."),
+    "config": ("config", "Show and check the settings: show, check."),
     "doctor": ("doctor", "Find problems of this installation, and how to solve them."),
     "db": ("db", "Migrate and prune the database, make its roles, or show its status."),
     "api": ("services:api_app", "Serve the web pages and the HTTP API."),
@@ -71,7 +72,7 @@ _MANAGE: dict[str, Command] = {
 COMMANDS = _RUN | _MANAGE
 
 # These commands work on this machine: they refuse a server's address.
-HERE_ONLY = {"up", "agent", "scheduler", "runner", "publisher", "api", "health", "doctor", "login", "logout"}
+HERE_ONLY = {"up", "agent", "scheduler", "runner", "publisher", "api", "health", "config", "doctor", "login", "logout"}
 
 
 class _LazyGroup(PlainGroup):
