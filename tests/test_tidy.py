@@ -18,6 +18,7 @@ TESTS = ROOT / "tests"
 LAYERS = (
     *(
         "domain",
+        "extensions",
         "config",
         "processes",
         "db",
@@ -44,7 +45,12 @@ LAYERS = (
     *("operations", "api", "ui", "client", "cli"),
 )
 # DAG files import these; each of their imports costs every process that runs a task.
-FRONTS = {"__main__": ("cli",), "sdk": ("sdk", "domain"), "__init__": ("sdk", "domain"), "testing": ("sdk", "domain")}
+FRONTS = {
+    "__main__": ("cli",),
+    "sdk": ("sdk", "domain", "extensions"),
+    "__init__": ("sdk", "domain"),
+    "testing": ("sdk", "domain"),
+}
 
 # Written by a tool from the models of Airflow's client, so it has their names and their length.
 GENERATED = {"api/airflow/models"}
@@ -83,6 +89,10 @@ CATCH_ALL = {
     "runner/remote/session.Observer._listen": "an executor may be user code, and nothing depends on its signals",
     "runner/remote/worker_pool.WorkerPool._work": "one attempt that cannot be submitted must not stop the others (V11)",
     "storage/results.ResultTransfers.upload": "an attempt whose end is never reported would hold its slot permanently",
+    "extensions.find_extension": "an extension is third-party code: an error in it is a distribution to correct",
+    "notifications/delivery._send_by_plugin": "a notifier is third-party code: an error in it is a failed delivery",
+    "attempts/typed_json._encoded": "a serializer is third-party code: an error in it is the result's",
+    "attempts/typed_json._decoded": "a serializer is third-party code: an error in it is the result's",
     "executors/registry.open_executor": "an executor may be third-party code: an error in it is a setting to correct",
     "runtime/thread_runner.ThreadRunner.do": "every exception of the work in a thread is raised again in its caller",
     "runtime/loop.run_loop": "a failing tick must not end the loop",
@@ -132,6 +142,7 @@ LATE_IMPORTS = {
     "sdk/task._check_shell": "jinja2 and the rules of the shell, only for commands that have templates",
     "attempts/body._perform": "http.client brings ssl and email, which each fork would map",
     "attempts/shell.prepare_shell": "the masking of secrets, only for commands that have templates",
+    "extensions._entry_points": "importlib.metadata takes 20 ms, only where an extension is used",
     "attempts/body._typed": "decimal, uuid and zoneinfo, for values that JSON lacks; each fork would map them",
     "attempts/child.Child.live": "asyncio doubles what each fork copies",
     "attempts/fork_server.ForkServer._load": "asyncio doubles what each fork copies",

@@ -1,8 +1,8 @@
 """Values that JSON lacks, in JSON: `{"$evertick": "decimal", "value": "1.50"}`. Never pickle, never an arbitrary type.
 
 Reading restores the value. A dataclass, a pydantic model or an enum is created only from a class that the reader can
-import and that is of that kind; a task's own dict that looks like this form is wrapped, so that it is restored
-unchanged.
+import and that is of that kind, any other class only by an installed serializer; a task's own dict that looks like this
+form is wrapped, so that it is restored unchanged.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from evertick.domain.attempt import RESULT_TAG
 from evertick.domain.errors import ResultLost
+from evertick.extensions import ExtensionKind, find_extension, find_serializer
 from evertick.sdk.runtime import Outputs
 
 _PLAIN_KEYS = (str, int, float, bool, type(None))
@@ -58,6 +59,8 @@ def to_plain(value: object, where: str = "result") -> Any:
     if _is_model(type(value)):
         dumped = json.loads(cast(Any, value).model_dump_json())
         return {RESULT_TAG: "pydantic", "class": _name_of(type(value), where), "value": dumped}
+    if (plain := _encoded(value, where)) is not None:
+        return plain
     raise Unstorable(where, f"of type {type(value).__name__}")
 
 
@@ -171,6 +174,29 @@ def _is_model(kind: type) -> bool:
     return any(each.__module__.startswith("pydantic.") and each.__name__ == "BaseModel" for each in kind.__mro__)
 
 
+def _encoded(value: object, where: str) -> Any:
+    """By a serializer; None without one. Asked last: the search takes some milliseconds."""
+    try:
+        if (found := find_serializer(value)) is None:
+            return None
+        name, serializer = found
+        return {RESULT_TAG: "serializer", "class": name, "value": to_plain(serializer.encode(value), where)}
+    except (Unstorable, RecursionError):
+        raise
+    except Exception as error:
+        raise Unstorable(where, f"refused by its serializer: {type(error).__name__}: {error}") from None
+
+
+def _decoded(name: str, stored: object) -> Any:
+    try:
+        serializer: Any = find_extension(ExtensionKind.SERIALIZER, name)
+        if serializer is not None:
+            return serializer.decode(stored)
+    except Exception as error:
+        raise ResultLost(f"a result of the class {name} cannot be read: {type(error).__name__}: {error}") from None
+    raise ResultLost(f"a result is of the class {name}, whose serializer is not installed here.")
+
+
 _WRITERS: tuple[tuple[Any, Callable[[Any, str], Any]], ...] = (
     (datetime, _write_datetime),
     (date, lambda value, _: {RESULT_TAG: "date", "value": value.isoformat()}),
@@ -191,6 +217,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "decimal": lambda raw: Decimal(raw["value"]),
     "uuid": lambda raw: UUID(raw["value"]),
     "bytes": lambda raw: base64.b64decode(raw["value"], validate=True),
+    "serializer": lambda raw: _decoded(raw["class"], raw["value"]),
     "enum": lambda raw: _class_of(raw["class"], lambda kind: issubclass(kind, Enum))[raw["value"]],
     "set": lambda raw: set(raw["value"]),
     "frozenset": lambda raw: frozenset(raw["value"]),

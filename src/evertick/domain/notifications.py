@@ -137,8 +137,12 @@ _SECRET = "secret/"
 _SIGN = ";sign="
 
 
+_WITH_SECRET = ";secret="
+
+
 _FORMS = (
-    "webhook:https://example.com/hook, slack:secret/NAME or email:ops@example.com, with ;sign=SECRET after a webhook"
+    "webhook:https://example.com/hook, slack:secret/NAME, email:ops@example.com or plugin:NAME:TARGET, with ;sign=SECRET after"
+    " a webhook and ;secret=SECRET after a plugin"
 )
 
 
@@ -149,12 +153,14 @@ class DestinationKind(StrEnum):
     WEBHOOK = "webhook"
     SLACK = "slack"
     EMAIL = "email"
+    PLUGIN = "plugin"
     CALL = "call"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """`target` is a URL, email addresses, or the name of a DAG; `secret` names the secret that holds the URL instead."""
+    """`target` is a URL, email addresses, or the name of a DAG; `secret` names the secret that holds the URL instead. For a plugin
+    `target` is `NAME:TARGET`, and the secret is an additional one."""
 
     kind: DestinationKind
     target: str = ""
@@ -163,6 +169,8 @@ class Destination:
 
     @property
     def text(self) -> str:
+        if self.kind is DestinationKind.PLUGIN:
+            return f"{self.kind}:{self.target}" + (f"{_WITH_SECRET}{self.secret}" if self.secret else "")
         place = f"{_SECRET}{self.secret}" if self.secret else self.target
         return f"{self.kind}:{place}" + (f"{_SIGN}{self.sign_with}" if self.sign_with else "")
 
@@ -175,6 +183,10 @@ def parse_destination(text: str) -> Destination:
             raise ValueError
     except ValueError:
         raise UserError(f"{text!r:.200} is not a destination: write {_FORMS}.") from None
+    if chosen is DestinationKind.PLUGIN:
+        place, _, key = rest.partition(_WITH_SECRET)
+        name, _, target = place.partition(":")
+        return plugin_destination(name, target, secret=key or None)
     place, _, key = rest.partition(_SIGN)
     if chosen is DestinationKind.EMAIL:
         return email_destination(rest.split())
@@ -194,6 +206,17 @@ def web_destination(
     if secret is not None:
         return Destination(kind=kind, secret=check_name(ValueKind.SECRET, secret), sign_with=sign_with)
     return Destination(kind=kind, target=check_url(url or ""), sign_with=sign_with)
+
+
+def plugin_destination(name: str, target: str, *, secret: str | None) -> Destination:
+    """Whether the notifier is installed is known where it sends: at the scheduler."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
+        raise UserError(f"{name!r:.100} is not the name of a notifier: write plugin:NAME:TARGET.")
+    if not target.isprintable() or ";" in target or len(target) > LONGEST_SINK // 2:
+        raise UserError(f"{target!r:.100} is not a target of a notifier: use printable characters without ';'.")
+    if secret is not None:
+        check_name(ValueKind.SECRET, secret)
+    return Destination(kind=DestinationKind.PLUGIN, target=f"{name}:{target}", secret=secret)
 
 
 def email_destination(recipients: list[str]) -> Destination:

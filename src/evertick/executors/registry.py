@@ -1,5 +1,5 @@
-"""The executor that a runner drives, by name: a built-in one, or `module:factory` of your own. Imported only when
-chosen.
+"""The executor that a runner drives, by name: a built-in one, an extension, or `module:factory` of your own. Imported only
+when chosen.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from evertick.domain.agent_protocol import read_server_url
 from evertick.domain.errors import EvertickError, InvalidSettings
 from evertick.executors.agent_process import AgentProcesses
 from evertick.executors.base import RemoteExecutor
+from evertick.extensions import ExtensionKind, extension_names, find_extension
 from evertick.runtime.listen_socket import DEFAULT_PORT
 
 _OURS = {
@@ -27,14 +28,8 @@ def agents_here(settings: Settings) -> AgentProcesses:
 
 def open_executor(settings: Settings) -> RemoteExecutor:
     """The executor, not entered yet. Raises InvalidSettings if it cannot be used."""
-    module, _, factory = _OURS.get(settings.executor, settings.executor).partition(":")
-    if not factory:
-        known = ", ".join((LOCAL, *_OURS))
-        raise InvalidSettings(
-            f"EVERTICK_EXECUTOR={settings.executor} is unknown. Use one of {known}, or your own as module:factory."
-        )
     try:
-        made = getattr(import_module(module), factory)(settings)
+        made = _factory(settings.executor)(settings)
     except EvertickError:
         raise
     except Exception as error:
@@ -42,6 +37,18 @@ def open_executor(settings: Settings) -> RemoteExecutor:
         what = f"{type(error).__name__}: {error}"
         raise InvalidSettings(f"EVERTICK_EXECUTOR={settings.executor} cannot be used: {what}") from error
     return cast("RemoteExecutor", made)
+
+
+def _factory(name: str) -> Any:
+    module, _, factory = _OURS.get(name, name).partition(":")
+    if factory:
+        return getattr(import_module(module), factory)
+    if (found := find_extension(ExtensionKind.EXECUTOR, name)) is None:
+        known = ", ".join((LOCAL, *_OURS, *extension_names(ExtensionKind.EXECUTOR)))
+        raise InvalidSettings(
+            f"EVERTICK_EXECUTOR={name} is unknown. Use one of {known}, or your own as module:factory."
+        )
+    return found
 
 
 def api_url_for_agents(settings: Settings) -> str:

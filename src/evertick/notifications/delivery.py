@@ -1,4 +1,4 @@
-"""One delivery of a notification: by webhook, by email over SMTP, or as a run of a DAG.
+"""One delivery of a notification: by webhook, by email over SMTP, by a notifier of another package, or as a run of a DAG.
 
 Decides nothing: the scheduler chooses what is sent and records the result.
 """
@@ -12,11 +12,12 @@ from collections.abc import Callable
 from email.message import EmailMessage
 from email.utils import format_datetime, localtime
 from functools import partial
+from typing import cast
 
 from evertick.config import Settings
 from evertick.domain.access import Actor
 from evertick.domain.dags.params import JsonValue
-from evertick.domain.errors import DeliveryFailed, NotFound, UserError
+from evertick.domain.errors import DeliveryFailed, EvertickError, NotFound, UserError
 from evertick.domain.notifications import (
     Destination,
     DestinationKind,
@@ -31,6 +32,7 @@ from evertick.domain.notifications import (
 )
 from evertick.domain.stored_values import Connection, ValueKind, hidden_parts, read_connection
 from evertick.engine.runs import trigger
+from evertick.extensions import ExtensionKind, Notifier, extension_names, find_extension
 from evertick.notifications import webhook
 from evertick.notifications.webhook import SEND_SECONDS, OnOpen, Post, cut
 from evertick.runtime.thread_runner import ThreadRunner
@@ -85,6 +87,25 @@ def send(message: EmailMessage, server: Connection, on_open: OnOpen) -> str:
     except smtplib.SMTPException as error:
         raise DeliveryFailed(f"SMTP: {error or type(error).__name__}") from None
     return f"accepted, but not for {_refusals(refused)}" if refused else "accepted"
+
+
+def _send_by_plugin(name: str, fact: Fact, _on_open: OnOpen, *, target: str, secret: str | None, delivery: str) -> str:
+    notifier = find_extension(ExtensionKind.NOTIFIER, name)
+    if notifier is None:
+        installed = ", ".join(extension_names(ExtensionKind.NOTIFIER)) or "none"
+        raise DeliveryFailed(
+            f"no package with a notifier {name!r} is installed at the scheduler; installed: {installed}"
+        )
+    try:
+        answer = cast("Notifier", notifier)(
+            {"text": headline(fact), **fact}, target=target, secret=secret, delivery=delivery
+        )
+    except EvertickError:
+        raise
+    except Exception as error:
+        # Third-party code: an error in it is a failed delivery.
+        raise DeliveryFailed(f"notifier {name!r}: {type(error).__name__}: {error}") from None
+    return str(answer or "sent")
 
 
 def _refusals(recipients: dict[str, tuple[int, bytes]]) -> str:
@@ -144,6 +165,10 @@ class Sending:
             sender = self._settings.smtp_from or f"evertick@{server.host}"
             message = compose(fact, sender=sender, recipients=sink.target.split(), delivery=delivery)
             return partial(send, message, server)
+        if sink.kind is DestinationKind.PLUGIN:
+            name, _, target = sink.target.partition(":")
+            secret = values[ValueKind.SECRET, sink.secret] if sink.secret else None
+            return partial(_send_by_plugin, name, fact, target=target, secret=secret, delivery=delivery)
         url = check_url(values[ValueKind.SECRET, sink.secret].strip()) if sink.secret else sink.target
         post = Post(
             url=url,

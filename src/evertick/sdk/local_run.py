@@ -30,6 +30,7 @@ from evertick.domain.dags.waits import TimeoutAction, WaitKind, WaitSpec
 from evertick.domain.errors import BadChoice, UserError
 from evertick.domain.retry import class_names, may_retry
 from evertick.domain.stored_values import Connection, as_environment, parse_connection
+from evertick.extensions import find_serializer
 from evertick.sdk.http_task import send
 from evertick.sdk.options import check_names
 from evertick.sdk.program_task import run_program
@@ -233,7 +234,8 @@ def stored(value: object) -> object:
     typed: list[object] = []
 
     def keep(part: object) -> None:
-        if not isinstance(part, _TYPED) and not is_dataclass(part) and not hasattr(part, "model_dump"):
+        is_known = isinstance(part, _TYPED) or is_dataclass(part) or hasattr(part, "model_dump")
+        if not is_known and find_serializer(part) is None:
             raise TypeError(f"a result of type {type(part).__name__} cannot be stored")
         typed.append(part)
 

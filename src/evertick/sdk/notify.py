@@ -19,6 +19,7 @@ from evertick.domain.notifications import (
     NotificationEvent,
     NotificationRuleSpec,
     email_destination,
+    plugin_destination,
     web_destination,
 )
 from evertick.sdk.source_location import refused
@@ -70,6 +71,16 @@ def email(*recipients: str, every_time: bool = False) -> NotificationRule:
         )
     except UserError as error:
         raise refused(f"notify.email: {error}") from None
+
+
+def plugin(name: str, target: str = "", *, secret: str | None = None, every_time: bool = False) -> NotificationRule:
+    """Send by a notifier that another package provides: `notify.plugin("pagerduty", "team-a", secret="pagerduty_key")`."""
+    try:
+        return NotificationRule(
+            sink=plugin_destination(str(name), str(target), secret=secret), every_time=_flag(every_time)
+        )
+    except UserError as error:
+        raise refused(f"notify.plugin: {error}") from None
 
 
 def call(function: Callable[..., object], *, every_time: bool = False, **options: object) -> NotificationRule:

@@ -1,7 +1,8 @@
 """Provides the variables, connections and secrets that tasks declare, each from the first backend that has it.
 
-A backend is `store` (the database), `env` (EVERTICK_SECRET__NAME of the runner), `files:/folder` (one file per name),
-or `module:factory`, whose object's `get(kind, name)` returns text or None. Values are never cached between attempts.
+A backend is `store` (the database), `env` (EVERTICK_SECRET__NAME of the runner), `files:/folder` (one file per name), the
+name of an extension, or `module:factory`. An object's `get(kind, name)` returns text or None. Values are never cached between
+attempts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from psycopg import AsyncConnection
 
@@ -22,6 +23,7 @@ from evertick.db.queries.secrets import AttemptHolder
 from evertick.domain.dags.spec import TaskSpec
 from evertick.domain.errors import EvertickError, InvalidSettings, NotFound
 from evertick.domain.stored_values import LONGEST_VALUE, ValueKind
+from evertick.extensions import ExtensionKind, extension_names, find_extension
 
 ASK_SECONDS = 10.0
 MOST_THREADS = 4
@@ -67,8 +69,8 @@ def _open(name: str) -> Backend | None:
         return _Files(Path(name.removeprefix("files:")))
     module, _, factory = name.partition(":")
     try:
-        made: Callable[[], Backend] = getattr(import_module(module), factory)
-        backend = made()
+        made: Any = getattr(import_module(module), factory) if factory else _extension(name)
+        backend: Backend = made()
         if not callable(getattr(backend, "get", None)):
             raise TypeError("the factory's object has no get(kind, name)")
     except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -76,6 +78,14 @@ def _open(name: str) -> Backend | None:
             f"EVERTICK_SECRETS_BACKENDS: {name!r} is neither store, env, files:FOLDER nor a module:factory that works ({error})."
         ) from None
     return backend
+
+
+def _extension(name: str) -> object:
+    found = find_extension(ExtensionKind.SECRETS_BACKEND, name)
+    if found is None:
+        installed = ", ".join(extension_names(ExtensionKind.SECRETS_BACKEND)) or "none"
+        raise ValueError(f"no installed package has a secrets backend of this name; installed: {installed}")
+    return found
 
 
 def needs_grants(task: TaskSpec) -> bool:
