@@ -8,12 +8,14 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import evertick
+from evertick.bundles import loader_process
 from evertick.bundles.loader import ImportProblem, LoadedFile, find_duplicates, load_file
 from evertick.domain.dags.spec import from_json, structural_hash
 from evertick.sdk.runtime import find_task
@@ -134,6 +136,24 @@ async def test_threads_that_importing_starts_are_named(tmp_path: Path, write: Wr
     loaded = await load_file(tmp_path, "x.py")
     assert names(loaded) == ["one"]
     assert loaded.uses_threads == ("poller",)
+
+
+def test_a_thread_that_ends_while_it_is_looked_up_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the name of a thread that has ended is ESRCH; it once failed the file."""
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+
+    def ended(path: Path) -> str:
+        raise ProcessLookupError(path)
+
+    monkeypatch.setattr(threading, "enumerate", list)
+    monkeypatch.setattr(Path, "read_text", ended)
+    try:
+        assert loader_process._threads() == []
+    finally:
+        stop.set()
+        thread.join()
 
 
 async def test_a_large_dag_is_loaded_whole(tmp_path: Path, write: Write) -> None:

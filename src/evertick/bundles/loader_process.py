@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from evertick.domain.dags.spec import structural_hash, to_json
@@ -176,13 +177,13 @@ def _is_within(folder: Path, file: str) -> bool:
 
 def _threads() -> list[str]:
     """The threads that importing left running, which make a later fork unsafe; native ones by their name."""
-    known = {thread.native_id: thread.name for thread in threading.enumerate()}
-    own = os.getpid()
-    return sorted(
-        known.get(int(thread.name)) or (thread / "comm").read_text().strip()
-        for thread in Path("/proc/self/task").iterdir()
-        if int(thread.name) != own
-    )
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        if int(thread.name) != os.getpid():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                found.append(names.get(int(thread.name)) or (thread / "comm").read_text().strip())
+    return sorted(found)
 
 
 if __name__ == "__main__":
