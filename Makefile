@@ -4,29 +4,37 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RUN_STAMP := $(VENV)/.runtime
 SEED ?=
 ONLY ?=
-COMPILE := -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-header
+# One lock for Linux and macOS and for every Python: it has the wheels of all of them.
+COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header
 # The lock is complete, so there is nothing to resolve; byte code is compiled on all cores afterwards.
 INSTALL := -q --disable-pip-version-check --no-deps --no-compile
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check figures format requirements mutants clocks hard simulate shapes sweep year boundaries canaries fuzz chaos bench bench-compare profile bench-peers clean lock audit
+.PHONY: help up test check figures format requirements mutants clocks hard simulate shapes sweep year boundaries canaries fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist package-test audit
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(STAMP): requirements.lock pyproject.toml
+$(RUN_STAMP): requirements-run.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Evertick needs Python 3.11 or newer; set PYTHON=/path/to/python3.11") if sys.version_info < (3, 11) else None'
-	@echo "Setting up $(VENV) (once; about a minute) ..."
+	@echo "Setting up $(VENV) (once; a few seconds) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install $(INSTALL) --require-hashes -r requirements.lock 2> >(grep -v 'is ignored' >&2)
+	@$(BIN)/pip install $(INSTALL) --require-hashes -r requirements-run.lock 2> >(grep -v 'is ignored' >&2)
 	@$(BIN)/pip install $(INSTALL) --no-build-isolation -e . 2> >(grep -v 'is ignored' >&2)
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib src || true
 	@touch $@
 
-up: $(STAMP) ## start Evertick with its example DAGs (Ctrl-C stops it)
+$(STAMP): $(RUN_STAMP) requirements.lock tools/generator.lock
+	@echo "Adding the tools for development (once; less than a minute) ..."
+	@$(BIN)/pip install $(INSTALL) --require-hashes -r requirements.lock -r tools/generator.lock 2> >(grep -v 'is ignored' >&2)
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib || true
+	@touch $@
+
+up: $(RUN_STAMP) ## start Evertick with its example DAGs (Ctrl-C stops it)
 	@$(BIN)/evertick up
 
 test: $(STAMP) ## every test that guards a change
@@ -94,9 +102,20 @@ profile: $(STAMP) ## where the time of a task goes (ONLY=chain|fan|singles|idle|
 bench-peers: $(STAMP) ## other engines on the same work, each in its own environment (ONLY=celery)
 	@$(BIN)/python -m bench.peers.run $(if $(ONLY),--only $(ONLY))
 
-lock: ## pin every dependency again, with hashes
-	@$(BIN)/pip install -q pip-tools && $(BIN)/pip-compile $(COMPILE) --extra dev --extra kubernetes --extra otel -o requirements.lock pyproject.toml
-	@$(BIN)/pip-compile $(COMPILE) --extra kubernetes --extra otel -c requirements.lock -o deploy/requirements.lock pyproject.toml
+lock: $(STAMP) ## pin every dependency again, with hashes (UPGRADE=1 takes the newest)
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) --group dev --all-extras -o requirements.lock pyproject.toml
+	@$(COMPILE) --group build -c requirements.lock -o requirements-run.lock pyproject.toml
+	@$(COMPILE) --extra kubernetes --extra otel -c requirements.lock -o deploy/requirements.lock pyproject.toml
+	@$(COMPILE) --no-deps --group generator -o tools/generator.lock
+
+lowest: $(STAMP) ## the tests with the oldest release of each dependency that pyproject.toml allows (TESTS=path)
+	@$(BIN)/python tools/lowest.py $(TESTS)
+
+dist: $(STAMP) ## build the wheel and the source distribution into dist/
+	@$(BIN)/python tools/package.py build
+
+package-test: $(STAMP) ## build the wheel, install it into an empty environment, start it there; sizes and times (needs the network)
+	@$(BIN)/python tools/package.py test
 
 audit: $(STAMP) ## compare the locked versions with known vulnerabilities (needs the network)
 	@$(BIN)/python tools/audit.py

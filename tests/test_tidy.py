@@ -17,6 +17,7 @@ TESTS = ROOT / "tests"
 # Lowest first: a package imports only packages before it. Nothing imports `examples`.
 LAYERS = (
     *(
+        "release",
         "domain",
         "extensions",
         "config",

@@ -13,6 +13,9 @@ from typer.core import TyperCommand, TyperGroup
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# What every parse error is. Typer has no public name for it before 0.27.3, and before 0.26 it is click's.
+UsageProblem: Any = typer.BadParameter.__mro__[2]
+
 
 class _WithoutFlagTypes:
     def get_params(self, ctx: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.main import get_command
 
-from evertick.cli.app import PlainGroup
+from evertick.cli.app import PlainGroup, UsageProblem
 from evertick.cli.errors import EXIT_STATUS, INTERRUPTED, foreseen
 from evertick.domain.errors import InvalidDag
 
@@ -109,7 +109,7 @@ def run(command: Callable[[], object]) -> int:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except typer.TyperException as error:
+    except UsageProblem as error:
         return _refuse_usage(error)
     except OSError as error:
         _say(f"{error.filename}: {error.strerror}" if error.filename else str(error))
@@ -145,7 +145,7 @@ def _evertick(
         typer.Option("--server", metavar="URL", help="Use this server instead of the database; see `evertick login`."),
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", help="Print the version and the commit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """A workflow and job scheduler that never dies and is on time.
@@ -164,7 +164,7 @@ def _evertick(
 def _print_version(is_asked: bool) -> None:
     if is_asked:
         # Imported late: it takes 20 ms, and every service child would pay.
-        typer.echo(f"evertick {import_module('importlib.metadata').version('evertick')}")
+        typer.echo(f"evertick {import_module('evertick.release').release()}")
         raise typer.Exit
 
 
@@ -172,7 +172,7 @@ def _loaded_when_called() -> None:
     raise AssertionError("the group puts the real command in this one's place")
 
 
-def _refuse_usage(error: typer.TyperException) -> int:
+def _refuse_usage(error: Any) -> int:
     """Report a parse error. Without a message it was a bare group, whose help is shown already."""
     if message := error.format_message():
         _say(message)

@@ -18,7 +18,7 @@ from enum import StrEnum
 from http import HTTPStatus
 
 from prometheus_client import Gauge
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import generate_latest
 
 from evertick.observability import metrics
 from evertick.observability.health_endpoint import EndpointResponse, Route
@@ -27,8 +27,10 @@ from evertick.observability.health_endpoint import EndpointResponse, Route
 # deadline.
 STALLED_SECONDS = 10.0
 
-
 MOST_REASON_CHARACTERS = 500
+
+# The format of `generate_latest`. The library has no name for it before 0.22.
+_PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class LoopHealth:
@@ -230,7 +232,7 @@ def metrics_text() -> bytes:
 
 
 def metrics_answer(text: bytes) -> EndpointResponse:
-    return EndpointResponse(content_type=CONTENT_TYPE_PLAIN_0_0_4, body=text)
+    return EndpointResponse(content_type=_PROMETHEUS_TEXT, body=text)
 
 
 def _has_a_say(loop: LoopHealth) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import zlib
 from datetime import datetime
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import psycopg
@@ -26,6 +25,7 @@ from evertick.db.queries.dags import ImportErrorRow
 from evertick.db.queries.run_lists import PageRequest, between_instants
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound, PostgresUnavailable
+from evertick.release import release
 
 event_logs_router = GuardedRouter(tags=["Event Log"])
 
@@ -170,7 +170,7 @@ _KEYS = {
 
 @monitor_router.get("/version", Permission.OPEN, models.VersionInfo)
 async def get_version(caller: Who) -> dict[str, Any]:
-    return {"version": SPOKEN, "git_version": f"evertick-{version('evertick')}"}
+    return {"version": SPOKEN, "git_version": f"evertick-{release()}"}
 
 
 @monitor_router.get("/monitor/health", Permission.OPEN, models.HealthInfoResponse)
