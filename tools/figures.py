@@ -282,7 +282,7 @@ def twice(tree: Tree) -> tuple[int, Found]:
 def undeclared(tree: Tree) -> tuple[int, Found]:
     """Imports of distributions that pyproject.toml does not name, and of FastAPI's private module."""
     project = tomllib.loads((tree.root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [one for name, extra in project.get("optional-dependencies", {}).items() if name != "dev" for one in extra]
+    extras = [one for extra in project.get("optional-dependencies", {}).values() for one in extra]
     declared = {_normal(re.split(r"[\[<>=!~;\s]", one)[0]) for one in [*project.get("dependencies", []), *extras]}
     provides, found = packages_distributions(), defaultdict(set)
     for name, module in tree.trees.items():

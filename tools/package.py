@@ -1,9 +1,10 @@
-"""`make dist` and `make package-test`: the package as users get it.
+"""`make dist`, `make package-test` and `make sbom`: the package as users get it.
 
-    python tools/package.py build    the wheel and the source distribution, into dist/
-    python tools/package.py test     builds them, installs the wheel into empty environments, works there, and prints sizes
+    python tools/package.py build           the wheel and the source distribution, into dist/
+    python tools/package.py test [WHEEL]    installs the wheel into empty environments, works there, and prints sizes
+    python tools/package.py sbom            the components of the image, with versions and licenses, into sbom/
 
-The test needs the package index. It uses no clone and no compiler: every step runs in an empty directory, with an
+The test needs the package index, `uv`, and no clone and no compiler: every step runs in an empty directory, with an
 environment of a few variables. PYTHON=python3.13 tests with another interpreter.
 """
 
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 LONGEST_INSTALL_SECONDS = 40.0
 LONGEST_START_SECONDS = 10.0
+SBOM_TOOL = "cyclonedx-bom==7.5.0"
 _LONGEST_STOP_SECONDS = 60.0
 # What a user's shell has. Nothing of this clone: no PYTHONPATH, no settings.
 _KEPT = ("HOME", "LANG", "PATH", "SSL_CERT_FILE", "TMPDIR")
@@ -55,6 +57,11 @@ def run(command: Sequence[object], cwd: Path) -> str:
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed with exit status {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+def uv() -> str:
+    """Of the tools for development; in a release workflow the one that is installed."""
+    return shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
 
 
 def free_port() -> int:
@@ -120,8 +127,24 @@ def install(wheel: str, folder: Path) -> tuple[Path, float]:
     return venv, time.monotonic() - began
 
 
-def test() -> None:
+def sbom(folder: Path = ROOT / "sbom") -> None:
+    """CycloneDX, from an environment with what the image has."""
     wheel = build()
+    folder.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="evertick-sbom-") as name:
+        venv = Path(name) / "venv"
+        run([uv(), "venv", "--quiet", "--python", sys.executable, venv], ROOT)
+        locked = ["--require-hashes", "--no-deps", "--requirement", ROOT / "deploy" / "requirements.lock"]
+        run([uv(), "pip", "install", "--quiet", "--python", venv, *locked], ROOT)
+        run([uv(), "pip", "install", "--quiet", "--python", venv, "--no-deps", wheel], ROOT)
+        listed = ["--output-reproducible", "--pyproject", ROOT / "pyproject.toml", "--output-format", "JSON"]
+        output = folder / f"{wheel.name.split('-py3')[0]}.cdx.json"
+        tool = [uv(), "tool", "run", "--from", SBOM_TOOL, "cyclonedx-py", "environment"]
+        run([*tool, *listed, "--output-file", output, venv / "bin" / "python"], ROOT)
+    print(output)
+
+
+def test(wheel: Path) -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="evertick-package-") as name:
         folder = Path(name)
@@ -136,7 +159,7 @@ def test() -> None:
         if run([bin_folder / "python", "-m", "evertick", "--version"], folder) != version:
             sys.exit("`python -m evertick` is not `evertick`.")
         starts = []
-        uvx = [Path(sys.executable).with_name("uv"), "tool", "run", "--from", wheel, "evertick"]
+        uvx = [uv(), "tool", "run", "--from", wheel, "evertick"]
         for title, command in (("evertick", [bin_folder / "evertick"]), ("uvx evertick", uvx)):
             run([*command, "--version"], folder)  # uvx installs it
             (folder / title).mkdir()
@@ -153,9 +176,12 @@ def test() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["build"]:
-        print(build())
-    elif sys.argv[1:] == ["test"]:
-        test()
-    else:
-        sys.exit(__doc__)
+    match sys.argv[1:]:
+        case ["build"]:
+            print(build())
+        case ["test", *wheels] if len(wheels) <= 1:
+            test(Path(wheels[0]).absolute() if wheels else build())
+        case ["sbom"]:
+            sbom()
+        case _:
+            sys.exit(__doc__)
