@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -60,9 +61,11 @@ def install() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
+    # A shell starts background jobs with SIGINT ignored, and tests of Ctrl-C would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     install()
     tests = [*(arguments or TESTS), *(f"--ignore={each}" for each in unusable())]
-    command = [VENV / "bin" / "python", "-m", "pytest", "-n", "2", "--dist", "worksteal", *tests]
+    command = [VENV / "bin" / "python", "-m", "pytest", "-n", "2", "--dist", "worksteal", "-rfE", *tests]
     return subprocess.run([str(each) for each in command], cwd=ROOT, check=False).returncode
 
 

@@ -103,7 +103,7 @@ def _answers(address: str) -> bool:
 
 def size(environment_folder: Path) -> tuple[int, float]:
     """The number of installed distributions without pip and setuptools, and the megabytes of all files without byte code."""
-    packages = [each for each in environment_folder.glob("lib/python3*/site-packages/*.dist-info")]
+    packages = environment_folder.glob("lib/python3*/site-packages/*.dist-info")
     files = [each for each in environment_folder.rglob("*") if each.is_file() and not each.is_symlink()]
     used = sum(each.stat().st_size for each in files if each.suffix != ".pyc")
     return len([each for each in packages if not each.name.startswith(("pip-", "setuptools-"))]), used / 1e6

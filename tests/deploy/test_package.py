@@ -15,10 +15,10 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from tools.package import build
 
 from evertick.release import commit
 from tests.source_tree import ROOT, SOURCE
-from tools.package import build
 
 NAME = "evertick-0.1.0"
 

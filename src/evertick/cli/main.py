@@ -145,7 +145,8 @@ def _evertick(
         typer.Option("--server", metavar="URL", help="Use this server instead of the database; see `evertick login`."),
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and the commit.", is_eager=True, callback=_print_version)
+        bool,
+        typer.Option("--version", help="Print the version and the commit.", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:
     """A workflow and job scheduler that never dies and is on time.
