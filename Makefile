@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.runtime
+SITE_STAMP := .venv-docs/.installed
 SEED ?=
 ONLY ?=
 # One lock for Linux and macOS and for every Python: it has the wheels of all of them.
@@ -16,7 +17,7 @@ INSTALL := -q --disable-pip-version-check --no-deps --no-compile
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check figures format requirements mutants clocks hard simulate shapes sweep year boundaries canaries fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test audit
+.PHONY: help up test check figures format requirements mutants clocks hard simulate shapes sweep year boundaries canaries fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -104,11 +105,23 @@ profile: $(STAMP) ## where the time of a task goes (ONLY=chain|fan|singles|idle|
 bench-peers: $(STAMP) ## other engines on the same work, each in its own environment (ONLY=celery)
 	@$(BIN)/python -m bench.peers.run $(if $(ONLY),--only $(ONLY))
 
+$(SITE_STAMP): tools/site/requirements.lock
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r $< 2> >(grep -v 'is ignored' >&2)
+	@touch $@
+
+docs: $(SITE_STAMP) ## build the documentation site and pack it for /docs of the web UI
+	@.venv-docs/bin/python tools/site.py
+
+docs-serve: $(SITE_STAMP) ## show the documentation at http://127.0.0.1:8000 while you write it
+	@.venv-docs/bin/zensical serve
+
 lock: $(STAMP) ## pin every dependency again, with hashes (UPGRADE=1 takes the newest)
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) --group dev --all-extras -o requirements.lock pyproject.toml
 	@$(COMPILE) --group build -c requirements.lock -o requirements-run.lock pyproject.toml
 	@$(COMPILE) --extra kubernetes --extra otel -c requirements.lock $(NOT_IN_IMAGE) -o deploy/requirements.lock pyproject.toml
 	@$(COMPILE) --no-deps --group generator -o tools/generator.lock
+	@$(COMPILE) -o tools/site/requirements.lock tools/site/requirements.in
 
 lowest: $(STAMP) ## the tests with the oldest release of each dependency that pyproject.toml allows (TESTS=path)
 	@$(BIN)/python tools/lowest.py $(TESTS)
@@ -129,4 +142,4 @@ audit: $(STAMP) ## compare the locked versions with known vulnerabilities (needs
 	@$(BIN)/python tools/audit.py
 
 clean: ## forget the virtual environment
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-docs

@@ -217,7 +217,7 @@ async def _profile_runners(options: argparse.Namespace, console: Console) -> int
 
 
 def _show(console: Console, name: str, about: str, found: Sequence[Shown]) -> None:
-    """Print the tables and store them for docs/performance.md."""
+    """Print the tables and store them for docs/explanation/performance.md."""
     console.print(f"{about}\n")
     for shown in found:
         profile_tables.show(console, shown)

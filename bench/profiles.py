@@ -1,4 +1,4 @@
-"""The latest profile of each kind of work: stored in bench/profiles.json, shown in docs/performance.md."""
+"""The latest profile of each kind of work: stored in bench/profiles.json, shown in docs/explanation/performance.md."""
 
 from __future__ import annotations
 

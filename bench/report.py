@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md from the stored figures, so that no figure is typed by hand.
+"""Writes the tables of docs/explanation/performance.md from the stored figures, so that no figure is typed by hand.
 
 `python -m bench.report`. Changes only the text between its marks, which also states if nothing was measured yet.
 """
@@ -14,8 +14,8 @@ from bench import profiles
 from bench.figures import LATEST, Figure, number, read, shared_settings, short_settings
 from bench.house import ROOT
 
-PAGE = ROOT / "docs" / "performance.md"
-SCALE = ROOT / "docs" / "scale.md"
+PAGE = ROOT / "docs/explanation/performance.md"
+SCALE = ROOT / "docs/explanation/scale.md"
 # The figures of that page: the cost of many runners and agents.
 OF_SCALE = ("fleet", "agents", "dispatch")
 PEERS = Path(__file__).with_name("peers.json")

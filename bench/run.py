@@ -106,7 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write(figures, options.out)
     if options.out == LATEST:
         report.refresh()
-        console.print(f"Stored in {LATEST.relative_to(ROOT)}; docs/performance.md shows the figures.", style="dim")
+        console.print(
+            f"Stored in {LATEST.relative_to(ROOT)}; docs/explanation/performance.md shows the figures.", style="dim"
+        )
     return 1 if any(figure.value is None for figure in figures) else 0
 
 

@@ -362,7 +362,9 @@ def test_every_place_in_the_code_that_a_document_names_is_there() -> None:
 
 def test_every_promise_names_a_test_that_shows_it() -> None:
     promises = 0
-    for table in re.findall(r"^\| promise \|.*\n\|[-|]+\n((?:\|.*\n)+)", prose(DOCS / "guarantees.md"), re.MULTILINE):
+    for table in re.findall(
+        r"^\| promise \|.*\n\|[-|]+\n((?:\|.*\n)+)", prose(DOCS / "explanation/guarantees.md"), re.MULTILINE
+    ):
         for row in table.splitlines():
             promise, _, shown_by = (cell.strip() for cell in row.strip("|").split("|"))
             promises += 1
@@ -459,7 +461,7 @@ def names_in(document: Path) -> set[str]:
 
 
 def test_the_tour_lists_every_table() -> None:
-    section = prose(DOCS / "tour.md").partition("## 3. Tables")[2].partition("\n## ")[0]
+    section = prose(DOCS / "explanation/architecture.md").partition("## 3. Tables")[2].partition("\n## ")[0]
     listed = [
         name for row in re.findall(r"^\| [a-z ]+ \| (`.*?) \|", section, re.MULTILINE) for name in SPAN.findall(row)
     ]
@@ -469,7 +471,7 @@ def test_the_tour_lists_every_table() -> None:
 def test_every_name_in_the_tour_is_one_of_the_database_or_a_package() -> None:
     known = {name for text in sql_texts() for _, name in CREATED.findall(text)} | created("table") | PYTHON_NAMES
     known |= {path.name for path in SOURCE.iterdir()} | {name for text in sql_texts() for name in COLUMN.findall(text)}
-    names = names_in(DOCS / "tour.md") - known
+    names = names_in(DOCS / "explanation/architecture.md") - known
     assert [name for name in sorted(names) if not known.issuperset(name.split("."))] == []
 
 
@@ -481,7 +483,12 @@ def test_every_name_of_code_in_the_documents_exists() -> None:
     ]
     texts = [path.read_text(encoding="utf-8") for path in [*files, DOCS / "howto" / "monitor.md"]]
     words = {word for text in texts for word in re.findall(r"[a-z]\w*_\w+", text)} | FOREIGN_NAMES
-    documents = [DOCS / "tour.md", DOCS / "guarantees.md", DOCS / "glossary.md", *(DOCS / "decisions").glob("*.md")]
+    documents = [
+        DOCS / "explanation/architecture.md",
+        DOCS / "explanation/guarantees.md",
+        DOCS / "reference/glossary.md",
+        *(DOCS / "decisions").glob("*.md"),
+    ]
     used = {
         (document.name, word)
         for document in documents

@@ -147,6 +147,9 @@ OPEN = {
     "POST /login",
     "GET /static/999999/999999",
     "GET /favicon.ico",
+    # The documentation of the release. It has no data.
+    "GET /docs",
+    "GET /docs/999999",
     "GET /healthz",
     "HEAD /healthz",
     "GET /readyz",

@@ -58,7 +58,7 @@ class Nemesis:
     dice: random.Random
     done: Counter[str] = field(default_factory=Counter)
     recoveries: dict[str, list[float]] = field(default_factory=dict)
-    # Those of them during which nothing else was broken: what the promises of docs/guarantees.md are about.
+    # Those of them during which nothing else was broken: what the promises of docs/explanation/guarantees.md are about.
     alone: dict[str, list[float]] = field(default_factory=dict)
     trouble: list[str] = field(default_factory=list)
     _struck: list[Struck] = field(default_factory=list)

@@ -23,7 +23,7 @@ LEAST_FIRES = 5_000
 LEAST_ATTEMPTS = 20_000
 LEAST_STALE_WRITES = 500
 
-# docs/guarantees.md; of a fault's name as the table shows it.
+# docs/explanation/guarantees.md; of a fault's name as the table shows it.
 PROMISED_SECONDS = {
     "kill leader": 2,
     "kill runner": 3,

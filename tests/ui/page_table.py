@@ -32,6 +32,8 @@ from tests.ui.site import HttpVisitor, Site, pipeline
 NO_PAGES = {
     "/static/{version}/{name:path}",
     "/favicon.ico",
+    "/docs",
+    "/docs/{name:path}",
     "/login",
     "/auth/link/{secret}",
     "/runs/{run_id}/states",

@@ -100,7 +100,7 @@ class ServerWatch:
         if verdict is FailoverResult.LOST:
             message = (
                 "Acknowledged writes are lost: the log of the old timeline between these positions, and everything"
-                " after. Fires among them happen again; see docs/guarantees.md."
+                " after. Fires among them happen again; see docs/explanation/guarantees.md."
             )
             positions = {"after": lsn_text(stored), "until": lsn_text(remembered)}
             self._log.error("writes_lost", **timelines, **positions, message=message)

@@ -15,6 +15,7 @@ from evertick.api.app import make_app as make_api
 from evertick.api.context import ApiContext, Who
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound
+from evertick.ui import docs_site
 from evertick.ui.layout import FOREVER, HEADERS, Frame, page_router, refusal
 from evertick.ui.pages import (
     admin,
@@ -45,6 +46,7 @@ def make_app(context: ApiContext) -> FastAPI:
     app = make_api(context)
     app.state.frame = Frame()
     app.include_router(static_files)
+    app.include_router(docs_site.router)
     for module in PAGES:
         app.include_router(module.router)
     for kind in (HTTPException, Exception):
