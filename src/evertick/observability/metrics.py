@@ -1,6 +1,6 @@
 """The Prometheus metrics of a process, in a registry of its own.
 
-Must never decide anything, query the database, or fail its caller. docs/howto/monitor.md explains each metric. Label
+Must never decide anything, query the database, or fail its caller. docs/reference/metrics.md explains each metric. Label
 values are few and known (a queue, a reason), never an id: each value is kept until the process ends.
 """
 
