@@ -44,8 +44,8 @@ test: $(STAMP) ## every test that guards a change
 	@$(BIN)/python tools/test.py
 
 check: $(STAMP) ## format, lint, types, tidy
-	@$(BIN)/ruff format --check setup.py src tests tools bench
-	@$(BIN)/ruff check setup.py src tests tools bench
+	@$(BIN)/ruff format --check setup.py src tests tools bench examples
+	@$(BIN)/ruff check setup.py src tests tools bench examples
 	@$(BIN)/mypy
 	@$(BIN)/pytest tests/test_tidy.py
 	@$(BIN)/python tools/figures.py
@@ -54,8 +54,8 @@ figures: $(STAMP) ## size and plainness of the source, each figure with its goal
 	@$(BIN)/python tools/figures.py $(if $(WALK),--walk)
 
 format: $(STAMP) ## rewrite the code in the house format
-	@$(BIN)/ruff format setup.py src tests tools bench
-	@$(BIN)/ruff check --fix setup.py src tests tools bench
+	@$(BIN)/ruff format setup.py src tests tools bench examples
+	@$(BIN)/ruff check --fix setup.py src tests tools bench examples
 
 requirements: $(STAMP) ## which requirement ids have a test, and which have none
 	@$(BIN)/python tools/requirements.py

@@ -64,7 +64,8 @@ def blocks(language: str) -> list[Block]:
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         for fence in FENCE.finditer(text):
-            if fence[1] == language:
+            is_recipe = text[: fence.start()].rstrip().endswith(".py -->")  # tests/test_cookbook.py runs it
+            if fence[1] == language and not is_recipe:
                 line = text.count("\n", 0, fence.start()) + 2
                 found.append(Block(place=f"{named(document)}:{line}", language=language, text=fence[2]))
     return found

@@ -1,5 +1,5 @@
-"""Refreshes the parts of docs/reference that come from the code: signatures, types and defaults of options, the operations of
-both HTTP APIs, and the tables of the database.
+"""Refreshes the parts of the documentation that come from the code: signatures, types and defaults of options, the operations of
+both HTTP APIs, the tables of the database, and the recipes of the cookbook.
 
 python tools/reference.py     rewrites the pages; descriptions and examples are written by hand and kept
 
@@ -29,8 +29,9 @@ from evertick.sdk import builder, dag, decorators, local_run, notify, operators,
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "reference"
-TABLE = re.compile(r"^<!-- (\w+): ([\w.]+) -->\n\n(?:\|.*\n)*", re.MULTILINE)
+TABLE = re.compile(r"^<!-- (options|operations): ([\w.]+) -->\n\n(?:\|.*\n)*", re.MULTILINE)
 SIGNATURE = re.compile(r"^```pyi\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXAMPLE = re.compile(r"^<!-- example: (\w+\.py) -->\n(?:\n```python\n.*?^```\n)?", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| `([^`]+)` \|.*\| ([^|]*) \|$", re.MULTILINE)
 WIDTH = 100
 
@@ -262,13 +263,17 @@ def refreshed(text: str) -> str:
         names = re.findall(r"^(?:def|class) (\w+)", match[1], re.MULTILINE)
         return "```pyi\n" + "\n".join(signature(name) for name in names) + "\n```"
 
-    return SIGNATURE.sub(signatures, TABLE.sub(table, text))
+    def example(match: re.Match[str]) -> str:
+        code = (ROOT / "examples" / match[1]).read_text(encoding="utf-8").strip()
+        return f"<!-- example: {match[1]} -->\n\n```python\n{code}\n```\n"
+
+    return EXAMPLE.sub(example, SIGNATURE.sub(signatures, TABLE.sub(table, text)))
 
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Each generated page with the text that it should have."""
-    for name in ("sdk.md", "http-api.md"):
-        yield PAGES / name, refreshed((PAGES / name).read_text(encoding="utf-8"))
+    for name in ("reference/sdk.md", "reference/http-api.md", "howto/cookbook.md"):
+        yield PAGES.parent / name, refreshed((PAGES.parent / name).read_text(encoding="utf-8"))
     yield PAGES / "database.md", database_page()
 
 

@@ -41,7 +41,7 @@ class Stage:
 
 
 def stages(folder: Path, arguments: list[str]) -> list[Stage]:
-    sources = [name for name in ("src", "tests", "tools", "bench") if (ROOT / name).is_dir()]
+    sources = [name for name in ("src", "tests", "tools", "bench", "examples") if (ROOT / name).is_dir()]
     parallel, serial = folder / "parallel.xml", folder / "serial.xml"
     pytest = [sys.executable, "-m", "pytest", *arguments]
     together = ["-n", str(WORKERS), "--dist", "worksteal", "-m", "not serial", f"--junit-xml={parallel}"]
