@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from rich.text import Text
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 PROGRAMS = Path(sys.executable).parent
+# As many as fit into a picture.
+EXAMPLES = ("etl.py", "heartbeat.py", "report.py")
 ROWS, COLUMNS = 40, 92
 LONGEST_WAIT_SECONDS = 60.0
 
@@ -42,7 +45,7 @@ class Terminal:
         self._master, slave = pty.openpty()
         termios.tcsetwinsize(slave, (ROWS, COLUMNS))
         environment = {**os.environ, "PATH": f"{PROGRAMS}:{os.environ['PATH']}", "TERM": "xterm-256color"}
-        environment |= {"EVERTICK_RUNNER_ID": "runner-1", "TZ": "UTC"}
+        environment |= {"EVERTICK_RUNNER_ID": "runner-1", "EVERTICK_HEALTH": "off", "TZ": "UTC"}
         for name in ("COLUMNS", "LINES", "NO_COLOR", "EVERTICK_DATABASE_URL", "EVERTICK_HOME"):
             environment.pop(name, None)
         self._process = subprocess.Popen(
@@ -131,6 +134,9 @@ def _frame() -> str:
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="evertick-picture-") as directory:
         folder = Path(directory)
+        (folder / "dags").mkdir()
+        for name in EXAMPLES:
+            shutil.copy(ROOT / "src/evertick/examples" / name, folder / "dags")
         up = Terminal(["evertick", "up"], folder)
         try:
             first_minute = up.wait_for(lambda text: text.count("heartbeat.load") >= 2)
