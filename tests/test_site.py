@@ -19,13 +19,6 @@ def test_every_page_has_a_place_in_the_navigation() -> None:
     assert set(places) == pages - decisions, "add the page to `nav` in zensical.toml"
 
 
-def test_every_decision_is_in_the_list_of_decisions() -> None:
-    text = (DOCS / "decisions/index.md").read_text(encoding="utf-8")
-    for path in (DOCS / "decisions").glob("0*.md"):
-        title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        assert f"[{title}]({path.name})" in text, f"add {path.name} to docs/decisions/index.md"
-
-
 def test_the_banner_shows_the_version_of_the_package() -> None:
     config = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]
     package = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -1,5 +1,5 @@
 """Refreshes the parts of the documentation that come from the code: signatures, types and defaults of options, the operations of
-both HTTP APIs, the tables of the database, and the recipes of the cookbook.
+both HTTP APIs, the tables of the database, the recipes of the cookbook, and the list of decisions.
 
 python tools/reference.py     rewrites the pages; descriptions and examples are written by hand and kept
 
@@ -270,11 +270,19 @@ def refreshed(text: str) -> str:
     return EXAMPLE.sub(example, SIGNATURE.sub(signatures, TABLE.sub(table, text)))
 
 
+def decisions_page() -> str:
+    head, _, _ = (PAGES.parent / "decisions/index.md").read_text(encoding="utf-8").partition("\n- [")
+    found = sorted((PAGES.parent / "decisions").glob("0*.md"))
+    titles = [path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for path in found]
+    return head + "\n" + "".join(f"- [{title}]({path.name})\n" for path, title in zip(found, titles, strict=True))
+
+
 def pages() -> Iterator[tuple[Path, str]]:
     """Each generated page with the text that it should have."""
     for name in ("reference/sdk.md", "reference/http-api.md", "howto/cookbook.md"):
         yield PAGES.parent / name, refreshed((PAGES.parent / name).read_text(encoding="utf-8"))
     yield PAGES / "database.md", database_page()
+    yield PAGES.parent / "decisions/index.md", decisions_page()
 
 
 def main() -> None:
