@@ -46,7 +46,7 @@ def read_file(name: str) -> tuple[bytes, str] | None:
 
 
 @router.get("/docs", Permission.OPEN)
-async def home(request: Request, caller: Who) -> Response:
+async def index(request: Request, caller: Who) -> Response:
     return RedirectResponse("/docs/", status_code=HTTPStatus.PERMANENT_REDIRECT)
 
 
