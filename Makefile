@@ -118,8 +118,8 @@ docs-serve: $(SITE_STAMP) ## show the documentation at http://127.0.0.1:8000 whi
 
 lock: $(STAMP) ## pin every dependency again, with hashes (UPGRADE=1 takes the newest)
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) --group dev --all-extras -o requirements.lock pyproject.toml
-	@$(COMPILE) --group build -c requirements.lock -o requirements-run.lock pyproject.toml
-	@$(COMPILE) --extra kubernetes --extra otel -c requirements.lock $(NOT_IN_IMAGE) -o deploy/requirements.lock pyproject.toml
+	@$(COMPILE) --group build --extra envs -c requirements.lock -o requirements-run.lock pyproject.toml
+	@$(COMPILE) --extra envs --extra kubernetes --extra otel -c requirements.lock $(NOT_IN_IMAGE) -o deploy/requirements.lock pyproject.toml
 	@$(COMPILE) --no-deps --group generator -o tools/generator.lock
 	@$(COMPILE) -o tools/site/requirements.lock tools/site/requirements.in
 

@@ -120,8 +120,6 @@ CATCH_ALL = {
 LATE_IMPORTS = {
     "domain/errors.did_you_mean": "difflib, only for an error that suggests a name",
     "config._parsed": "tomllib, only where there is a configuration file",
-    "domain/dags/params.compile_pattern": "regex, only for params that have a pattern",
-    "domain/dags/params.matches_whole": "regex, only for params that have a pattern",
     "supervisor/fork_server._name": "setproctitle reads its options when it is imported",
     "engine/accounts._hasher": "argon2, only where a password is checked",
     "engine/accounts._verify": "argon2, only where a password is checked",

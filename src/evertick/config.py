@@ -236,6 +236,10 @@ class Settings:
     pod_start_timeout_seconds: float = setting(300.0, minimum=0)
 
     load_timeout_seconds: float = setting(30.0, minimum=0.1)
+    environments: bool = True
+    environments_max_gb: float = setting(10.0, minimum=0)
+    environment_build_seconds: float = setting(600.0, minimum=1)
+    environment_retry_seconds: float = setting(3600.0, minimum=0)
     routing_file: Path | None = None
     results_folder: Path | None = None
     storage: str | None = setting(None, form=_is_storage, what="a storage URL: write one such as s3://bucket/prefix")
@@ -286,6 +290,10 @@ class Settings:
     @property
     def bundles_folder(self) -> Path:
         return self.home / "bundles"
+
+    @property
+    def environments_folder(self) -> Path:
+        return self.home / "envs"
 
     @property
     def spool_folder(self) -> Path:

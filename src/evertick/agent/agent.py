@@ -22,6 +22,7 @@ from typing import TypeVar
 from evertick.agent.api_client import ANSWER_SECONDS, AgentClient, keep_asking
 from evertick.bundles.bundle import unpack
 from evertick.bundles.cache import keep
+from evertick.bundles.environments import Environments
 from evertick.config import Settings
 from evertick.domain.agent_protocol import AgentOrder, parse, refusal_to_bytes, to_bytes
 from evertick.domain.attempt import Outcome, OutcomeKind
@@ -181,7 +182,9 @@ class AgentSession:
                 # Not the code's fault: the attempt is returned to the queue.
                 raise OSError(str(error)) from None
             await asyncio.to_thread(unpack, archive, bundle, folder)
-        return BundlePlace(path=folder / bundle, uses_threads=self._uses_threads, environment=self._environment)
+        environments = Environments(self._settings, self._environment)
+        interpreter = await environments.of_bundle(folder / bundle, log=self._log)
+        return BundlePlace(folder / bundle, self._uses_threads, self._environment, interpreter)
 
     async def _ask_for(self, path: str) -> bytes:
         return await self._patiently(lambda: self._line.fetch(path), what=path.split("/")[1])

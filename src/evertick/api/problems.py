@@ -44,6 +44,7 @@ STATUS: Mapping[str, HTTPStatus] = {
     "lease_lost": HTTPStatus.CONFLICT,
     "delivery_failed": HTTPStatus.BAD_GATEWAY,
     "unanswered": HTTPStatus.BAD_GATEWAY,
+    "environment_failed": HTTPStatus.BAD_GATEWAY,
     "executor_busy": HTTPStatus.BAD_GATEWAY,
     "executor_unavailable": HTTPStatus.BAD_GATEWAY,
     "submission_refused": HTTPStatus.BAD_REQUEST,

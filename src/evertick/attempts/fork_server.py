@@ -99,6 +99,8 @@ class ForkServerConfig:
     file: str
     imports_in_child: bool
     spool_prefix: str
+    # The folder of its Python environment, if it has one of its own.
+    environment: str = ""
     limits: ReuseLimits = field(default_factory=ReuseLimits)
     files: ResultFiles = field(default_factory=ResultFiles)
 

@@ -87,6 +87,8 @@ def main() -> None:
     from evertick.bundles.cache import hold
 
     hold(plan.folder)
+    if plan.environment:
+        hold(plan.environment)
     os._exit(_keep(parent_pid))
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from evertick.bundles.cache import MAKING, keep
+from evertick.bundles.dependencies import LOCK_FILE, Lock
 from evertick.domain.errors import InvalidDag
 
 MAX_FILE_BYTES = 1_000_000
@@ -49,9 +50,12 @@ class _Member:
     is_executable: bool = False
 
 
-def pack(folder: Path, file: str, closure: Iterable[str]) -> Bundle:
-    """The bundle of `folder/file`: the Python files of its module closure, and every other plain file of the folder."""
+def pack(folder: Path, file: str, closure: Iterable[str], lock: Lock | None = None) -> Bundle:
+    """The bundle of `folder/file`: the Python files of its module closure, every other plain file of the folder, and the
+    lock of its dependencies."""
     members = [_Member(path=_MAIN_FILE, content=file.encode())]
+    if lock is not None:
+        members.append(_Member(path=LOCK_FILE, content=lock.text.encode()))
     total = 0
     for path in sorted({file, *closure, *_data_files(folder)}):
         member = _read(folder, path)

@@ -51,13 +51,14 @@ def remove_unused(folder: Path, *, in_use: Iterable[str], unused_seconds: float)
         if is_half and _is_older(place, ABANDONED_SECONDS):
             shutil.rmtree(place, ignore_errors=True)
             gone.append(place.name)
-        elif not place.name.startswith(".") and _is_older(place, unused_seconds) and _remove(place, unused_seconds):
+        elif not place.name.startswith(".") and _is_older(place, unused_seconds) and remove(place, unused_seconds):
             gone.append(place.name)
     return gone
 
 
-def _remove(place: Path, unused_seconds: float) -> bool:
-    """Rename it first, in one step and under a lock, so that no process ever finds half of it."""
+def remove(place: Path, unused_seconds: float) -> bool:
+    """Unless it is in use or was used within this time. Rename it first, in one step and under a lock, so that no process
+    ever finds half of it."""
     away = place.with_name(REMOVING + place.name)
     try:
         with _locked(place.parent, fcntl.LOCK_EX), _locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB):

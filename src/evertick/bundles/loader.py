@@ -11,19 +11,20 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from evertick.bundles.dependencies import Declaration, Lock
+from evertick.bundles.environments import NO_DEPENDENCIES, Interpreter, Prepared
 from evertick.domain.attempt import storable_text
 from evertick.domain.dags.spec import DagSpec, from_json, structural_hash
 from evertick.domain.dags.validation import validate
-from evertick.domain.errors import InvalidDag
+from evertick.domain.errors import EnvironmentFailed, InvalidDag
 from evertick.processes.tree import kill_tree
 
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
@@ -32,7 +33,7 @@ _ERROR_TAIL_BYTES = 4_000
 _REAP_SECONDS = 5.0
 _STACK_SECONDS = 1.0
 # As faulthandler writes a frame, the innermost one first.
-_STACK_ENDS = (b" in _run_module_as_main\n", b"\n  ...\n")
+_STACK_ENDS = (b" in _run_module_as_main\n", b'  File "<string>", line 1 in <module>\n', b"\n  ...\n")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
 
 
@@ -61,36 +62,55 @@ class ImportProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFile:
-    """The content of a file. `closure` are the Python files it needs; `uses_threads` are threads that importing
-    started."""
+    """The content of a file. `closure` are the Python files it needs; `uses_threads` are threads that importing started;
+    `lock` are its dependencies. `retry_after_seconds`: the error may disappear without a change of the file."""
 
     file: str
     dags: tuple[LoadedDag, ...] = ()
     error: ImportProblem | None = None
     closure: tuple[str, ...] = ()
     uses_threads: tuple[str, ...] = ()
+    lock: Lock | None = None
+    retry_after_seconds: float | None = None
 
 
 async def load_file(
-    folder: Path, file: str, *, timeout_seconds: float = 30, environment: Mapping[str, str] | None = None
+    folder: Path,
+    file: str,
+    *,
+    timeout_seconds: float = 30,
+    environment: Mapping[str, str] | None = None,
+    prepared: Prepared = NO_DEPENDENCIES,
 ) -> LoadedFile:
     """Import `folder/file` in another process and return its content. Never raises because of the file.
 
     `environment` is the environment that the file sees; leave secrets out of it.
     """
     deadline = time.monotonic() + timeout_seconds
-    importing = _Importing(folder, file, environment, deadline)
+    importing = _Importing(folder, file, environment, prepared.interpreter, deadline)
     try:
         was_in_time = await importing.receive(deadline)
     finally:
         await importing.end()
     if importing.body is not None:
-        return _read_answer(file, importing.body)
+        return replace(_read_answer(file, importing.body), lock=prepared.lock)
     if was_in_time:
         problem = ImportProblem(file=file, line=None, message=importing.why_no_answer(), traceback=importing.said_last)
     else:
         problem = _too_slow(folder, file, timeout_seconds, importing.said_last)
     return LoadedFile(file=file, closure=(file,), error=problem)
+
+
+def not_prepared(file: str, declaration: Declaration | None, error: InvalidDag | EnvironmentFailed) -> LoadedFile:
+    """A file whose dependencies cannot be read, resolved or installed."""
+    if isinstance(error, InvalidDag) or declaration is None:
+        problem = ImportProblem(
+            file=file, line=getattr(error, "line", None), message=getattr(error, "message", str(error))
+        )
+        return LoadedFile(file=file, closure=(file,), error=problem)
+    message = f"the dependencies in {declaration.source.name} cannot be installed: {error}"
+    problem = ImportProblem(file=file, line=declaration.line, message=storable_text(message))
+    return LoadedFile(file=file, closure=(file,), error=problem, retry_after_seconds=error.retry_after_seconds)
 
 
 def _too_slow(folder: Path, file: str, seconds: float, stack: str) -> ImportProblem:
@@ -145,7 +165,9 @@ def _read_dag(raw: Mapping[str, Any]) -> LoadedDag:
 class _Importing:
     """One import in progress: its process, and its answer so far."""
 
-    def __init__(self, folder: Path, file: str, environment: Mapping[str, str] | None, deadline: float) -> None:
+    def __init__(
+        self, folder: Path, file: str, environment: Mapping[str, str] | None, interpreter: Interpreter, deadline: float
+    ) -> None:
         self.body: bytes | None = None
         self._answer = bytearray()
         self._errors = bytearray()
@@ -154,7 +176,8 @@ class _Importing:
         self._has_stack = asyncio.Event()
         self._answer_fd, writer_fd = os.pipe()
         try:
-            self._process = _start(folder, file, writer_fd, environment, deadline)
+            arguments = [str(folder.absolute()), file, str(writer_fd), str(os.getpid()), str(deadline)]
+            self._process = _start(interpreter, arguments, writer_fd, environment)
         finally:
             os.close(writer_fd)
         assert self._process.stderr is not None
@@ -245,16 +268,16 @@ class _Importing:
 
 
 def _start(
-    folder: Path, file: str, writer_fd: int, environment: Mapping[str, str] | None, deadline: float
+    interpreter: Interpreter, arguments: list[str], writer_fd: int, environment: Mapping[str, str] | None
 ) -> subprocess.Popen[bytes]:
-    """`-P` keeps the folder's files from shadowing the library's; `-B` writes no byte code next to them.
+    """`-B` writes no byte code next to the folder's files.
 
     One hash seed for all processes: a file that calls tasks in a loop over a set names them the same wherever it is
     loaded.
     """
-    command = ["/usr/bin/env", "PYTHONHASHSEED=0", sys.executable, "-P", "-B", "-m", "evertick.bundles.loader_process"]
+    command = ["/usr/bin/env", "PYTHONHASHSEED=0", *interpreter.command("evertick.bundles.loader_process", "-B")]
     return subprocess.Popen(
-        [*command, str(folder.absolute()), file, str(writer_fd), str(os.getpid()), str(deadline)],
+        [*command, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -29,6 +29,7 @@ _RUN: dict[str, Command] = {
     "agent": ("services:agent_app", "Run one attempt on another machine; executors start it."),
     "publisher": ("services:publisher_app", "Watch a folder and publish the DAGs in it."),
     "deploy": ("deploy", "Publish the DAGs of a folder once."),
+    "envs": ("envs", "Manage the Python environments of DAG files on this machine: list, build, prune."),
     "health": ("health", "Show the health of this installation; exit status 1 if a part is unhealthy."),
     "config": ("config", "Show and check the settings: show, check."),
     "doctor": ("doctor", "Find problems of this installation, and how to solve them."),
@@ -72,7 +73,10 @@ _MANAGE: dict[str, Command] = {
 COMMANDS = _RUN | _MANAGE
 
 # These commands work on this machine: they refuse a server's address.
-HERE_ONLY = {"up", "agent", "scheduler", "runner", "publisher", "api", "health", "config", "doctor", "login", "logout"}
+HERE_ONLY = {
+    *("up", "agent", "scheduler", "runner", "publisher", "api", "envs", "health", "config", "doctor"),
+    *("login", "logout"),
+}
 
 
 class _LazyGroup(PlainGroup):

@@ -23,6 +23,7 @@ EvertickError
 ├── ResultLost               a task's result cannot be read: its file is missing or changed, or its type is unknown here
 ├── StorageUnavailable       object storage is unreachable or refused a read or a write
 ├── DeliveryFailed           a notification that its sink did not accept
+├── EnvironmentFailed        the environment of a DAG file could not be resolved or built on this machine: try again later
 ├── ExecutorBusy             a remote executor has no capacity: submissions pause
 ├── ExecutorUnavailable      a remote executor is unreachable, or does not say whether it accepted a submission
 ├── SubmissionRefused        a remote executor will never accept this attempt, because of the task's own configuration
@@ -151,6 +152,16 @@ class Conflict(UserError):
     """The object is not in a state that allows this, or another process changed it first."""
 
     code = "conflict"
+
+
+class EnvironmentFailed(EvertickError):
+    """The Python environment of a DAG file could not be resolved or built here. `is_lasting`: for a long time already."""
+
+    code = "environment_failed"
+
+    def __init__(self, message: str, *, retry_after_seconds: float = 0.0, is_lasting: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after_seconds, self.is_lasting = retry_after_seconds, is_lasting
 
 
 class ResultLost(EvertickError):

@@ -206,6 +206,8 @@ def encode_report(outcome: Outcome, *, policy: RetryPolicy, attempt: int) -> str
     if outcome.kind in (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED):
         fields["no_retry"] = outcome.no_retry
         fields["retry_in"] = _retry_in(outcome, policy, attempt)
+    elif outcome.kind is OutcomeKind.GIVEN_BACK and outcome.retry_after_seconds:
+        fields["retry_in"] = min(outcome.retry_after_seconds, LONGEST_RETRY_SECONDS)
     if outcome.start_seconds is not None:
         fields["start_in"] = round(outcome.start_seconds, 3)
     if outcome.skips:

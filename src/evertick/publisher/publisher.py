@@ -13,12 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 
 import watchfiles
 from psycopg import AsyncConnection
 
-from evertick.bundles.bundle import Bundle, pack
-from evertick.bundles.loader import ImportProblem, LoadedFile, find_duplicates, load_file
+from evertick.bundles.bundle import Bundle, contents, pack
+from evertick.bundles.dependencies import LOCK_FILE, Lock, find_declaration, read_lock
+from evertick.bundles.environments import NO_DEPENDENCIES, Environments
+from evertick.bundles.loader import ImportProblem, LoadedFile, find_duplicates, load_file, not_prepared
 from evertick.config import Settings
 from evertick.db.connect import Purpose
 from evertick.db.notify import Channel
@@ -26,7 +29,7 @@ from evertick.db.queries import dags
 from evertick.db.queries.shards import read_clock
 from evertick.domain.access import Actor
 from evertick.domain.dags.validation import past_hints
-from evertick.domain.errors import Conflict, CyclicDependency, InvalidDag, MissingPool, UserError
+from evertick.domain.errors import Conflict, CyclicDependency, EnvironmentFailed, InvalidDag, MissingPool, UserError
 from evertick.domain.routing import Routing
 from evertick.engine.dags import delete
 from evertick.engine.publish import not_stored, publish
@@ -79,6 +82,11 @@ class Publisher:
         self._folder = settings.dags_folder.resolve()
         self._link = ReconnectingConnection(url, Purpose.SCHEDULER)
         self._notifier = Notifier(url, is_enabled=settings.listen_notify, log=log, look_seconds=SELDOM_SECONDS)
+        self._environments = Environments(settings, environment)
+        # Opened only for DAG files with dependencies of their own.
+        self._reader, self._reading = ReconnectingConnection(url, Purpose.SCHEDULER), asyncio.Lock()
+        self._locks: dict[str, Lock | None] = {}
+        self._retry_at: dict[str, float] = {}
         self._seen: dict[str, Fingerprint] = {}
         self._closures: dict[str, tuple[str, ...]] = {}
         self._owners: dict[str, str] = {}
@@ -98,6 +106,7 @@ class Publisher:
         for file in list(self._loads):
             self._stop_loading(file)
         await self._notifier.close()
+        await self._reader.close()
         await self._link.close()
 
     async def tick(self) -> float:
@@ -141,7 +150,8 @@ class Publisher:
             self._compared, self._compared_at = files, time.monotonic()
         for file in files:
             mark = self._fingerprint(file)
-            if mark in (self._seen.get(file), taken.get(file)) and not is_changed:
+            is_known = mark in (self._seen.get(file), taken.get(file))
+            if is_known and not is_changed and time.monotonic() < self._retry_at.get(file, inf):
                 continue
             if file in self._loads and self._loads[file].before == mark:
                 continue
@@ -160,13 +170,33 @@ class Publisher:
             await asyncio.sleep(RESCAN_SECONDS)
 
     async def _load(self, file: str) -> LoadedFile:
-        async with self._room:
-            self._loads[file].started_at = time.monotonic()
-            try:
+        declaration = None
+        try:
+            prepared = NO_DEPENDENCIES
+            if self._settings.environments and (declaration := find_declaration(self._folder, file)) is not None:
+                # The others do not wait for a build.
+                self._loads[file].started_at = time.monotonic()
+                prepared = await self._environments.prepare(declaration, await self._known_lock(file))
+                self._locks[file] = prepared.lock
+        except (InvalidDag, EnvironmentFailed) as error:
+            self.wake.set()
+            return not_prepared(file, declaration, error)
+        try:
+            async with self._room:
+                self._loads[file].started_at = time.monotonic()
                 timeout = self._settings.load_timeout_seconds
-                return await load_file(self._folder, file, timeout_seconds=timeout, environment=self._environment)
-            finally:
-                self.wake.set()
+                return await load_file(
+                    self._folder, file, timeout_seconds=timeout, environment=self._environment, prepared=prepared
+                )
+        finally:
+            self.wake.set()
+
+    async def _known_lock(self, file: str) -> Lock | None:
+        """The lock of the published version: packages stay as they are while their declaration does."""
+        if file not in self._locks:
+            async with self._reading:
+                self._locks[file] = await published_lock(await self._reader.get(), file)
+        return self._locks[file]
 
     def _stop_loading(self, file: str) -> None:
         if (load := self._loads.pop(file, None)) is not None:
@@ -194,9 +224,12 @@ class Publisher:
     async def _take(self, conn: AsyncConnection, loaded: LoadedFile, before: Fingerprint, routing: Routing) -> bool:
         """Publish one file's DAGs, or record its error. False: retry at the next scan."""
         problem, is_final = loaded.error or self._duplicate_in(loaded), True
+        self._retry_at.pop(loaded.file, None)
+        if loaded.retry_after_seconds is not None:
+            self._retry_at[loaded.file] = time.monotonic() + loaded.retry_after_seconds
         if problem is None:
             try:
-                bundle = await asyncio.to_thread(pack, self._folder, loaded.file, loaded.closure)
+                bundle = await asyncio.to_thread(pack, self._folder, loaded.file, loaded.closure, loaded.lock)
                 if self._fingerprint(loaded.file) != before:
                     # The file changed while it was read: the spec and the code would be of different versions.
                     self.wake.set()
@@ -318,22 +351,35 @@ class Deployment:
 
 
 async def load_files(
-    folder: Path, files: Sequence[str], *, timeout_seconds: float, environment: Mapping[str, str]
+    folder: Path,
+    files: Sequence[str],
+    settings: Settings,
+    environment: Mapping[str, str],
+    known: Mapping[str, Lock] = MappingProxyType({}),
 ) -> list[LoadedFile]:
-    """Load these files, a few at a time."""
-    room = asyncio.Semaphore(LOADS_AT_ONCE)
+    """Load these files, a few at a time. `known` are locks of published versions, by file."""
+    room, environments = asyncio.Semaphore(LOADS_AT_ONCE), Environments(settings, environment)
+    timeout = settings.load_timeout_seconds
 
     async def load(file: str) -> LoadedFile:
+        declaration, prepared = None, NO_DEPENDENCIES
+        try:
+            if settings.environments and (declaration := find_declaration(folder, file)) is not None:
+                prepared = await environments.prepare(declaration, known.get(file))
+        except (InvalidDag, EnvironmentFailed) as error:
+            return not_prepared(file, declaration, error)
         async with room:
-            return await load_file(folder, file, timeout_seconds=timeout_seconds, environment=environment)
+            return await load_file(folder, file, timeout_seconds=timeout, environment=environment, prepared=prepared)
 
     return await asyncio.gather(*map(load, files))
 
 
-async def load_folder(folder: Path, settings: Settings, environment: Mapping[str, str]) -> list[LoadedFile]:
+async def load_folder(
+    folder: Path, settings: Settings, environment: Mapping[str, str], known: Mapping[str, Lock]
+) -> list[LoadedFile]:
     """Load every DAG file of the folder. Raises InvalidDag with all problems, one per line."""
     files = await asyncio.to_thread(_files_of, folder)
-    loaded = await load_files(folder, files, timeout_seconds=settings.load_timeout_seconds, environment=environment)
+    loaded = await load_files(folder, files, settings, environment, known)
     problems = [str(file.error) for file in loaded if file.error is not None]
     problems += [f"DAG {name} is defined in {' and '.join(owners)}" for name, owners in find_duplicates(loaded).items()]
     if problems:
@@ -350,6 +396,21 @@ def _files_of(folder: Path) -> list[str]:
     return files
 
 
+async def published_lock(conn: AsyncConnection, file: str) -> Lock | None:
+    """The lock of the version that is published from this file."""
+    found = await dags.published_bundle(conn, file)
+    text = None if found is None else contents(found.archive, found.hash).get(LOCK_FILE)
+    return None if text is None else read_lock(text.decode())
+
+
+async def deployed_locks(conn: AsyncConnection, name: str) -> dict[str, Lock]:
+    """The locks of a deployment, by file: packages stay as they are while their declaration does."""
+    place = f"{DEPLOYED}{name}/"
+    files = {row.file for row in await dags.files(conn) if row.file.startswith(place)}
+    locks = {file.removeprefix(place): await published_lock(conn, file) for file in files}
+    return {file: lock for file, lock in locks.items() if lock is not None}
+
+
 async def deploy(
     conn: AsyncConnection, loaded: list[LoadedFile], *, folder: Path, name: str, settings: Settings, actor: Actor
 ) -> Deployment:
@@ -364,7 +425,7 @@ async def deploy(
                 )
     published, warnings = [], []
     for file in loaded:
-        bundle = await asyncio.to_thread(pack, folder, file.file, file.closure)
+        bundle = await asyncio.to_thread(pack, folder, file.file, file.closure, file.lock)
         await _put_bundle(conn, file, bundle)
         for dag in file.dags:
             at = f"{place}{file.file}"

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from evertick.bundles import cache
+from evertick.bundles.environments import Environments
 from evertick.config import Settings
 from evertick.db.queries import runs
 from evertick.domain.errors import StorageUnavailable
@@ -39,6 +40,17 @@ async def clean_bundles(folder: Path, in_use: Callable[[], set[str]], *, log: Lo
         return cache.LOOK_SECONDS
 
     await run_loop(tick, name="code_cleaning", log=log, is_essential=False)
+
+
+async def clean_environments(environments: Environments, in_use: Callable[[], set[str]], *, log: Log) -> None:
+    """Delete the least recently used environments above the disk limit, until canceled. Those `in_use` are kept."""
+
+    async def tick() -> float:
+        if gone := await asyncio.to_thread(environments.prune, in_use()):
+            log.info("environments_pruned", environments=len(gone))
+        return cache.LOOK_SECONDS
+
+    await run_loop(tick, name="environment_cleaning", log=log, is_essential=False)
 
 
 async def clean_results(settings: Settings, *, link: ReconnectingConnection, log: Log, is_own: bool = False) -> None:

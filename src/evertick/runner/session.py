@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import assert_never
 
 import psycopg
 
+from evertick.bundles.environments import Environments
 from evertick.config import Settings
 from evertick.db.notify import Channel
 from evertick.domain.attempt import AttemptRef, Outcome, RunnerRequest, TaskKey
@@ -37,7 +39,7 @@ from evertick.runner.events import (
     ResultStored,
 )
 from evertick.runner.exchange import MAY_WAIT, ReportResult, Uploads, log_finished, log_refused, report_outcomes
-from evertick.runner.housekeeping import clean_bundles
+from evertick.runner.housekeeping import clean_bundles, clean_environments
 from evertick.runner.launch import Launcher, unpacked
 from evertick.runner.registration import Registration, Work
 from evertick.runner.state import Ending, NextExchange
@@ -46,6 +48,8 @@ from evertick.secrets.backends import SecretProvider
 from evertick.storage.results import ResultTransfers, result_files
 
 REPORT_AGAIN_SECONDS = 5.0
+# The longest wait for the code of a DAG version, before its attempts are returned to the queue.
+FETCH_SECONDS = 600.0
 # A heartbeat is repeated after this time if an exchange in flight may explain the claims that it listed.
 ASK_AGAIN_SECONDS = 0.2
 # A canceled body must be gone within a second of the command (DESIGN, States); this is its time to clean up.
@@ -70,6 +74,7 @@ class LocalSession:
         registration = Registration(settings, url=url, log=log, request=request, events=self._events)
         self.registration, self._state, self._log = registration, registration.state, registration.log
         self._settings, self._environment = settings, environment
+        self._environments = Environments(settings, environment)
         self._hot, self._side, self._notifier = registration.hot, registration.side, registration.notifier
         self.session = registration.session
         # Entered by `run`: every task of the session is a member.
@@ -113,7 +118,8 @@ class LocalSession:
 
     def _works(self) -> list[Work]:
         cleaning = clean_bundles(self._settings.bundles_folder, lambda: self._executor.bundles, log=self._log)
-        return [self._apply_events_meanwhile(), self._logs.run(), self._logs.run_late(), cleaning]
+        pruning = clean_environments(self._environments, lambda: self._executor.environments, log=self._log)
+        return [self._apply_events_meanwhile(), self._logs.run(), self._logs.run_late(), cleaning, pruning]
 
     async def tick(self) -> float:
         """Apply the events, then report ended attempts and claim as many tasks as there are free slots, in one round
@@ -255,11 +261,13 @@ class LocalSession:
             self.registration.on_idle()
 
     async def _bundle_place(self, bundle: str, file: str) -> BundlePlace:
-        async def find() -> BundlePlace:
-            path, uses_threads = await unpacked(await self._side.get(), bundle, self._settings.bundles_folder)
-            return BundlePlace(path=path, uses_threads=uses_threads, environment=self._environment)
+        async def find() -> tuple[Path, bool]:
+            return await unpacked(await self._side.get(), bundle, self._settings.bundles_folder)
 
-        return await keep_trying(find, stop=self.registration.over, name="bundles", log=self._log)
+        async with asyncio.timeout(FETCH_SECONDS):
+            path, uses_threads = await keep_trying(find, stop=self.registration.over, name="bundles", log=self._log)
+        interpreter = await self._environments.of_bundle(path, log=self._log)
+        return BundlePlace(path, uses_threads, self._environment, interpreter)
 
     # The end of the session
 

@@ -122,8 +122,7 @@ def validate_command(path: PathArgument, as_json: Json = False) -> None:
     from evertick.publisher.publisher import load_files
 
     folder, files = _find_files(path)
-    timeout = read_settings().load_timeout_seconds
-    loaded = asyncio.run(load_files(folder, files, timeout_seconds=timeout, environment=user_environment()))
+    loaded = asyncio.run(load_files(folder, files, read_settings(), user_environment()))
     duplicates = find_duplicates(loaded)
     problems = [problem for problem in map(_problem_of, loaded) if problem]
     if as_json:

@@ -20,7 +20,7 @@ from evertick.client.local import LocalContext, local_caller
 from evertick.config import Settings, read_settings, user_environment
 from evertick.db.notify import Channel
 from evertick.domain.errors import UserError
-from evertick.publisher.publisher import Deployment, deploy, load_folder, remove
+from evertick.publisher.publisher import Deployment, deploy, deployed_locks, load_folder, remove
 
 app = Single()
 
@@ -68,9 +68,11 @@ def deploy_folder(
 
 
 async def _deploy(folder: Path, name: str, settings: Settings, *, remove_missing: bool) -> Deployment:
-    loaded = await load_folder(folder, settings, user_environment())
     context = LocalContext(settings)
     try:
+        async with context.read() as conn:
+            known = await deployed_locks(conn, name)
+        loaded = await load_folder(folder, settings, user_environment(), known)
         caller = local_caller(context)
         async with caller.write(Channel.SCHEDULE, Channel.TASKS) as conn:
             done = await deploy(conn, loaded, folder=folder, name=name, settings=settings, actor=caller.actor)

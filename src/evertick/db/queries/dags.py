@@ -29,6 +29,12 @@ class DagRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedBundle:
+    hash: str
+    archive: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class VersionRow:
     name: str
     bundle_hash: str
@@ -106,6 +112,10 @@ async def put_bundle(
 
 @query
 async def bundle(conn: AsyncConnection, bundle_hash: str) -> BundleRow | None: ...
+
+
+@query
+async def published_bundle(conn: AsyncConnection, file: str) -> PublishedBundle | None: ...
 
 
 @query

@@ -9,6 +9,11 @@ on conflict (hash) do update set created_at = excluded.created_at
 -- name: bundle
 select file, archive, uses_threads from bundle where hash = %(bundle_hash)s
 
+-- name: published_bundle
+-- The bundle of the current version of a file's DAGs.
+select b.hash, b.archive from dag d join dag_version v on v.version_id = d.version_id
+  join bundle b on b.hash = v.bundle_hash where d.file = %(file)s and d.deleted_at is null order by d.name limit 1
+
 -- name: of_bundles
 -- The DAGs with a version from this bundle: a file may define several. Includes deleted ones.
 select distinct d.name from dag_version v join dag d on d.dag_id = v.dag_id

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
+from importlib import import_module
+from types import ModuleType
 from typing import TypeAlias, cast
 
 from evertick.domain.errors import InvalidDag, InvalidParams, UserError, did_you_mean
@@ -24,23 +26,32 @@ class PatternTimeout(ValueError):
     """The expression needs too much backtracking on this text."""
 
 
+def _timed_regex() -> ModuleType:
+    """`regex`, which is compiled for one version of Python. A DAG file that is loaded by another has `re`: there the time
+    limit of the import bounds the match, and the API checks each value again."""
+    try:
+        return import_module("regex")
+    except ImportError:
+        return re
+
+
 def compile_pattern(pattern: str) -> None:
     """Raises ValueError if the pattern is not a valid regular expression."""
-    import regex  # type: ignore[import-untyped]
-
+    timed = _timed_regex()
     try:
         re.compile(pattern)
-        regex.compile(pattern)
-    except (re.error, regex.error, RecursionError, OverflowError) as error:
+        timed.compile(pattern)
+    except (re.error, timed.error, RecursionError, OverflowError) as error:
         raise ValueError(f"is not a regular expression ({error})") from None
 
 
 def matches_whole(pattern: str, text: str) -> bool:
     """Raises ValueError if the pattern is invalid."""
-    import regex
-
+    timed = _timed_regex()
+    if timed is re:
+        return re.fullmatch(pattern, text) is not None
     try:
-        return regex.fullmatch(pattern, text, timeout=MOST_SECONDS) is not None
+        return timed.fullmatch(pattern, text, timeout=MOST_SECONDS) is not None
     except TimeoutError:
         raise PatternTimeout(f"takes too long on a text of {len(text):,} characters: make it simpler") from None
 

@@ -30,7 +30,7 @@ class BundleExecutor:
     def __init__(
         self, executor: LocalExecutor, place: BundlePlace, file: str, spool: SpoolFolder, limits: ExecutorLimits
     ) -> None:
-        self._executor, self._limits = executor, limits
+        self._executor, self.place, self._limits = executor, place, limits
         self.contact_until = math.inf
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Attempt] = deque()

@@ -162,7 +162,6 @@ class ExecutorLimits:
     max_idle: int = 32
     idle_decay_seconds: float = 5.0
     warm_idle_seconds: float = 30.0
-    fetch_seconds: float = 600.0
     load_seconds: float = 60.0
     kill_confirm_seconds: float = 3.0
     coroutine_grace_seconds: float = 1.0

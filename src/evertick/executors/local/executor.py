@@ -16,7 +16,7 @@ from typing import Self
 
 from evertick.attempts.protocol import Report
 from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
-from evertick.domain.errors import Conflict, EvertickError
+from evertick.domain.errors import Conflict, EnvironmentFailed, EvertickError
 from evertick.executors.local.attempt_logs import AttemptLogs
 from evertick.executors.local.bundle_executor import BundleExecutor
 from evertick.executors.local.child_process import Attempt, ExecutorLimits
@@ -89,6 +89,12 @@ class LocalExecutor:
     def bundles(self) -> set[str]:
         """The bundles whose code it may use at any moment, without looking it up again."""
         return {bundle for bundle, _ in (*self._executors, *self._fetching)}
+
+    @property
+    def environments(self) -> set[str]:
+        """The names of the environments that it may use at any moment."""
+        places = (bundle.place.interpreter.environment for bundle in self._executors.values())
+        return {Path(place).name for place in places if place}
 
     def start_many(self, orders: list[AttemptOrder]) -> None:
         """Start these now. More orders than free slots is a caller's error, and none is started."""
@@ -183,10 +189,19 @@ class LocalExecutor:
             reason += " before the task returned"
         self.on_ended(attempt, Report(attempt.number, OutcomeKind.FAILED, reason, exit_code=code, log_end=None))
 
-    def on_lost(self, attempt: Attempt, kind: OutcomeKind, reason: str, log_text: str = "") -> None:
+    def on_lost(
+        self,
+        attempt: Attempt,
+        kind: OutcomeKind,
+        reason: str,
+        log_text: str = "",
+        *,
+        retry_after_seconds: float | None = None,
+    ) -> None:
         """It never started, or ended through no fault of its own."""
         spooled = format.framed(time.time_ns() // 1000, "ERROR", log_text) if log_text else b""
-        self.on_ended(attempt, Report(attempt.number, kind, reason, log_end=None), format.shipped(spooled, 0))
+        report = Report(attempt.number, kind, reason, retry_after_seconds=retry_after_seconds, log_end=None)
+        self.on_ended(attempt, report, format.shipped(spooled, 0))
 
     def on_ended(self, attempt: Attempt, report: Report, note: bytes = b"") -> None:
         order = attempt.order
@@ -241,7 +256,16 @@ class LocalExecutor:
     async def _fetch_bundle(self, address: Address) -> None:
         """Find the bundle's code and start the attempts that wait for it."""
         try:
-            place = await asyncio.wait_for(self._resolve_bundle(*address), self._limits.fetch_seconds)
+            place = await self._resolve_bundle(*address)
+        except EnvironmentFailed as error:
+            # Not the task's fault: it runs again later, here or elsewhere, without using one of its retries. Only a
+            # failure that lasts ends it.
+            kind = OutcomeKind.LOST if error.is_lasting else OutcomeKind.GIVEN_BACK
+            pause = error.retry_after_seconds
+            reason = f"environment_failed: its Python environment cannot be built on this machine: {error}"
+            for attempt in self._fetching.pop(address):
+                self.on_lost(attempt, kind, reason, retry_after_seconds=pause)
+            return
         except Exception as error:
             why = str(error) or type(error).__name__
             # Code that does not exist is the version's fault; code that cannot be reached is not the task's.

@@ -9,13 +9,13 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evertick.attempts.fork_server import BATCH, LEASE_EXPIRED, ForkServerConfig
+from evertick.bundles.environments import Interpreter
 from evertick.domain.attempt import FORK_SERVER_MARK, OutcomeKind
 from evertick.executors.local.child_process import ChildProcess, ExecutorLimits
 from evertick.logs import format
@@ -40,6 +40,7 @@ class BundlePlace(NamedTuple):
     path: Path
     uses_threads: bool
     environment: Mapping[str, str] | None = None
+    interpreter: Interpreter = Interpreter()
 
 
 class ForkServerClient:
@@ -67,6 +68,7 @@ class ForkServerClient:
             folder=str(place.path),
             file=file,
             imports_in_child=imports_in_child,
+            environment=place.interpreter.environment,
             spool_prefix=str(self._spool.path / f"{self._token}-"),
             limits=limits.reuse,
             files=limits.results,
@@ -75,7 +77,7 @@ class ForkServerClient:
         if environment is not None:
             # The loader's seed: a DAG that loops over a set must name its tasks here as it did there.
             environment = {**environment, "PYTHONHASHSEED": "0", FORK_SERVER_MARK: plan.spool_prefix}
-        command = [sys.executable, "-P", "-m", "evertick.attempts.fork_server_main", str(theirs.fileno())]
+        command = [*place.interpreter.command("evertick.attempts.fork_server_main"), str(theirs.fileno())]
         with theirs, (self._spool.path / f"{self._token}.err").open("wb") as errors:
             # A fresh interpreter, so that none of the runner's threads, sockets and locks are copied into attempts.
             self._reaper = subprocess.Popen(
