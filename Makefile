@@ -17,7 +17,7 @@ INSTALL := -q --disable-pip-version-check --no-deps --no-compile
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check figures format requirements mutants clocks hard simulate shapes sweep year boundaries canaries fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit
+.PHONY: help up test check figures format requirements mutants clocks hard build-storm simulate shapes sweep year boundaries canaries fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -71,6 +71,9 @@ hard: $(STAMP) ## the tests beside busy neighbours, strangers' transactions and 
 
 boundaries: $(STAMP) ## kill services at every execution of every statement (ONLY=tasks.step picks some)
 	@$(BIN)/python -m tests.system.boundaries $(if $(ONLY),--only $(ONLY))
+
+build-storm: $(STAMP) ## publish and run DAG files with new packages while publishers and runners are killed (TIMES=200 SEED=n)
+	@$(BIN)/python -m tests.system.build_storm $(if $(TIMES),--times $(TIMES)) $(if $(SEED),--seed $(SEED))
 
 simulate: $(STAMP) ## a million random steps against the invariants (SEED=n repeats one)
 	@$(BIN)/python -m tests.engine.simulation --steps 1000000 $(if $(SEED),--seed $(SEED))

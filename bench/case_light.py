@@ -53,6 +53,34 @@ async def hop(bench: Bench, house: House) -> list[Figure]:
     return found
 
 
+async def envs(bench: Bench, house: House) -> list[Figure]:
+    """The hop of a DAG file with dependencies of its own, divided by that of one without. Their rounds alternate."""
+    await house.publish("envs.py", [f"chain_env_{isolation}" for isolation in ISOLATIONS])
+    ratios: dict[str, list[float]] = defaultdict(list)
+    run_ids = {}
+    for _ in bench.rounds():
+        for isolation in ISOLATIONS:
+            gaps: dict[str, list[float]] = defaultdict(list)
+            for _ in range(bench.size.chains):
+                for dag in (f"chain_{isolation}", f"chain_env_{isolation}"):
+                    done = await run(house, dag)
+                    gaps[dag] += done.gaps
+            plain, own = (percentile(each, 0.5) for each in gaps.values())
+            ratios[isolation].append(own / plain)
+            run_ids[isolation] = done.run_ids
+    return [
+        median(
+            f"envs.{isolation}",
+            "hop of a DAG file with an environment of its own ÷ without",
+            "ratio",
+            each,
+            at_most(1.1),
+            await bench.facts(house, isolation, run_ids[isolation]),
+        )
+        for isolation, each in ratios.items()
+    ]
+
+
 async def _walls(bench: Bench, house: House, name: str, about: str, goals: dict[str, Goal]) -> list[Figure]:
     walls = defaultdict(list)
     run_ids = {}

@@ -51,6 +51,7 @@ IN_ONE_HOUSE: dict[str, InHouse] = {
     "raw": case_many.raw,
     "chain": case_light.chain,
     "hop": case_light.hop,
+    "envs": case_light.envs,
     "fan": case_light.fan,
     "singles": case_many.singles,
     "big_dag": case_many.big_dag,

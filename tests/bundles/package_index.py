@@ -14,12 +14,14 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
-def make_wheel(folder: Path, name: str, version: str, code: str | None = None) -> Path:
-    """A wheel with one module; by default its `VERSION` is its version."""
+def make_wheel(folder: Path, name: str, version: str, code: str | None = None, *, modules: int = 0) -> Path:
+    """A wheel with a module and that many more, `name_0` and so on; by default their `VERSION` is its version."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
+    text = f"VERSION = {version!r}\n" if code is None else code
     files = {
-        f"{name}.py": f"VERSION = {version!r}\n" if code is None else code,
+        f"{name}.py": text,
+        **{f"{name}_{number}.py": text for number in range(modules)},
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": "",
