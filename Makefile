@@ -17,7 +17,7 @@ INSTALL := -q --disable-pip-version-check --no-deps --no-compile
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check figures format requirements mutants clocks hard build-storm simulate shapes sweep year boundaries canaries fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit
+.PHONY: help up test check portable figures format requirements mutants clocks hard build-storm simulate shapes sweep year boundaries canaries fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,9 @@ figures: $(STAMP) ## size and plainness of the source, each figure with its goal
 format: $(STAMP) ## rewrite the code in the house format
 	@$(BIN)/ruff format setup.py src tests tools bench examples
 	@$(BIN)/ruff check --fix setup.py src tests tools bench examples
+
+portable: $(STAMP) ## the tests of processes with the calls that macOS uses (TESTS=path)
+	@PORTABLE_PROCESSES=1 $(BIN)/pytest -n 2 $(or $(TESTS),tests/processes tests/executors tests/attempts tests/bundles tests/runner tests/supervisor)
 
 requirements: $(STAMP) ## which requirement ids have a test, and which have none
 	@$(BIN)/python tools/requirements.py

@@ -19,7 +19,7 @@ from bench.house import DAGS, ROOT, NotMeasured, service_environment
 from bench.usage import pss_bytes, tree, tree_seconds
 
 from evertick.cli.commands.up import put_examples
-from evertick.processes.linux import die_with_parent
+from evertick.processes.system import die_with_parent
 from evertick.supervisor.postgres_home import PostgresDirectory
 
 _READY_SECONDS = 60.0

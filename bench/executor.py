@@ -22,7 +22,7 @@ from bench.house import DAGS, working_folder
 from evertick.domain.attempt import AttemptOrder, Isolation, Outcome, OutcomeKind, TaskKey
 from evertick.executors.local.executor import LocalExecutor
 from evertick.executors.local.fork_server_client import BundlePlace
-from evertick.processes.tree import children_of
+from evertick.processes.system import children_of
 
 WARM_UP = 100
 SETTLE_SECONDS = 0.6

@@ -30,7 +30,7 @@ from evertick.db.connect import Purpose, connect
 from evertick.db.function_sets import own_set
 from evertick.db.migrate import create_database, migrate, migrations
 from evertick.db.queries import dags
-from evertick.processes.linux import die_with_parent
+from evertick.processes.system import die_with_parent
 from evertick.supervisor.postgres import EmbeddedPostgres
 
 ROOT = Path(__file__).parents[1]

@@ -23,6 +23,7 @@ from psycopg import AsyncConnection
 from evertick.db import connect as db_connect
 from evertick.db.connect import Purpose, connect
 from evertick.engine import accounts
+from evertick.processes.system import IS_PORTABLE
 from tests.databases import Cluster, own_cluster, quick_folder
 from tests.external_postgres import external_cluster
 
@@ -43,6 +44,9 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first: whoever had one of them last would be alone with it while the other workers have nothing to do."""
+    for item in items:
+        if IS_PORTABLE and item.get_closest_marker("linux"):
+            item.add_marker(pytest.mark.skip(reason="a promise of Linux alone"))
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

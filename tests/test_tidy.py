@@ -76,6 +76,9 @@ ENVIRONMENT_READERS = {
     "supervisor/postgres.environment": "PostgreSQL's programs get no variable that would change their behavior",
     "supervisor/fork_server._ForkServer._become": "a fork adopts the environment of its request, as a new process would",
     "processes/linux.forget_variable": "the first password is removed from it",
+    "processes/portable.forget_variable": "the first password is removed from it",
+    "processes/portable.first_environment": "that of another process",
+    "processes/system": "tests force the portable calls, and every process must choose the same",
     "processes/thread_pools.without_pool_threads": "the sizes of thread pools are the user's, if they are set",
     "supervisor/fork_server._name": "the option of setproctitle that keeps the environment unchanged",
 }

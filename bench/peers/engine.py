@@ -20,7 +20,7 @@ from bench.house import NotMeasured, Server
 from bench.venv import CannotInstall, venv
 from psycopg import conninfo
 
-from evertick.processes.linux import die_with_parent
+from evertick.processes.system import die_with_parent
 
 Row = dict[str, object]
 

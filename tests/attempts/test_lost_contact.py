@@ -8,7 +8,7 @@ import pytest
 
 from evertick.attempts.fork_server import LeaseDeadline
 from evertick.domain.attempt import AttemptOrder, OutcomeKind
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from tests.executors.local.executor_rig import Rig, dead, is_alive, rig, text_of
 
 # Each says who it is and who its child is, then lasts.

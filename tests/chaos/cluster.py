@@ -22,7 +22,8 @@ from evertick.config import Settings, environment_for
 from evertick.db.connect import Purpose, connect
 from evertick.domain.access import Actor
 from evertick.engine.shards import set_shards
-from evertick.processes.tree import children_of, find_by_token, kill_tree
+from evertick.processes.system import children_of
+from evertick.processes.tree import find_by_token, kill_tree
 from tests.chaos import sink
 from tests.chaos.audit import install_audit
 from tests.chaos.dags import Work

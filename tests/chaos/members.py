@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evertick.processes.linux import die_with_parent
-from evertick.processes.tree import children_of
+from evertick.processes.system import children_of, die_with_parent
 from tests.chaos.record import NemesisLog, boot_ns
 from tests.waiting import elapse, eventually
 

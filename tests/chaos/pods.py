@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from evertick.processes.linux import die_with_parent
+from evertick.processes.system import die_with_parent
 from tests.chaos.cluster import Cluster
 from tests.chaos.members import Member
 from tests.chaos.proxy import Proxy

@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from evertick.processes.linux import forget_variable
+from evertick.processes.system import forget_variable
 forget_variable("A_PASSWORD")
 child = os.fork()
 print(Path("/proc/self/environ").read_bytes().replace(b"\\0", b" "), os.environ.get("KEPT"), flush=True)
@@ -19,6 +21,7 @@ os.waitpid(child, 0)
 """
 
 
+@pytest.mark.linux
 def test_a_variable_is_forgotten_by_the_process_its_forks_and_its_programs() -> None:
     given = {**os.environ, "A_PASSWORD": "a secret", "KEPT": "kept", "Z": "last"}
     shown = subprocess.run(

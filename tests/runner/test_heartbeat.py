@@ -12,7 +12,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.queries import runners
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runner.events import HeartbeatAnswered
 from evertick.runner.heartbeat import Heartbeat
 from evertick.runner.registration import new_runner

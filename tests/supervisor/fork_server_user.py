@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from evertick.processes.linux import become_subreaper
+from evertick.processes.system import become_subreaper
 from evertick.supervisor import fork_server
 from evertick.supervisor.fork_server import ServiceForkServer, ServiceProcess
 from tests.system.processes import is_running

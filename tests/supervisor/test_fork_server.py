@@ -7,9 +7,13 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from tests.source_tree import ROOT
 from tests.system.processes import is_running
 from tests.waiting import eventually_sync
+
+pytestmark = pytest.mark.linux
 
 
 def user(scenario: str, status: int = 0) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from evertick.config import Settings, read_settings, user_environment
 from evertick.db import failpoints
 from evertick.db.statements import executed_name
 from evertick.observability import logging
-from evertick.processes.linux import die_with_parent
+from evertick.processes.system import die_with_parent
 from evertick.runner.runner import Runner
 from evertick.runtime.loop import limit_backoff
 from evertick.scheduler.scheduler import Scheduler

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from evertick.processes.linux import stat_of
-from evertick.processes.tree import children_of, find_orphans
+from evertick.processes.system import children_of, facts_of
+from evertick.processes.tree import find_orphans
 from tests.system.processes import Installation, Service, is_running
 from tests.system.work import let_go, start_run
 from tests.waiting import eventually
@@ -19,7 +19,7 @@ SILENT: dict[str, Any] = {"heartbeat_seconds": 30.0, "lost_after_seconds": 3600.
 
 
 def parent_of(pid: int) -> int:
-    return int(stat_of(str(pid))[1])
+    return facts_of(pid).parent
 
 
 async def two_runners(there: Installation) -> dict[str, Service]:

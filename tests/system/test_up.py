@@ -15,7 +15,8 @@ import httpx
 import psycopg
 import pytest
 
-from evertick.processes.tree import children_of, find_by_token, kill_tree
+from evertick.processes.system import children_of
+from evertick.processes.tree import find_by_token, kill_tree
 from evertick.supervisor.postgres_home import holder_of
 from tests.waiting import eventually_sync
 

@@ -32,7 +32,7 @@ from evertick.executors.local.executor import LocalExecutor
 from evertick.executors.local.fork_server_client import BundlePlace
 from evertick.logs.spool import LogCap, LogChunk
 from evertick.observability.logging import Log
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runner.state import RunnerState
 from evertick.storage.result_files import ResultFiles, files_in
 

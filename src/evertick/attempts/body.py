@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import stat
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +24,7 @@ from evertick.domain.attempt import RESULT_TAG, UNSTORABLE, OutcomeKind, storabl
 from evertick.domain.errors import InvalidDag
 from evertick.domain.retry import RetryPolicy, class_names, may_retry
 from evertick.logs.capture import TASK_LOGGER
+from evertick.processes.system import native_threads
 from evertick.processes.tree import OUT_OF_MEMORY, explain_exit
 from evertick.sdk.dag import load_dags
 from evertick.sdk.runtime import (
@@ -383,15 +387,10 @@ def load(folder: str, file: str) -> Loaded:
 def obstacle_to_forking(spared_fd: int) -> str | None:
     """A state that the import left in this process and that a fork would break."""
     names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if len(list(Path("/proc/self/task").iterdir())) > 1:
+    if len(native_threads()) > 1:
         return f"its import starts threads ({', '.join(names) or 'of an extension'})"
-    for entry in Path("/proc/self/fd").iterdir():
-        if int(entry.name) == spared_fd:
-            continue
-        try:
-            target = entry.readlink().name
-        except OSError:
-            continue
-        if target.startswith("socket:"):
-            return "its import opens sockets"
+    for fd in (int(entry.name) for entry in Path("/dev/fd").iterdir()):
+        with suppress(OSError):  # the listing's own
+            if fd != spared_fd and stat.S_ISSOCK(os.fstat(fd).st_mode):
+                return "its import opens sockets"
     return None

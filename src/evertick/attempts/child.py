@@ -27,8 +27,7 @@ from evertick.attempts.protocol import AttemptIO, Frames, Report, Start, frame
 from evertick.attempts.shell import become_shell
 from evertick.logs import format
 from evertick.logs.capture import CapturedStream, SpoolWriter, capture_logging, finish_lines
-from evertick.processes.linux import signal_mask
-from evertick.processes.tree import children_of
+from evertick.processes.system import children_of, signal_mask
 from evertick.sdk.runtime import BoundTask, enter
 
 if TYPE_CHECKING:

@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from evertick.attempts.protocol import Report
 from evertick.domain.attempt import OutcomeKind
 from evertick.logs.capture import Captured
-from evertick.processes.linux import (
+from evertick.processes.system import (
+    IS_PORTABLE,
     SignalMask,
     become_session_leader,
     become_subreaper,
     block_signals,
+    children_of,
     die_with_parent,
     reap_any,
+    resident_bytes,
 )
-from evertick.processes.tree import children_of, kill_tree
+from evertick.processes.tree import kill_tree
 from evertick.storage.result_files import ResultFiles
 
 RECEIVE_BYTES = 256 * 1024
@@ -114,7 +117,7 @@ class ReuseBudget:
             return True
         if self._served % _WEIGH_EVERY_ATTEMPTS != 1:
             return False
-        weight = _resident_bytes()
+        weight = resident_bytes()
         self._first_weight = self._first_weight or weight
         spooled = os.fstat(self._setup.log_fd).st_size
         return weight - self._first_weight > limits.growth_bytes or spooled > limits.spool_bytes
@@ -130,7 +133,7 @@ def kill_remaining_processes(spared: frozenset[int]) -> None:
     while True:
         while (reaped := reap_any()) > 0:
             continue
-        if reaped < 0:
+        if reaped < 0 and not IS_PORTABLE:
             return
         strangers = [pid for pid in children_of(os.getpid()) if pid not in spared]
         now = time.monotonic()
@@ -140,11 +143,3 @@ def kill_remaining_processes(spared: frozenset[int]) -> None:
         for pid in strangers:
             kill_tree(pid)
         time.sleep(0.001)
-
-
-def _resident_bytes() -> int:
-    fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return int(os.read(fd, 128).split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    finally:
-        os.close(fd)

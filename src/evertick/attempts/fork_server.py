@@ -25,9 +25,19 @@ from evertick.attempts.child import Child
 from evertick.attempts.child_setup import REPORTED_EXIT_CODE, Cancellation, ChildSetup, ReuseLimits, enter_session
 from evertick.logs.capture import Captured, SpoolWriter, capture_logging, capture_streams
 from evertick.logs.spool import OpenSpool, SpoolIndex, open_nowhere
-from evertick.processes.linux import boot_seconds, fd_ranges, signal_fd, signal_mask
+from evertick.processes.system import (
+    CHILD_POLL_MS,
+    IS_PORTABLE,
+    MessageSocket,
+    adopted,
+    boot_seconds,
+    children_of,
+    send_fds,
+    signal_fd,
+    signal_mask,
+)
 from evertick.processes.thread_pools import without_pool_threads
-from evertick.processes.tree import children_of, kill_tree
+from evertick.processes.tree import kill_tree
 from evertick.storage.result_files import ResultFiles
 
 LEASE_EXPIRED = (
@@ -59,9 +69,6 @@ class LeaseDeadline:
             return []
         cut_off, self.children = sorted(self.children), set()
         return cut_off
-
-
-_IDLE_POLL_MS = 1000
 
 
 _REAP_POLL_MS = 2
@@ -116,7 +123,7 @@ class ForkServerConfig:
 class ForkServer:
     """Serves one runner over one socket: fork, ask to stop, kill; and reports started and dead children."""
 
-    def __init__(self, plan: ForkServerConfig, control: socket.socket) -> None:
+    def __init__(self, plan: ForkServerConfig, control: MessageSocket) -> None:
         self._plan = plan
         self._control = control
         self._captured = Captured(SpoolWriter(2))
@@ -130,6 +137,7 @@ class ForkServer:
         self._dead: list[tuple[int, int]] = []
         self._announce_by: float | None = None
         self._has_orphans = False
+        self._ended: set[int] = set()
         self._deaths = signal_fd({signal.SIGCHLD})
         self._own_fds = open_nowhere(), open_nowhere()
         self._spared: frozenset[int] = frozenset()
@@ -142,7 +150,7 @@ class ForkServer:
             Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
         capture_streams(self._captured)
         if self._load():
-            self._serve()
+            self._serve(reaper_pid)
         os._exit(0)
 
     def _load(self) -> bool:
@@ -166,7 +174,7 @@ class ForkServer:
         self._tell(["ready", os.getpid(), coroutine_tasks])
         return True
 
-    def _serve(self) -> None:
+    def _serve(self, reaper_pid: int) -> None:
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
         poll.register(self._deaths, select.POLLIN)
@@ -176,10 +184,12 @@ class ForkServer:
         gc.disable()
         while True:
             is_hurried = self._has_orphans or self._announce_by is not None
-            sleep_ms = _REAP_POLL_MS if is_hurried else _LAZY_POLL_MS if self._dead else _IDLE_POLL_MS
+            sleep_ms = _REAP_POLL_MS if is_hurried else _LAZY_POLL_MS if self._dead else CHILD_POLL_MS
             ready = dict(poll.poll(self._guard.poll_ms(sleep_ms)))
             if self._deaths in ready:
                 os.read(self._deaths, 4096)
+            if IS_PORTABLE and os.getppid() != reaper_pid:
+                return
             self._reap_children()
             if self._announce_by is None and (not ready or len(self._dead) >= BATCH):
                 self._announce()
@@ -260,7 +270,7 @@ class ForkServer:
         children = [Child(setup) for setup in setups]
         fds = [self._control.fileno(), self._deaths, *runner_ends]
         fds += [fd for setup in setups for fd in (setup.fd, setup.log_fd)]
-        unwanted = fd_ranges(fds)
+        unwanted = _ranges(fds)
         code = partial(load, self._plan.folder, self._plan.file) if self._plan.imports_in_child else self._loaded
         pids = []
         for child in children:
@@ -275,7 +285,7 @@ class ForkServer:
             self._logs[setup.number] = setup.log_path
             passed += runner_end, setup.log_fd
         born = [(setup.number, pid, setup.log_path, setup.log_start) for setup, pid in zip(setups, pids, strict=True)]
-        socket.send_fds(self._control, [json.dumps(["born", born]).encode()], passed)
+        send_fds(self._control, [json.dumps(["born", born]).encode()], passed)
 
     def _reap_children(self) -> None:
         """Reap dead children and kill their orphans, which are now children of this process."""
@@ -288,6 +298,7 @@ class ForkServer:
             if pid == 0:
                 break
             has_reaped = True
+            self._ended.add(pid)
             if (number := self._numbers.pop(pid, None)) is not None:
                 del self._pids[number]
                 self._guard.children.discard(number)
@@ -301,10 +312,12 @@ class ForkServer:
 
     def _kill_orphans(self) -> None:
         known = self._numbers.keys() | self._spared
-        orphans = [pid for pid in children_of(os.getpid()) if pid not in known]
+        orphans = [pid for pid in adopted(self._ended) if pid not in known]
         for orphan in orphans:
             kill_tree(orphan)
         self._has_orphans = bool(orphans)
+        if not orphans:
+            self._ended.clear()
 
     def _stop_cut_off(self, numbers: list[int]) -> None:
         """The runner did not extend its leases in time: it is frozen, or disconnected from the database."""
@@ -335,3 +348,15 @@ def _stop(verb: str, pid: int) -> None:
     else:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGTERM)
+
+
+def _ranges(fds: list[int]) -> list[tuple[int, int]]:
+    """Descriptors as ranges, each from its first to after its last: closing many at once costs a child as much as
+    closing one."""
+    ranges: list[tuple[int, int]] = []
+    for fd in sorted(fds):
+        if ranges and ranges[-1][1] == fd:
+            ranges[-1] = ranges[-1][0], fd + 1
+        else:
+            ranges.append((fd, fd + 1))
+    return ranges

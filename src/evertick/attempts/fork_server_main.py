@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _LOCK_KEEPERS = ("threading", "logging")
@@ -65,14 +65,21 @@ _HOOKS = DeferredForkHooks()
 
 from evertick.attempts.fork_server import BLOCKED, ForkServer, ForkServerConfig  # noqa: E402
 from evertick.domain.attempt import FORK_SERVER_MARK  # noqa: E402
-from evertick.processes.linux import become_subreaper, block_signals, die_with_parent  # noqa: E402
-from evertick.processes.tree import children_of, kill_tree  # noqa: E402
+from evertick.processes.system import (  # noqa: E402
+    become_subreaper,
+    block_signals,
+    die_with_parent,
+    expect_children,
+    left_behind,
+    message_socket,
+)
+from evertick.processes.tree import kill_tree  # noqa: E402
 
 _LONGEST_CLEANUP_SECONDS = 5.0
 
 
 def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control = message_socket(int(sys.argv[1]))
     plan = ForkServerConfig.from_json(sys.argv[2])
     block_signals(BLOCKED)
     die_with_parent(signal.SIGTERM, plan.runner_pid)
@@ -89,20 +96,20 @@ def main() -> None:
     hold(plan.folder)
     if plan.environment:
         hold(plan.environment)
-    os._exit(_keep(parent_pid))
+    os._exit(_keep(parent_pid, Path(plan.spool_prefix).name))
 
 
-def _keep(parent_pid: int) -> int:
+def _keep(parent_pid: int, mark: str) -> int:
     """Wait for the end, clean up, and return the exit code that tells the runner how the fork server ended."""
-    while signal.sigwait({signal.SIGCHLD, signal.SIGTERM}) == signal.SIGCHLD:
-        status = _reap_until(parent_pid)
-        if status is not None:
-            code = os.waitstatus_to_exitcode(status)
-            _leave_nothing()
-            return code if code >= 0 else 128 - code
-    kill_tree(parent_pid)
-    _leave_nothing()
-    return 0
+    expect_children()
+    while (status := _reap_until(parent_pid)) is None:
+        if signal.sigwait({signal.SIGCHLD, signal.SIGTERM}) == signal.SIGTERM:
+            kill_tree(parent_pid)
+            _leave_nothing(mark)
+            return 0
+    code = os.waitstatus_to_exitcode(status)
+    _leave_nothing(mark)
+    return code if code >= 0 else 128 - code
 
 
 def _reap_until(wanted: int) -> int | None:
@@ -117,10 +124,10 @@ def _reap_until(wanted: int) -> int | None:
             return None
 
 
-def _leave_nothing() -> None:
+def _leave_nothing(mark: str) -> None:
     give_up_at = time.monotonic() + _LONGEST_CLEANUP_SECONDS
     while time.monotonic() < give_up_at:
-        left = children_of(os.getpid())
+        left = left_behind(mark)
         if not left:
             return
         for pid in left:

@@ -25,6 +25,7 @@ from evertick.domain.attempt import storable_text
 from evertick.domain.dags.spec import DagSpec, from_json, structural_hash
 from evertick.domain.dags.validation import validate
 from evertick.domain.errors import EnvironmentFailed, InvalidDag
+from evertick.processes.system import exit_fd
 from evertick.processes.tree import kill_tree
 
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
@@ -182,7 +183,7 @@ class _Importing:
             os.close(writer_fd)
         assert self._process.stderr is not None
         self._errors_fd = self._process.stderr.fileno()
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._exit_fd = exit_fd(self._process.pid)
         os.set_blocking(self._answer_fd, False)
         os.set_blocking(self._errors_fd, False)
 
@@ -191,7 +192,7 @@ class _Importing:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._answer_fd, self._read_answer)
         loop.add_reader(self._errors_fd, self._read_errors)
-        loop.add_reader(self._pidfd, self._on_exit)
+        loop.add_reader(self._exit_fd, self._on_exit)
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 await self._is_over.wait()
@@ -215,10 +216,10 @@ class _Importing:
         finally:
             self._process.poll()
             loop = asyncio.get_running_loop()
-            for fd in (self._answer_fd, self._errors_fd, self._pidfd):
+            for fd in (self._answer_fd, self._errors_fd, self._exit_fd):
                 loop.remove_reader(fd)
             os.close(self._answer_fd)
-            os.close(self._pidfd)
+            os.close(self._exit_fd)
             if self._process.stderr is not None:
                 self._process.stderr.close()
 
@@ -259,7 +260,7 @@ class _Importing:
 
     def _on_exit(self) -> None:
         """The process has ended. Its last output is still in the pipes, and fits into one chunk."""
-        asyncio.get_running_loop().remove_reader(self._pidfd)
+        asyncio.get_running_loop().remove_reader(self._exit_fd)
         self._read_answer()
         self._read_errors()
         self._has_exited.set()

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from evertick.domain.dags.spec import structural_hash, to_json
 from evertick.domain.errors import InvalidDag, UserError
-from evertick.processes.linux import become_subreaper, die_with_parent
+from evertick.processes.system import become_subreaper, die_with_parent, native_threads
 from evertick.processes.thread_pools import without_pool_threads
 from evertick.sdk.dag import load_dags
 from evertick.sdk.runtime import CompiledDag
@@ -177,13 +177,9 @@ def _is_within(folder: Path, file: str) -> bool:
 
 def _threads() -> list[str]:
     """The threads that importing left running, which make a later fork unsafe; native ones by their name."""
-    names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    found = []
-    for thread in Path("/proc/self/task").iterdir():
-        if int(thread.name) != os.getpid():
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-                found.append(names.get(int(thread.name)) or (thread / "comm").read_text().strip())
-    return sorted(found)
+    known = {thread.native_id: thread.name for thread in threading.enumerate()}
+    main_thread = threading.main_thread().native_id
+    return sorted(known.get(number) or name for number, name in native_threads().items() if number != main_thread)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from evertick.domain.agent_protocol import MOST_BYTES, parse_name
 from evertick.domain.attempt import session_text
 from evertick.domain.errors import ExecutorUnavailable
 from evertick.executors.base import Observed, Phase, RemoteOrder
-from evertick.processes.linux import SESSION, START_TICKS, STATE, boot_id, boot_seconds, stat_of
+from evertick.processes.system import boot_id, boot_seconds, exit_fd, facts_of
 from evertick.processes.tree import find_by_token, kill_orphans, kill_tree
 
 # Names the file with the agent's token; it also identifies the agent's process.
@@ -59,18 +59,18 @@ class AgentDirectory:
         return (self.path / "pid").exists()
 
     def keep_pid(self, pid: int) -> None:
-        self._keep("pid", f"{pid} {stat_of(str(pid))[START_TICKS]} {boot_id()}")
+        self._keep("pid", f"{pid} {facts_of(pid).started} {boot_id()}")
 
     def find_again(self) -> bool:
         """Whether a runner that was killed started the agent before it could record the process; if so, record it now."""
         if not self.token_file.exists():
             return False
-        found: list[tuple[int, int]] = []
+        found: list[tuple[float, int]] = []
         for pid in find_by_token(f"{TOKEN_VARIABLE}={self.token_file}"):
             with suppress(OSError):
-                stat = stat_of(str(pid))
-                if stat[SESSION] == str(pid) and stat[STATE] not in ("Z", "X"):
-                    found.append((int(stat[START_TICKS]), pid))
+                facts = facts_of(pid)
+                if facts.session == pid and not facts.has_ended:
+                    found.append((facts.started, pid))
         if found:
             # Processes that the agent started itself are younger.
             self.keep_pid(min(found)[1])
@@ -80,8 +80,8 @@ class AgentDirectory:
         """The pid of its process, if that very process still lives. A zombie has ended."""
         try:
             pid, started, boot = (self.path / "pid").read_text(encoding="ascii").split()
-            stat = stat_of(pid)
-            if boot == boot_id() and started == stat[START_TICKS] and stat[STATE] not in ("Z", "X"):
+            facts = facts_of(int(pid))
+            if boot == boot_id() and float(started) == facts.started and not facts.has_ended:
                 return int(pid)
         except (OSError, ValueError):
             return None
@@ -259,8 +259,8 @@ class AgentProcesses:
         if name in self._watched or pid is None:
             return
         with suppress(OSError):
-            pidfd = self._watched[name] = os.pidfd_open(pid)
-            asyncio.get_running_loop().add_reader(pidfd, self._on_end, name)
+            fd = self._watched[name] = exit_fd(pid)
+            asyncio.get_running_loop().add_reader(fd, self._on_end, name)
 
     def _on_end(self, name: str) -> None:
         self._unwatch(name)
@@ -275,10 +275,10 @@ class AgentProcesses:
             self._of(name).keep_exit(code)
 
     def _unwatch(self, name: str) -> None:
-        pidfd = self._watched.pop(name, None)
-        if pidfd is not None:
-            asyncio.get_running_loop().remove_reader(pidfd)
-            os.close(pidfd)
+        fd = self._watched.pop(name, None)
+        if fd is not None:
+            asyncio.get_running_loop().remove_reader(fd)
+            os.close(fd)
 
 
 def _status(code: int | None) -> int | None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from evertick.domain.attempt import TaskKey, session_text
 from evertick.logs import format
-from evertick.processes.linux import punch_hole
+from evertick.processes.system import punch_hole
 
 WINDOW_BYTES = 64 * 1024
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from evertick.processes.linux import START_TICKS, STATE, boot_id, stat_of
+from evertick.processes.system import boot_id, facts_of, namespaces, sees_own_pids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +24,7 @@ class ProcessPlace:
 
 
 def this_process() -> ProcessPlace:
-    # A start time counts from boot as the time namespace shows it, and a user id means another user in another user
-    # namespace; so both must be equal, too.
-    namespaces = [Path(f"/proc/self/ns/{kind}") for kind in ("pid", "time", "user")]
-    return ProcessPlace(
-        host=socket.gethostname(),
-        boot_id=boot_id(),
-        pid_namespace=" ".join(str(each.readlink()) for each in namespaces if each.is_symlink()),
-        uid=os.geteuid(),
-    )
+    return ProcessPlace(host=socket.gethostname(), boot_id=boot_id(), pid_namespace=namespaces(), uid=os.geteuid())
 
 
 def registered_place() -> dict[str, Any]:
@@ -47,8 +38,8 @@ def process_name() -> str:
 
 
 def pid_started(pid: int) -> float:
-    """When the process started, in kernel ticks. Raises OSError if it does not exist."""
-    return float(stat_of(str(pid))[START_TICKS])
+    """When the process started, comparable within one boot. Raises OSError if it does not exist."""
+    return facts_of(pid).started
 
 
 class RecordedProcess(Protocol):
@@ -76,15 +67,10 @@ def is_provably_gone(runner: RecordedProcess, place: ProcessPlace) -> bool:
     """
     if (runner.host, runner.boot_id, runner.pid_namespace) != (place.host, place.boot_id, place.pid_namespace):
         return False
-    if place.uid not in (0, runner.uid) or not _sees_its_own_pids():
+    if place.uid not in (0, runner.uid) or not sees_own_pids():
         return False
     try:
-        stat = stat_of(str(runner.pid))
+        facts = facts_of(runner.pid)
     except (FileNotFoundError, ProcessLookupError):
         return True
-    return float(stat[START_TICKS]) != runner.pid_started or stat[STATE] in ("Z", "X")
-
-
-def _sees_its_own_pids() -> bool:
-    """In a new PID namespace /proc may still show the parent's, in which our pids belong to other processes."""
-    return Path("/proc/self").readlink().name == str(os.getpid())
+    return facts.started != runner.pid_started or facts.has_ended

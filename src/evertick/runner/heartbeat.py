@@ -19,7 +19,7 @@ from evertick.db.connect import Purpose
 from evertick.domain.attempt import AttemptRef
 from evertick.engine.runners import extend
 from evertick.observability.logging import Log
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runner.events import HeartbeatAnswered
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.runtime.loop import run_loop

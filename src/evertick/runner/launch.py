@@ -27,7 +27,7 @@ from evertick.domain.dags.spec import DagSpec, DatabaseOutagePolicy, TaskKind, f
 from evertick.domain.errors import Conflict, EvertickError, NotFound, PostgresUnavailable
 from evertick.executors.local.executor import LocalExecutor
 from evertick.observability import metrics
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runner.events import LaunchFailed
 from evertick.runner.state import RunnerState
 from evertick.runtime.connections import ReconnectingConnection

@@ -25,7 +25,7 @@ from evertick.domain.attempt import RunnerRequest, session_text
 from evertick.domain.errors import PostgresUnavailable
 from evertick.observability.logging import Log
 from evertick.processes.identity import is_provably_gone, process_name, registered_place, this_process
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runner.events import EventQueue, NotificationArrived
 from evertick.runner.exchange import Claims
 from evertick.runner.heartbeat import Heartbeat

@@ -28,7 +28,7 @@ from evertick.logs.shipper import LogShipper, last_lines, ship
 from evertick.logs.spool import LogCap
 from evertick.observability import metrics
 from evertick.observability.logging import Log
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runner.events import (
     EventQueue,
     HeartbeatAnswered,

@@ -12,7 +12,7 @@ from psycopg import AsyncConnection
 from evertick.domain.errors import NotLeader, PostgresUnavailable
 from evertick.observability import metrics
 from evertick.observability.logging import Log
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 
 T = TypeVar("T")
 SHORTEST_REST_SECONDS = 0.5

@@ -22,7 +22,7 @@ from evertick.domain.failover import Server, WalMark
 from evertick.engine.shards import PendingWork, poll_work, release_shard, renew_shard, try_acquire_shard
 from evertick.observability import metrics
 from evertick.observability.logging import Log
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runtime.circuit_breaker import CircuitBreaker
 from evertick.runtime.connections import ReconnectingConnection
 

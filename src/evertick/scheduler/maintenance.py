@@ -19,7 +19,7 @@ from evertick.domain.errors import NotLeader
 from evertick.engine.shards import PendingWork
 from evertick.observability import metrics
 from evertick.observability.logging import Log
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runtime.circuit_breaker import CircuitBreaker, CircuitBreakers
 from evertick.runtime.connections import Notifier
 from evertick.runtime.loop import run_loop

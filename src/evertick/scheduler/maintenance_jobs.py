@@ -32,7 +32,7 @@ from evertick.engine.shards import observe_heartbeats, rebalance_shard
 from evertick.engine.waits import wake
 from evertick.observability import metrics
 from evertick.observability.logging import Log
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runtime.connections import Notifier
 from evertick.scheduler.leadership import LeaderKey
 

@@ -22,7 +22,7 @@ from evertick.engine.shards import PendingWork
 from evertick.observability import metrics
 from evertick.observability.health import LoopHealth
 from evertick.observability.logging import Log
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runtime.connections import Notifier
 from evertick.runtime.loop import UNREACHABLE, run_loop
 from evertick.scheduler.leadership import LeaderConnection, Leadership

@@ -21,7 +21,7 @@ from evertick.domain.errors import PostgresUnavailable
 from evertick.domain.shards import ShardDecision, ShardStatus, decide
 from evertick.engine.shards import PendingWork, set_shard_count, survey_shards
 from evertick.observability.logging import Log
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runner.events import PeerDied
 from evertick.runner.peer_check import PeerCheck
 from evertick.runtime.connections import Notifier, ReconnectingConnection, listen_forever

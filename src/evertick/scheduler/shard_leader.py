@@ -27,7 +27,7 @@ from evertick.engine.shards import PendingWork
 from evertick.observability import metrics
 from evertick.observability.health import LoopHealth
 from evertick.observability.logging import Log
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runtime.circuit_breaker import CircuitBreaker
 from evertick.runtime.connections import Notifier
 from evertick.runtime.loop import in_background, run_loop

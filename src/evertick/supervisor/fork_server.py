@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, NoReturn
 
-from evertick.processes.linux import die_with_parent
+from evertick.processes.system import IS_PORTABLE, die_with_parent, exit_fd, send_signal, tied_to_this_process
 
 # A request contains a service's whole environment.
 LONGEST_MESSAGE = 4 * 1024 * 1024
@@ -80,7 +80,7 @@ class _ForkServer:
         else:
             if pid == 0:
                 self._become(asked["arguments"], asked["environment"], fds[0])
-            pidfd = os.pidfd_open(pid)
+            pidfd = exit_fd(pid)
             self._pids[pidfd] = pid
             self._poll.register(pidfd, select.POLLIN)
             self._say({"number": asked["number"], "pid": pid}, pidfd)
@@ -161,7 +161,7 @@ class _ForkedProcess:
 
     def send_signal(self, number: int, /) -> None:
         if not self._code.done():
-            signal.pidfd_send_signal(self._pidfd, number)
+            send_signal(self._pidfd, signal.Signals(number))
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -208,7 +208,7 @@ class ServiceForkServer:
         self._socket: socket.socket | None = None
         self.pid: int | None = None
         self.lost: Callable[[], None] = lambda: None
-        if main is not None:
+        if main is not None and not IS_PORTABLE:
             with suppress(OSError):
                 self._open(main)
 
@@ -242,7 +242,7 @@ class ServiceForkServer:
             if forked is not None:
                 return forked
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "evertick.cli.main", *arguments),
+            *tied_to_this_process([sys.executable, "-m", "evertick.cli.main", *arguments]),
             env=dict(environment),
             stdout=PIPE,
             stdin=DEVNULL if stdin is None else stdin,

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 
 import psycopg
 from psycopg import AsyncConnection
@@ -34,8 +33,8 @@ from evertick.observability.health import ServicePhase
 from evertick.observability.health_endpoint import HealthEndpoint, leave_note
 from evertick.observability.logging import Log, render_line
 from evertick.processes.identity import process_name
-from evertick.processes.linux import become_subreaper
-from evertick.processes.tree import children_of, kill_tree
+from evertick.processes.system import become_subreaper, children_of, command_line
+from evertick.processes.tree import kill_tree
 from evertick.runner.peer_check import declare_dead_peers
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.runtime.listen_socket import API_NOTES, address_of, listen
@@ -276,7 +275,7 @@ def _kill_orphans(known: set[int | None]) -> None:
 def _is_own_service(pid: int) -> bool:
     """A service or a PostgreSQL that is being started, and is not in the list of children yet."""
     with suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = command_line(pid)
         named = command.startswith(b"evertick ") or b"evertick.cli" in command or b"evertick\0up" in command
         return named or b"postgres" in command
     return True

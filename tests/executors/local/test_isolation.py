@@ -13,7 +13,7 @@ import pytest
 from evertick.domain.attempt import Isolation, OutcomeKind
 from evertick.domain.errors import Conflict
 from evertick.executors.local.child_process import ExecutorLimits
-from evertick.processes.tree import children_of
+from evertick.processes.system import children_of
 from tests.executors.local.executor_rig import Rig, dag_of, dead, is_alive, rig, text_of
 from tests.waiting import eventually, eventually_sync
 
@@ -48,6 +48,7 @@ async def test_an_attempt_leads_its_own_session_and_has_no_foreign_descriptors(t
             assert len({target for target in fds.values() if target.endswith(".log")}) == 1
 
 
+@pytest.mark.linux
 async def test_a_plain_task_finds_nothing_loaded_that_it_does_not_need(tmp_path: Path) -> None:
     """Each process of an attempt is a fork: what its template has loaded, every one of them pays for."""
     heavy = {"asyncio", "ssl", "subprocess", "uuid", "jinja2", "cryptography", "http", "email", "psycopg", "pydantic"}
@@ -141,6 +142,7 @@ async def test_one_order_runs_exactly_one_body(tmp_path: Path) -> None:
         assert sorted(map(int, (await text_of(notes)).split())) == sorted(order.key.run_id for order in orders)
 
 
+@pytest.mark.linux
 async def test_a_background_process_neither_delays_the_outcome_nor_survives_it(tmp_path: Path) -> None:
     leaves = (
         "def leaves():\n    one = subprocess.Popen(['sleep', '1000'])\n"
@@ -162,6 +164,7 @@ async def test_a_background_process_neither_delays_the_outcome_nor_survives_it(t
                 await dead(pid)
 
 
+@pytest.mark.linux
 async def test_a_crash_takes_the_background_processes_along(tmp_path: Path) -> None:
     crashes = (
         "def crashes():\n    child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"

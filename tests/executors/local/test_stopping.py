@@ -12,7 +12,8 @@ import pytest
 
 from evertick.domain.attempt import Isolation, OutcomeKind
 from evertick.executors.local.child_process import ExecutorLimits
-from evertick.processes.tree import children_of, find_by_token, kill_tree
+from evertick.processes.system import children_of
+from evertick.processes.tree import find_by_token, kill_tree
 from tests.executors.local.executor_rig import Rig, dag_of, is_alive, rig, text_of
 from tests.waiting import eventually, eventually_sync
 

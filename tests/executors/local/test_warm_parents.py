@@ -15,8 +15,7 @@ from evertick.domain.attempt import Isolation, OutcomeKind
 from evertick.executors.local.child_process import Attempt, ExecutorLimits
 from evertick.executors.local.fork_server_client import BundlePlace
 from evertick.executors.local.process_pool import ProcessPool
-from evertick.processes.linux import become_subreaper
-from evertick.processes.tree import children_of
+from evertick.processes.system import become_subreaper, children_of
 from tests.executors.local.executor_rig import Rig, dag_of, dead, is_alive, log_text, rig
 from tests.waiting import eventually
 

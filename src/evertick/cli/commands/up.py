@@ -25,7 +25,7 @@ from evertick.db.connection import where
 from evertick.domain.errors import InvalidSettings
 from evertick.observability.logging import configure
 from evertick.processes.identity import process_name
-from evertick.processes.linux import forget_variable
+from evertick.processes.system import forget_variable
 from evertick.publisher.routing_file import load_routing
 from evertick.supervisor.fork_server import ServiceForkServer
 from evertick.supervisor.postgres_home import PostgresDirectory, holder_of, shown

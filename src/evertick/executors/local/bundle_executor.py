@@ -17,7 +17,7 @@ from evertick.executors.local.child_process import Attempt, ChildProcess, Execut
 from evertick.executors.local.fork_server_client import BundlePlace
 from evertick.executors.local.process_pool import LoadFailure, ProcessPool
 from evertick.logs.spool import AttemptLog, SpoolFolder
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 
 if TYPE_CHECKING:
     from evertick.executors.local.executor import LocalExecutor

@@ -20,6 +20,7 @@ from evertick.domain.attempt import FORK_SERVER_MARK, OutcomeKind
 from evertick.executors.local.child_process import ChildProcess, ExecutorLimits
 from evertick.logs import format
 from evertick.logs.spool import SpoolFolder
+from evertick.processes.system import message_pair, recv_fds
 from evertick.processes.tree import find_by_token, kill_tree
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class ForkServerClient:
         self._requests: list[tuple[str, float]] = []
 
     def start(self, place: BundlePlace, file: str, limits: ExecutorLimits, *, imports_in_child: bool) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = message_pair()
         plan = ForkServerConfig(
             runner_pid=os.getpid(),
             folder=str(place.path),
@@ -155,7 +156,7 @@ class ForkServerClient:
     def _receive(self) -> None:
         while True:
             try:
-                message, fds, _, _ = socket.recv_fds(self._control, _CONTROL_BYTES, _MOST_FDS)
+                message, fds, _, _ = recv_fds(self._control, _CONTROL_BYTES, _MOST_FDS)
             except BlockingIOError:
                 return
             except OSError:

@@ -25,7 +25,7 @@ from evertick.executors.base import Observed, Phase, RemoteExecutor
 from evertick.executors.registry import api_url_for_agents, open_executor
 from evertick.observability import metrics
 from evertick.observability.logging import Log
-from evertick.processes.linux import boot_seconds
+from evertick.processes.system import boot_seconds
 from evertick.runner.events import EventQueue, HeartbeatAnswered, NotificationArrived, PeerDied
 from evertick.runner.launch import VersionCache
 from evertick.runner.registration import Registration, Work
