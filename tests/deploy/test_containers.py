@@ -80,3 +80,26 @@ def test_the_services_wait_for_migrations_and_nothing_is_open_to_the_network() -
     assert [port for each in COMPOSE["services"].values() for port in each.get("ports", [])] == ["127.0.0.1:8080:8080"]
     assert {name: OURS[name]["deploy"]["replicas"] for name in ("scheduler", "runner")} == {"scheduler": 2, "runner": 2}
     assert "build" in OURS["migrate"]
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def test_the_workflows_fit_their_schema_and_limit_their_time() -> None:
+    for schema in ("vendor.github-workflows", "github-workflows-require-timeout"):
+        checked = program("check-jsonschema", "--builtin-schema", schema, *WORKFLOWS)
+        assert checked.returncode == 0, checked.stdout
+
+
+def test_the_workflows_call_commands_that_exist_and_hold_no_permission_for_all_jobs() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    called = set()
+    for path in WORKFLOWS:
+        workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert workflow["permissions"] == {"contents": "read"}
+        for job in workflow["jobs"].values():
+            called |= {step["run"] for step in job["steps"] if "run" in step}
+    made = {run.removeprefix("make ") for run in called if run.startswith("make ")}
+    assert made >= {"test", "lowest", "package-test", "sbom"} and made <= targets
+    scripts = {word for run in called for word in run.split() if word.endswith(".py")}
+    assert scripts and all((ROOT / script).exists() for script in scripts)
