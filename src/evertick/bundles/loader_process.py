@@ -16,7 +16,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from evertick.domain.dags.spec import structural_hash, to_json
