@@ -51,6 +51,8 @@ FRONTS = {
     "sdk": ("sdk", "domain", "extensions"),
     "__init__": ("sdk", "domain"),
     "testing": ("sdk", "domain"),
+    # Loaded by pytest, in every project: it imports everything late.
+    "pytest_plugin": ("sdk", "domain", "testing", "bundles", "config", "publisher"),
 }
 
 # Written by a tool from the models of Airflow's client, so it has their names and their length.
@@ -131,6 +133,10 @@ LATE_IMPORTS = {
     "secrets/backends.SecretProvider._read": "cryptography, only where a stored value is read",
     "attempts/child.Child._run": "subprocess, only for commands with secrets; asyncio doubles what each fork copies",
     "attempts/child.Child._hide": "only for attempts with secrets; each fork would map it",
+    "pytest_plugin.pytest_collect_file": "pytest loads the plug-in in every project",
+    "pytest_plugin._DagCheck.runtest": "pytest loads the plug-in in every project",
+    "pytest_plugin.simulate_schedule": "pytest loads the plug-in in every project",
+    "pytest_plugin.evertick_server": "pytest loads the plug-in in every project",
     "sdk/options.check_names": "Airflow's names, only for an error",
     "sdk/task.Task._context_advice": "Airflow's names, only for an error",
     "sdk/runtime.TaskContext.__getitem__": "Airflow's names, only for an error",

@@ -290,7 +290,9 @@ def undeclared(tree: Tree) -> tuple[int, Found]:
             targets = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 targets = [node.module]
-            for top in {target.split(".")[0] for target in targets} - sys.stdlib_module_names - {PACKAGE}:
+            # Only pytest loads the plug-in for it.
+            own = {PACKAGE, "pytest"} if name == "pytest_plugin" else {PACKAGE}
+            for top in {target.split(".")[0] for target in targets} - sys.stdlib_module_names - own:
                 if not {_normal(one) for one in provides.get(top, [top])} & declared:
                     found[top].add(name)
             if any(target.startswith("fastapi._compat") for target in targets):
