@@ -77,8 +77,8 @@ def run_pytest(project: Path, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_fixtures_and_the_check_of_every_dag_file_work_also_in_parallel(project: Path) -> None:
-    status, said = run_pytest(project, "-n", "2", "-v")
+def test_the_fixtures_and_the_check_of_every_dag_file_work(project: Path) -> None:
+    status, said = run_pytest(project, "-v")
     assert status == 0, said
     assert len(re.findall("PASSED", said)) == 3
     assert "dags/etl.py::loads" in said

@@ -135,7 +135,7 @@ LATE_IMPORTS = {
     "attempts/child.Child._hide": "only for attempts with secrets; each fork would map it",
     "pytest_plugin.pytest_collect_file": "pytest loads the plug-in in every project",
     "pytest_plugin._DagCheck.runtest": "pytest loads the plug-in in every project",
-    "pytest_plugin.simulate_schedule": "pytest loads the plug-in in every project",
+    "pytest_plugin.SimulateSchedule.__call__": "pytest loads the plug-in in every project",
     "pytest_plugin.evertick_server": "pytest loads the plug-in in every project",
     "sdk/options.check_names": "Airflow's names, only for an error",
     "sdk/task.Task._context_advice": "Airflow's names, only for an error",

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from evertick.sdk.dag import DagDefinition
     from evertick.sdk.local_run import LocalRun, LocalRunOptions
     from evertick.sdk.runtime import CompiledDag
-    from evertick.testing import Simulation
+    from evertick.testing import Moment, Simulation
 
 _FOLDERS = "evertick_dags"
 _START_SECONDS, _STOP_SECONDS = 60.0, 30.0
@@ -94,12 +94,19 @@ def run_dag() -> RunDag:
     return RunDag()
 
 
-@pytest.fixture
-def simulate_schedule() -> Callable[..., Simulation]:
-    """`simulate_schedule(etl, "2030-01-01", "2030-01-08").local_times`: the runs that a schedule would create."""
-    from evertick.testing import simulate
+class SimulateSchedule:
+    """`evertick.testing.simulate`."""
 
-    return simulate
+    def __call__(self, subject: object, start: Moment, end: Moment, **options: Any) -> Simulation:
+        from evertick.testing import simulate
+
+        return simulate(subject, start, end, **options)
+
+
+@pytest.fixture
+def simulate_schedule() -> SimulateSchedule:
+    """`simulate_schedule(etl, "2030-01-01", "2030-01-08").local_times`: the runs that a schedule would create."""
+    return SimulateSchedule()
 
 
 class Server:

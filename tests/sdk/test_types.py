@@ -27,7 +27,7 @@ from evertick.sdk.decorators import SensorOptions
 from evertick.sdk.notify import NOTICE_OPTIONS
 from evertick.sdk.options import RuleName, TaskOptions
 from evertick.sdk.params import ParamOptions
-from tests.source_tree import ROOT
+from tests.source_tree import ROOT, SOURCE
 
 HEAD = """
 from collections.abc import Sequence
@@ -173,6 +173,8 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for all samples: loading Evertick's own types takes most of the time of a type checker."""
     folder = tmp_path_factory.mktemp("samples")
     (folder / "sample.py").write_text("\n".join([*(HEAD + GOOD).splitlines(), *WRONG]) + "\n")
+    for name in ("daily_report.py", "test_daily_report.py"):
+        (folder / name).write_text((SOURCE / "cli" / "project" / f"{name}.txt").read_text())
     for name, text in doc_snippets():
         (folder / name).write_text(text)
     (folder / "pyrightconfig.json").write_text(json.dumps(PYRIGHT))

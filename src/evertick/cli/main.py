@@ -24,6 +24,7 @@ Command = tuple[str, str]
 
 _RUN: dict[str, Command] = {
     "up": ("up", "Start everything: PostgreSQL, scheduler, runner, API, and your DAGs. Ctrl-C stops it."),
+    "init": ("init", "Create a project with an example DAG, its tests and their checks."),
     "scheduler": ("services:scheduler_app", "Run one scheduler; more of them stand by."),
     "runner": ("services:runner_app", "Run one runner: it claims tasks and executes them."),
     "agent": ("services:agent_app", "Run one attempt on another machine; executors start it."),
@@ -74,7 +75,7 @@ COMMANDS = _RUN | _MANAGE
 
 # These commands work on this machine: they refuse a server's address.
 HERE_ONLY = {
-    *("up", "agent", "scheduler", "runner", "publisher", "api", "envs", "health", "config", "doctor"),
+    *("up", "init", "agent", "scheduler", "runner", "publisher", "api", "envs", "health", "config", "doctor"),
     *("login", "logout"),
 }
 
