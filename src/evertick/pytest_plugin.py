@@ -109,7 +109,7 @@ def simulate_schedule() -> SimulateSchedule:
     return SimulateSchedule()
 
 
-class Server:
+class EvertickServer:
     """A real Evertick with its own database: scheduler, runner, publisher and API."""
 
     def __init__(self, url: str, environment: dict[str, str]) -> None:
@@ -143,7 +143,7 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def evertick_server(pytestconfig: pytest.Config) -> Iterator[Server]:
+def evertick_server(pytestconfig: pytest.Config) -> Iterator[EvertickServer]:
     """A server for this test session, with the DAGs of the first folder in `evertick_dags` (default: `dags`). It uses none of
     your settings, and so never your database."""
     from evertick.config import user_environment
@@ -161,7 +161,7 @@ def evertick_server(pytestconfig: pytest.Config) -> Iterator[Server]:
         )
     try:
         _wait_for(port, process, output)
-        yield Server(f"http://127.0.0.1:{port}", environment)
+        yield EvertickServer(f"http://127.0.0.1:{port}", environment)
     finally:
         process.send_signal(signal.SIGINT)
         try:

@@ -19,7 +19,7 @@ from evertick.domain.errors import InvalidSettings, did_you_mean
 app = Group()
 
 
-class Setting(NamedTuple):
+class ShownSetting(NamedTuple):
     """`value` as it may be shown: secrets are masked. `source` is a file, a variable or `default`."""
 
     name: str
@@ -42,7 +42,7 @@ def show_command(
         lambda each: [each.name, _text(each.value), each.source],
         as_json=as_json,
         empty="Every setting has its default.",
-        to_json=Setting._asdict,
+        to_json=ShownSetting._asdict,
     )
 
 
@@ -64,11 +64,13 @@ def check_command() -> None:
     )
 
 
-def _settings() -> Iterator[Setting]:
+def _settings() -> Iterator[ShownSetting]:
     settings, given = read_settings(), given_settings()
     for each in fields(Settings):
         source = given[each.name].source if each.name in given else "default"
-        yield Setting(each.name, f"EVERTICK_{each.name.upper()}", _shown(each, getattr(settings, each.name)), source)
+        yield ShownSetting(
+            each.name, f"EVERTICK_{each.name.upper()}", _shown(each, getattr(settings, each.name)), source
+        )
 
 
 def _shown(setting: Field[object], value: object) -> str | int | float | bool | list[str] | None:
