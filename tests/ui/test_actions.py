@@ -198,3 +198,12 @@ def test_what_was_read_before_a_search_is_not_put_over_what_it_found(visit: Visi
     with page.expect_response(lambda answer: answer.url.endswith("?q=web&state=")):
         held[0].continue_()
     expect(rows).to_have_count(1)
+
+
+def test_on_a_phone_the_calendar_opens_at_the_newest_days_and_the_menu_can_be_scrolled(visit: Visitor) -> None:
+    page = visit("/dags/orders/calendar", "viewer", phone=True)
+    newest = "e => e.scrollLeft >= e.scrollWidth - e.clientWidth - 1 && e.scrollLeft > 0"
+    assert page.locator(".panel-body.scroll").first.evaluate(newest)
+    assert page.locator(".menu").evaluate(
+        "e => e.scrollWidth > e.clientWidth && getComputedStyle(e).overflowX == 'auto'"
+    )

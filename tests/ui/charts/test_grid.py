@@ -10,7 +10,7 @@ from evertick.db.queries.dags import GridCell, GridRun, NewestRun
 from evertick.db.queries.overview import FailingDag
 from evertick.domain.dags.params import Param, declare_params
 from evertick.domain.dags.spec import TaskSpec
-from evertick.ui.charts.grid import lines_of, shown_state
+from evertick.ui.charts.grid import lines_of, short_count, shown_state
 from evertick.ui.layout import schedule_words
 from evertick.ui.pages.dag import read_fields
 from evertick.ui.pages.dag_schedules import when_text
@@ -123,3 +123,8 @@ def test_a_schedule_is_told_in_words_and_as_one_would_type_it() -> None:
     assert when_text({"kind": "interval", "every_seconds": 90.0}) == "@every 90s"
     assert when_text({"kind": "interval", "every_seconds": 31536000.25}) == "@every 31536000.25s"
     assert schedule_words({"kind": "cron", "expression": "nonsense"}) == "cannot be read"
+
+
+def test_a_cell_shows_the_number_of_its_instances_within_its_width() -> None:
+    assert [short_count(count) for count in (2, 99, 200, 999)] == ["2", "99", "200", "999"]
+    assert all(len(short_count(count)) <= 4 for count in (1000, 9999, 10_000))
