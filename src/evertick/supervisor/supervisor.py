@@ -50,10 +50,7 @@ Print = Callable[[str], None]
 
 def first_login(address: str, secret: str) -> str:
     """Printed after the banner, so that it stands out among the lines of starting services."""
-    return (
-        f"\nWeb       {address}\nSign in   {address}/auth/link/{secret}\n"
-        "          as admin, once and within an hour; get another link with: evertick users link admin\n"
-    )
+    return f"\nWeb       {address}\nSign in   {address}/auth/link/{secret}\n          as admin, once and within an hour\n"
 
 
 class Supervisor:

@@ -148,6 +148,7 @@ def banner(settings: Settings, copied: list[str], health_url: str | None = None)
         f"  {command} dags list",
         f"  {command} runs list",
         f"  {command} dags trigger {dag} --wait",
+        f"  {command} users link admin    (another link to sign in)",
         "",
     ]
     return "\n".join(lines)
