@@ -50,7 +50,9 @@ Print = Callable[[str], None]
 
 def first_login(address: str, secret: str) -> str:
     """Printed after the banner, so that it stands out among the lines of starting services."""
-    return f"\nWeb       {address}\nSign in   {address}/auth/link/{secret}\n          as admin, once and within an hour\n"
+    return (
+        f"\nWeb       {address}\nSign in   {address}/auth/link/{secret}\n          as admin, once and within an hour\n"
+    )
 
 
 class Supervisor:
