@@ -130,6 +130,20 @@ async def test_a_deployment_owns_its_dags(cli: Cli, conn: AsyncConnection, datab
     assert "There is no DAG 'shop'" in await cli.refused("dags", "versions", "shop")
 
 
+async def test_a_webhook_to_which_nothing_is_sent_is_a_warning(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = ("http://127.0.0.1:9/x", "http://localhost:9/x", "http://10.1.2.3/x", "http://8.8.8.8/x", "http://intern/x")
+    sent = f"on_failure=[notify.webhook(url) for url in {sinks!r}]"
+    text = FILE.replace("import dag, task", "import dag, notify, task").replace("@task\n", f"@task({sent})\n")
+    folder = write(tmp_path / "code", "one", text)
+    warnings = (await cli.json("deploy", folder))["warnings"]
+    assert {each.split()[1] for each in warnings} == {f"webhook:{url}" for url in sinks[:3]}
+    assert all("is not a public address; EVERTICK_WEBHOOK_ALLOWED_NETWORKS" in each for each in warnings)
+    monkeypatch.setenv("EVERTICK_WEBHOOK_ALLOWED_NETWORKS", "127.0.0.0/8,::1/128,10.0.0.0/8")
+    assert (await cli.json("deploy", folder))["warnings"] == []
+
+
 async def test_what_tasks_and_sinks_need_and_nobody_has_set_is_a_warning(
     cli: Cli, conn: AsyncConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,11 +12,14 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
+from evertick.domain.dags.spec import DagSpec
 from evertick.domain.errors import DeliveryFailed
+from evertick.domain.notifications import read_destination
 
 # Receives a function that aborts the connection, as soon as there is one.
 OnOpen = Callable[[Callable[[], None]], None]
@@ -56,6 +59,21 @@ def resolve(host: str, port: int, *, allowed: Iterable[str]) -> list[Address]:
             remedy = "EVERTICK_WEBHOOK_ALLOWED_NETWORKS can allow it"
             raise DeliveryFailed(f"{resolved} is not a public address; {remedy}", is_final=True)
     return addresses
+
+
+def unreachable(spec: DagSpec, *, allowed: Iterable[str]) -> list[str]:
+    """The webhooks of a DAG that name an address, or this machine, to which nothing is sent. Other names may change."""
+    found: dict[str, str] = {}
+    for rule in [*spec.notices, *(rule for task in spec.tasks for rule in task.notices)]:
+        target = read_destination(rule.sink).target
+        host = urlsplit(target).hostname if target.startswith("http") else None
+        with suppress(ValueError):
+            if host is not None and (host == "localhost" or ip_address(host)):
+                try:
+                    resolve(host, 0, allowed=allowed)
+                except DeliveryFailed as error:
+                    found[rule.sink] = f"sink {rule.sink} of {spec.name} receives nothing: {error}"
+    return [*found.values()]
 
 
 def is_public(address: Address) -> bool:

@@ -33,6 +33,7 @@ from evertick.domain.errors import Conflict, CyclicDependency, EnvironmentFailed
 from evertick.domain.routing import Routing
 from evertick.engine.dags import delete
 from evertick.engine.publish import not_stored, publish
+from evertick.notifications.webhook import unreachable
 from evertick.observability.health import STALLED_SECONDS, LoopHealth
 from evertick.observability.logging import Log
 from evertick.publisher.routing_file import Rules, load_routing
@@ -266,6 +267,8 @@ class Publisher:
                 self._log.info("dag_published", dag=dag.name, file=loaded.file, tasks=len(dag.spec.tasks))
                 for each in await not_stored(conn, dag.spec) if self._settings.secrets_backends == ("store",) else ():
                     self._log.warning("secrets_missing", dag=dag.name, message=each)
+                for each in unreachable(dag.spec, allowed=self._settings.webhook_allowed_networks):
+                    self._log.warning("sink_unreachable", dag=dag.name, message=each)
             if done.rerouted:
                 self._log.info("task_rerouted", dag=dag.name, tasks=done.rerouted)
         names = {dag.name for dag in loaded.dags}
@@ -433,6 +436,7 @@ async def deploy(
             published.append(Deployed(dag=dag.name, file=file.file, bundle=bundle.hash, is_new=done.is_new))
             if settings.secrets_backends == ("store",):
                 warnings += await not_stored(conn, dag.spec)
+            warnings += unreachable(dag.spec, allowed=settings.webhook_allowed_networks)
             if dag.name not in owners:
                 warnings += past_hints(dag.spec, await read_clock(conn))
     names = {each.dag for each in published}
