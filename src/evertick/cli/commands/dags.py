@@ -235,7 +235,7 @@ def pause_command(
 ) -> None:
     """Pause DAGs: their schedules record their fires as skipped, and waiting tasks wait. Running tasks continue.
 
-    Several DAGs, or those that match a filter, are listed first, and paused after a confirmation.
+    Several DAGs, or the DAGs that match a filter, are listed first, and paused after a confirmation.
     """
     if bool(dag) == bool(tag or contains):
         raise UserError("Name DAGs, or choose them with --tag or --contains.")

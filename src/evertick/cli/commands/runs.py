@@ -215,7 +215,7 @@ def clear_command(
 ) -> None:
     """Run tasks of runs again: all tasks, named tasks, or failed tasks. Lists them and asks first.
 
-    A filter chooses runs that have ended; with --failed, those that failed.
+    A filter chooses runs that have ended; with --failed, only failed runs.
     """
     wanted = ClearRequest(
         tasks=task or [], only_failed=failed, with_downstream=downstream, run_on_latest_version=latest
