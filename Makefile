@@ -132,7 +132,7 @@ lock: $(STAMP) ## pin every dependency again, with hashes (UPGRADE=1 takes the n
 lowest: $(STAMP) ## the tests with the oldest release of each dependency that pyproject.toml allows (TESTS=path)
 	@$(BIN)/python tools/lowest.py $(TESTS)
 
-dist: $(STAMP) ## build the wheel and the source distribution into dist/
+dist: $(STAMP) docs ## build the wheel and the source distribution into dist/
 	@$(BIN)/python tools/package.py build
 
 image: dist ## build the container image from the wheel (CONTAINER=docker)
@@ -141,7 +141,7 @@ image: dist ## build the container image from the wheel (CONTAINER=docker)
 sbom: $(STAMP) ## list the components of the image, with versions and licenses, in sbom/ (needs the network)
 	@$(BIN)/python tools/package.py sbom
 
-package-test: $(STAMP) ## build the wheel, install it into an empty environment, start it there; sizes and times (needs the network)
+package-test: $(STAMP) docs ## build the wheel, install it into an empty environment, start it there; sizes and times (needs the network)
 	@$(BIN)/python tools/package.py test
 
 audit: $(STAMP) ## compare the locked versions with known vulnerabilities (needs the network)

@@ -13,7 +13,7 @@ import evertick.testing
 from evertick.sdk import notify
 
 SDK = (PAGES / "sdk.md").read_text(encoding="utf-8")
-NOTIFY = ("call", "email", "slack", "webhook")
+NOTIFY = ("call", "email", "plugin", "slack", "webhook")
 NAMES = [*evertick.__all__, "simulate", "entered", *(f"notify.{name}" for name in NOTIFY)]
 
 

@@ -56,11 +56,12 @@ DEFAULTS = {
 # Where the definition of a name that users write is.
 HOMES: dict[str, ModuleType] = {
     "task_group": builder,
+    "chain": builder,
     "dag": dag,
     "teardown": decorators,
     "short_circuit": decorators,
     "sensor": decorators,
-    **dict.fromkeys(("webhook", "slack", "email", "call"), notify),
+    **dict.fromkeys(("webhook", "slack", "email", "call", "plugin"), notify),
     **dict.fromkeys(("http", "program", "trigger_dag"), operators),
     **dict.fromkeys(("shell", "override", "partial", "expand", "expand_zip", "expand_kwargs"), task),
     **dict.fromkeys(("push", "current_context", "Skip", "Fail", "RetryAfter", "Done", "test"), runtime),
@@ -134,6 +135,8 @@ def _default(field: str, *owners: type) -> str:
 def _of_typed_dict(kind: Any, default: Callable[[str], str]) -> Iterator[tuple[str, str, str]]:
     for name, annotation in kind.__annotations__.items():
         shown = TYPES.get(name, f"`{getattr(annotation, '__forward_arg__', annotation)}`")
+        # The texts of a choice are what users write; its enum is the same again.
+        shown = re.sub(r"\w+ \| Literal\[(.*)\]", lambda match: match[1].replace("'", '"').replace(", ", " | "), shown)
         yield name, shown.replace("|", "\\|"), DEFAULTS.get(name) or default(name)
 
 
