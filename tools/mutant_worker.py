@@ -23,7 +23,7 @@ from tools.calls import Calls
 
 from evertick.db.function_sets import own_set
 from evertick.db.migrate import migrations
-from evertick.db.statements import nouns, sql, statements
+from evertick.db.statements import function_files, nouns, sql, statements
 
 # No selected test takes a tenth of this time; a hanging test counts as failed.
 LONGEST_TEST_SECONDS = 60.0
@@ -126,6 +126,7 @@ def verdict_from(reader: int) -> Verdict:
 def run_tests(job: dict[str, Any], url: str, session: pytest.Session, pipe: IO[str]) -> Verdict:
     """Run the job's tests in the given order, with the program as it is in the files now."""
     read_statements_again()
+    function_files.cache_clear()
     own_set.cache_clear()
     recorder, calls, cluster = Recorder(pipe), Calls(url), Cluster(url=url)
     try:
