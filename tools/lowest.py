@@ -28,6 +28,8 @@ TESTS = (
 )
 # Tools that ask for newer releases; and browsers, which show what the other tests of pages have read.
 NEED_TOOLS = ("airflow_client", "schemathesis", "openapi_python_client", "playwright")
+# Type checkers judge the newest libraries.
+TYPES = "tests/sdk/test_types.py"
 
 
 def unusable() -> list[str]:
@@ -41,7 +43,7 @@ def unusable() -> list[str]:
     }:
         found |= more
         modules |= {re.escape(path.removesuffix(".py").replace("/", ".")) for path in more}
-    return sorted(path for path in found if Path(path).name.startswith("test_"))
+    return [TYPES, *sorted(path for path in found if Path(path).name.startswith("test_"))]
 
 
 def uv(*arguments: object) -> None:
