@@ -17,7 +17,7 @@ INSTALL := -q --disable-pip-version-check --no-deps --no-compile
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check portable figures format requirements mutants clocks hard build-storm simulate shapes sweep year boundaries canaries fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit
+.PHONY: help up test check portable figures format requirements mutants clocks hard build-storm simulate shapes sweep year boundaries canaries deploys fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -92,6 +92,9 @@ year: $(STAMP) ## a year of 500 random schedules, crashes, edits and two schedul
 
 canaries: $(STAMP) ## 50 secrets that 1,000 tasks print, raise, template and return; then they are searched for everywhere
 	@$(BIN)/python -m tests.secrets.canaries
+
+deploys: $(STAMP) ## a thousand deployments over HTTP while the API is killed; none is half published (COUNT=n SEED=n)
+	@$(BIN)/python -m tests.system.deploys $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 fuzz: $(STAMP) ## thousands of made-up requests against both APIs, as every role (EXAMPLES=50 SEED=n ONLY=path FAULTS=1 cuts the database meanwhile)
 	@$(BIN)/python -m tests.api.fuzz $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(FAULTS),--faults)

@@ -62,7 +62,7 @@ async def _publish(conn: AsyncConnection) -> dict[int, int]:
     for priority in range(10):
         spec = DagSpec(name=f"p{priority}", tasks=(TaskSpec(name="t", priority=priority),))
         done = await publish(conn, spec=spec, file="f.py", bundle_hash="b", actor=Actor("bench"))
-        ids[priority] = done.out_dag_id
+        ids[priority] = done.dag_id
     return ids
 
 

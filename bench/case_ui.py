@@ -181,16 +181,14 @@ async def _prepared(bench: Bench, conn: AsyncConnection) -> tuple[int, int, str]
     wide = await publish(conn, spec=_wide(), file="bench.py", bundle_hash="b", actor=Actor("bench"))
     # Evertick's connections have statement timeouts and no hash joins; both would hinder filling the tables.
     async with await AsyncConnection.connect(bench.server.url_of(_DATABASE), autocommit=True) as plain:
-        await plain.execute(
-            _COPY_DAGS, {"count": bench.size.ui_dags, "version": model.out_version_id, "dag": model.out_dag_id}
-        )
+        await plain.execute(_COPY_DAGS, {"count": bench.size.ui_dags, "version": model.version_id, "dag": model.dag_id})
         await plain.execute(_POINT)
         await plain.execute("analyze")
         sizes = {"runs": bench.size.ui_runs, "count": bench.size.ui_dags, "last": _TASKS - 1, "batch": _BATCH}
         for first in range(1, bench.size.ui_runs + 1, _BATCH):
             bench.say(f"{bench.size.ui_dags:,} DAGs, {first - 1:,} of {bench.size.ui_runs:,} runs")
             await plain.execute(_FILL, {**sizes, "first": first})
-    started = await trigger_run(conn, dag_id=wide.out_dag_id, params={}, key=None, actor=Actor("bench"))
+    started = await trigger_run(conn, dag_id=wide.dag_id, params={}, key=None, actor=Actor("bench"))
     newest = (await runs.list_newest(conn, state="success", limit=1))[0].run_id
     chunks = max(1, bench.size.ui_log_bytes // _CHUNK_BYTES)
     async with await AsyncConnection.connect(bench.server.url_of(_DATABASE), autocommit=True) as plain:

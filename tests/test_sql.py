@@ -57,7 +57,7 @@ async def test_every_declared_function_can_be_called(rollback_conn: AsyncConnect
 # why it writes without a stored function: the statements
 WRITING = {
     "what it writes decides nothing about a task or a run": {
-        *("logs.append", "dags.put_bundle", "dags.put_import_error", "dags.drop_import_error", "gates.describe_pool"),
+        *("logs.append", "dags.put_bundle", "dags.put_import_error", "dags.drop_import_errors", "gates.describe_pool"),
         *("accounts.note_use", "accounts.forgive", "notifications.record"),
     },
     "one statement is the whole change, with its entry in the audit log": {

@@ -14,6 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from evertick.domain.deployments import DEFAULT, NAME
 from evertick.domain.errors import InvalidSettings, UserError, did_you_mean
 from evertick.domain.executor_options import POD_OPTIONS
 from evertick.domain.notifications import parse_destination
@@ -120,6 +121,9 @@ class Settings:
     database_url: str | None = None
     home: Path = Path(".evertick")
     dags_folder: Path = Path("dags")
+    deployment: str = setting(
+        DEFAULT, form=NAME.fullmatch, what="a name for a deployment: use letters, digits, '_', '-' and '.'"
+    )
     server: str | None = None
     token: str | None = setting(None, secret=True)
 
@@ -235,6 +239,12 @@ class Settings:
     pod_keep_seconds: float = setting(0.0, minimum=0)
     pod_start_timeout_seconds: float = setting(300.0, minimum=0)
 
+    git_url: str | None = None
+    git_ref: str = "main"
+    git_path: str = "dags"
+    git_secret: str | None = None
+    git_webhook_secret: str | None = None
+    git_poll_seconds: float = setting(30.0, minimum=1)
     load_timeout_seconds: float = setting(30.0, minimum=0.1)
     environments: bool = True
     environments_max_gb: float = setting(10.0, minimum=0)

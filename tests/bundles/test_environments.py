@@ -23,7 +23,7 @@ from evertick.bundles.environments import IN_USE_SECONDS, UNUSED_SECONDS, Enviro
 from evertick.bundles.loader import load_file
 from evertick.config import Settings
 from evertick.domain.errors import EnvironmentFailed
-from evertick.publisher.publisher import load_files
+from evertick.publisher.deployment import load_files
 from tests.bundles.package_index import from_folder, make_wheel, serving, uv_environment
 from tests.executors.local.executor_rig import dead
 

@@ -8,7 +8,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.config import Settings, read_settings
-from evertick.db.queries import runs
+from evertick.db.queries import dags, runs
 from evertick.domain.access import Actor
 from evertick.domain.encryption import new_key
 from evertick.domain.stored_values import ValueKind
@@ -111,23 +111,58 @@ async def test_nothing_is_published_if_one_file_is_broken(cli: Cli, conn: AsyncC
 async def test_a_deployment_owns_its_dags(cli: Cli, conn: AsyncConnection, database: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "code", "one")
     await cli("deploy", folder, "--name", "a")
-    assert "is already published from deploy:a/shop.py" in await cli.refused("deploy", folder, "--name", "b", status=1)
-    # A watched folder that has no such file leaves it alone.
-    (tmp_path / "watched").mkdir()
-    settings = Settings(
-        database_url=database, home=tmp_path / "home", dags_folder=tmp_path / "watched", listen_notify=False
-    )
+    told = await cli.refused("deploy", folder, "--name", "b")
+    assert "DAG 'shop' belongs to deployment 'a' (shop.py), so deployment 'b' cannot publish it." in told
+    # Nor can a watched folder, which is a deployment, too. It leaves DAGs of others alone.
+    settings = Settings(database_url=database, home=tmp_path / "home", dags_folder=folder, listen_notify=False)
     publisher = Publisher(settings, url=database, environment={}, log=Said().log)
     await publisher.tick()
+    (error,) = await dags.import_errors(conn)
+    assert (error.deployment, error.file) == ("default", "shop.py")
+    assert "belongs to deployment 'a' (shop.py), so deployment 'default'" in error.message
+    await cli("dags", "delete", "shop", "--yes")
+    await publisher.tick()
+    assert await dags.import_errors(conn) == [], "the name is free"
     await publisher._link.close()
-    assert await value(conn, "select count(*) from dag where deleted_at is null") == 1
-    write(folder, "one", FILE.replace("def shop", "def store"))
-    assert "No longer in the folder: shop" in (await cli("deploy", folder, "--name", "a")).out
-    assert (
-        "Deleted 1 DAG of earlier deployments: shop"
-        in (await cli("deploy", folder, "--name", "a", "--remove-missing")).out
+    assert "come from a folder that a publisher watches" in await cli.refused(
+        "deploy", folder, "--name", "default", status=1
     )
-    assert "There is no DAG 'shop'" in await cli.refused("dags", "versions", "shop")
+
+
+async def test_a_dag_that_is_gone_is_retired_and_comes_back_with_a_rollback(
+    cli: Cli, conn: AsyncConnection, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "code", "one")
+    await cli("deploy", folder, "--name", "a", "--commit", "abc123", "--author", "Ann", "--message", "First")
+    write(folder, "one", FILE.replace("def shop", "def store"))
+    preview = await cli.json("deploy", folder, "--name", "a", "--dry-run")
+    assert (preview["retired"], preview["version"], preview["is_published"]) == (["shop"], 1, False)
+    assert "Would retire 1 DAG" in (await cli("deploy", folder, "--name", "a", "--dry-run")).out
+    assert await dags.names(conn) == ["shop"]
+    assert "Retired 1 DAG no longer in the folder: shop" in (await cli("deploy", folder, "--name", "a")).out
+    assert await dags.names(conn) == ["store"]
+    assert "a is at version 2, as before." in (await cli("deploy", folder, "--name", "a")).out
+    shown = await cli.json("deployments", "show", "a")
+    assert (shown["dags"], shown["version"]) == (["store"], 2)
+    assert [(each["number"], each["commit_hash"], each["author"]) for each in shown["versions"]] == [
+        (2, None, None),
+        (1, "abc123", "Ann"),
+    ]
+    assert "First" in (await cli("deployments", "show", "a")).out
+    done = await cli.json("deployments", "rollback", "a", "--yes")
+    assert done == {"version": 3, "restores": 1, "dags": ["shop"], "retired": ["store"]}
+    assert await dags.names(conn) == ["shop"]
+    assert "is already at version 3" in await cli.refused("deployments", "rollback", "a", 3, "--yes", status=1)
+    assert "has the DAGs of version 1 already" in await cli.refused(
+        "deployments", "rollback", "a", 1, "--yes", status=1
+    )
+    assert "has no version 9; it has: 3, 2, 1" in await cli.refused("deployments", "rollback", "a", 9, "--yes")
+    (listed,) = (await cli.json("deployments", "list"))["deployments"]
+    assert (listed["name"], listed["kind"], listed["version"], listed["dag_count"]) == ("a", "upload", 3, 1)
+    (version,) = (await cli.json("dags", "versions", "shop"))["versions"]
+    assert (version["commit_hash"], version["author"]) == ("abc123", "Ann")
+    assert "not at version 1" in (told := await cli.refused("deploy", folder, "--expect-version", 1, status=1)) or told
+    assert "There is no deployment 'b'" in await cli.refused("deployments", "show", "b")
 
 
 async def test_a_webhook_to_which_nothing_is_sent_is_a_warning(

@@ -90,7 +90,4 @@ async def test_a_deployment_keeps_its_packages_until_their_declaration_changes(c
         (False, each["bundle"]) for each in first["dags"]
     ]
     built = (await cli.json("envs", "build"))["environments"]
-    assert [(each["files"], each["is_new"]) for each in built] == [
-        (["deploy:dags/new.py"], False),
-        (["deploy:dags/old.py"], False),
-    ]
+    assert [(each["files"], each["is_new"]) for each in built] == [(["dags/new.py"], False), (["dags/old.py"], False)]

@@ -26,7 +26,7 @@ NOT_THE_RUNNERS = {
     "lock stored values": "select reencrypt_value('secret', 'x', 'a', 'b', 'c')",
     "store a value": "select put_value('secret', 'x', 'y', 'k', null, ('mallory', null, null), false)",
     "change a DAG": "update dag set is_paused = true",
-    "publish a DAG": "select publish_dag('{}', '{}', '{}', ('mallory', null, null))",
+    "publish a DAG": "select publish_dags('{}', '[]', '{}', '{}', '[]', ('mallory', null, null))",
     "change code": "update bundle set archive = ''",
     "put code": "insert into bundle (hash, file, archive, created_at) values ('x', 'x', '', now())",
     "move a task past its verb": "update task set state = 'success'",
@@ -89,7 +89,7 @@ async def test_a_role_may_not_begin_what_only_others_do(shared: AsyncConnection)
             "clear_tasks",
             "poll_work",
         ),
-        SCHEDULER: ("accounts.authenticate", "finish_and_claim", "publish_dag", "put_value", "delete_run"),
+        SCHEDULER: ("accounts.authenticate", "finish_and_claim", "publish_dags", "put_value", "delete_run"),
         PUBLISHER: ("accounts.authenticate", "finish_and_claim", "try_acquire_shard", "trigger_run", "clear_tasks"),
         API: ("finish_and_claim", "try_acquire_shard", "prune_runs", "migrate.record"),
     }.items():

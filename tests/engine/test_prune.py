@@ -405,6 +405,7 @@ EVERYTHING = (
     "outbox",
     "event",
     "asset_update",
+    "deployment_version",
     "pending_cleanup",
     "audit_log",
     "runner",
@@ -447,6 +448,7 @@ LOCKED = {
     "causes": "run_trigger",
     "events": "event",
     "asset_updates": "asset_update",
+    "deployments": "deployment_version",
     "runners": "runner",
     "versions": "dag",
     "bundles": "bundle",
@@ -495,8 +497,31 @@ async def make_everything_old(conn: AsyncConnection, epoch: int) -> PruneGrant:
     await update_asset(conn, asset="orders", extra={}, actor=Actor("me"))
     await conn.execute("update runner set ended_at = clock()")
     await dags.put_bundle(conn, bundle_hash="unused", file="f.py", archive=b"", uses_threads=None)
+    await deployed_twice(conn)
     await conn.execute("insert into pending_cleanup values (0, 'run', 777), (0, 'version', 777)")
     return await mandate(conn, epoch, days=10)
+
+
+async def deployed_twice(conn: AsyncConnection) -> None:
+    await conn.execute("insert into deployment (name, kind, version, created_at) values ('shop', 'upload', 2, clock())")
+    await conn.execute(
+        "insert into deployment_version (deployment, number, deployed_by, deployed_at)"
+        " select 'shop', n, 'me', clock() from generate_series(1, 2) n"
+    )
+    await conn.execute("insert into deployment_dag select 'shop', n, 777 from generate_series(1, 2) n")
+
+
+async def test_replaced_versions_of_a_deployment_go_with_their_dags_and_the_current_one_stays(
+    conn: AsyncConnection, epoch: int
+) -> None:
+    await at(conn, 50)
+    await deployed_twice(conn)
+    given = await mandate(conn, epoch, days=10)
+    assert (await prune_kind(conn, given, Kind.DEPLOYMENTS, pace=ALL)).pruned == 0, "they are young"
+    await conn.execute("update deployment_version set deployed_at = %s", [later(0)])
+    assert [(await prune_kind(conn, given, Kind.DEPLOYMENTS, pace=ALL)).pruned for _ in range(2)] == [1, 0]
+    for table in ("deployment_version", "deployment_dag"):
+        assert await value(conn, f"select array_agg(number) from {table}") == [2]
 
 
 async def counts(conn: AsyncConnection) -> dict[str, object]:

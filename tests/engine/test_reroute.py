@@ -27,9 +27,9 @@ async def test_only_what_other_rules_change_is_routed_anew_and_noted(conn: Async
     other = await put(conn, make_dag("other", {"a": []}), NO_RULES)
     second = await put(conn, spec, rules)
     again = await put(conn, spec, rules)
-    assert (first.is_new, second.is_new, first.out_version_id) == (True, False, second.out_version_id)
+    assert (first.is_new, second.is_new, first.version_id) == (True, False, second.version_id)
     assert (first.rerouted, second.rerouted, again.rerouted) == (0, 1, 0)
-    assert await dags.queues(conn, first.out_version_id) == ["fast", "default", "own"]
-    assert await dags.queues(conn, other.out_version_id) == ["default"]
+    assert await dags.queues(conn, first.version_id) == ["fast", "default", "own"]
+    assert await dags.queues(conn, other.version_id) == ["default"]
     noted = "select jsonb_agg(detail->'tasks') from audit_log where action = 'route'"
     assert await value(conn, noted) == [{"a": ["default", "fast"]}]

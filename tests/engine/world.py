@@ -58,7 +58,7 @@ def hourly_from_half_an_hour_on() -> tuple[NamedSchedule, ...]:
 async def put(conn: AsyncConnection, spec: DagSpec) -> int:
     """Publish; returns the version's id."""
     await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
-    return (await publish(conn, spec=spec, file=f"{spec.name}.py", bundle_hash="b", actor=Actor("test"))).out_version_id
+    return (await publish(conn, spec=spec, file=f"{spec.name}.py", bundle_hash="b", actor=Actor("test"))).version_id
 
 
 async def start(conn: AsyncConnection, dag: str, key: str | None = None) -> int:

@@ -68,7 +68,7 @@ def write(folder: Path, name: str, package: str, *, more: str = "") -> None:
 
 
 async def lock_of(conn: AsyncConnection, file: str) -> str:
-    found = await dags.published_bundle(conn, file)
+    found = await dags.published_bundle(conn, "default", file)
     assert found is not None
     return contents(found.archive, found.hash)[LOCK_FILE].decode()
 

@@ -142,7 +142,7 @@ class Storm:
 
 
 async def _is_published(conn: AsyncConnection, name: str, number: int) -> bool:
-    found = await dags.published_bundle(conn, f"{name}.py")
+    found = await dags.published_bundle(conn, "default", f"{name}.py")
     return found is not None and f"NUMBER = {number}\n".encode() in contents(found.archive, found.hash)[f"{name}.py"]
 
 

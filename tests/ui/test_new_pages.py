@@ -23,8 +23,10 @@ from evertick.domain.access import Actor, Role
 from evertick.domain.dags.mapping import MappedList, Mapping
 from evertick.domain.dags.params import Param, declare_params
 from evertick.domain.dags.spec import GroupSpec, NamedSchedule
+from evertick.domain.deployments import DeploymentChange, DeploymentKind
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine import accounts
+from evertick.engine.publish import PublishedDag, publish_all
 from evertick.engine.runs import trigger
 from evertick.engine.shards import set_shard_count
 from evertick.engine.tasks import clear, select_tasks
@@ -133,7 +135,11 @@ def test_a_version_is_rolled_back_with_a_look_before(site: Site, people: dict[st
     assert f'hx-get="{path}"' in editor.get("/dags/turned/versions").text
     assert "rollback" not in people["operator"].get("/dags/turned/versions").text
     preview = editor.get(path).raise_for_status().text
-    assert "version 1 instead of 2" in preview and "newer" in preview and "watched folder" in preview
+    assert (
+        "version 1 instead of 2" in preview
+        and "newer" in preview
+        and "of deployment <strong>default</strong>" in preview
+    )
     assert people["operator"].press(path).status_code == 403
     answer = editor.press(path)
     assert (said(answer), answer.headers["HX-Redirect"]) == (
@@ -145,6 +151,22 @@ def test_a_version_is_rolled_back_with_a_look_before(site: Site, people: dict[st
     assert editor.press(path).status_code == 409
     assert editor.press("/dags/turned/versions/9/rollback").status_code == 404
     assert people["limited"].get(path).status_code == 403
+
+
+def test_a_version_shows_its_deployment_commit_and_author(site: Site, people: dict[str, HttpVisitor]) -> None:
+    async def deployed(conn: AsyncConnection) -> None:
+        change = DeploymentChange(
+            name="team", kind=DeploymentKind.GIT, is_whole=True, commit_hash="0123456789abcdef", author="Ann <a@x>"
+        )
+        await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
+        given = PublishedDag(spec=make_dag("committed", {"a": []}), file="f.py", bundle_hash="b")
+        await publish_all(conn, change, [given], actor=Actor("test"))
+
+    site.do(deployed)
+    page = people["viewer"].get("/dags/committed/versions").text
+    assert "version 1 of deployment team" in page
+    assert "0123456789ab<" in page and "Ann &lt;a@x&gt;" in page
+    assert "<dd>team</dd>" in people["viewer"].get("/dags/committed/details").text
 
 
 def test_dags_are_sorted_by_what_one_looks_for(site: Site, people: dict[str, HttpVisitor]) -> None:

@@ -24,6 +24,9 @@ from evertick.domain.errors import EvertickError, RateLimited, TooLarge, Unauthe
 from evertick.observability import metrics
 
 MOST_BODY_BYTES = 1024 * 1024
+# A piece of an uploaded archive; and a webhook, which is not kept: GitHub sends up to 25 MB.
+MOST_UPLOAD_BYTES, UPLOADS = 8 * 1024 * 1024, "/api/v1/uploads/"
+MOST_WEBHOOK_BYTES, DEPLOYMENTS = 25 * 1024 * 1024, "/api/v1/deployments/"
 
 
 _MOST_CLIENTS = 10_000
@@ -112,7 +115,7 @@ class Middleware:
         wait_seconds = self._of_token.take(token, began)
         if not self._agents.are_known(path, authorization):
             wait_seconds = max(wait_seconds, self._of_address.take(client, began))
-        most = self._agents.most_bytes(path) or MOST_BODY_BYTES
+        most = self._agents.most_bytes(path) or _most_bytes(path)
         if wait_seconds > 0:
             error = RateLimited("Too many requests. Retry later.", retry_after_seconds=wait_seconds)
             await problem(Request(scope), error)(scope, receive, tell)
@@ -120,6 +123,12 @@ class Middleware:
             await problem(Request(scope), TooLarge(_too_large(most)))(scope, receive, tell)
         else:
             await self._app(scope, _bounded(receive, most), tell)
+
+
+def _most_bytes(path: str) -> int:
+    if path.startswith(UPLOADS):
+        return MOST_UPLOAD_BYTES
+    return MOST_WEBHOOK_BYTES if path.startswith(DEPLOYMENTS) and path.endswith("/push") else MOST_BODY_BYTES
 
 
 def _too_large(most: int) -> str:

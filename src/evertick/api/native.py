@@ -10,9 +10,10 @@ from http import HTTPStatus
 from typing import Annotated, Any, get_args, get_origin
 
 from annotated_doc import Doc
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
+from evertick.api import push_webhook
 from evertick.api.auth import GuardedRouter, NativeRoute, refuse_foreign_reader, requires
 from evertick.api.context import ApiCaller, Who
 from evertick.api.event_hub import EventStream, TextStream, event, heartbeat
@@ -29,7 +30,7 @@ from evertick.operations.tasks import MapIndex, TaskName, find_task
 
 
 def native_routers() -> list[APIRouter]:
-    return [router_of(ROUTES), streams]
+    return [router_of(ROUTES), streams, push_webhook.router]
 
 
 def router_of(routes: tuple[Route, ...]) -> APIRouter:
@@ -115,6 +116,8 @@ def _annotation_of(route: Route, parameter: inspect.Parameter) -> Any:
     """The parameter's type with its place in the request."""
     if parameter.name == "body":
         return parameter.annotation
+    if parameter.name == "content":
+        return Annotated[bytes, Body(media_type=OCTETS)]
     kind, *metadata = (
         get_args(parameter.annotation) if get_origin(parameter.annotation) is Annotated else [parameter.annotation]
     )
@@ -133,6 +136,8 @@ def _annotation_of(route: Route, parameter: inspect.Parameter) -> Any:
     constraints = [each for each in metadata if not isinstance(each, Doc | TextPattern)]
     return Annotated[(kind, *constraints, place)]
 
+
+OCTETS = "application/octet-stream"
 
 streams = GuardedRouter(NativeRoute)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 
 import psycopg
@@ -13,7 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from evertick.domain.errors import EvertickError, OutcomeUnknown, RateLimited
+from evertick.domain.errors import BrokenFiles, EvertickError, OutcomeUnknown, RateLimited
+from evertick.publisher.deployment import FileVerdict
 
 PROBLEM = "application/problem+json"
 # The usual duration of a restart or a failover.
@@ -26,6 +27,7 @@ STATUS: Mapping[str, HTTPStatus] = {
     "error": HTTPStatus.INTERNAL_SERVER_ERROR,
     "invalid": HTTPStatus.BAD_REQUEST,
     "invalid_dag": HTTPStatus.BAD_REQUEST,
+    "broken_files": HTTPStatus.BAD_REQUEST,
     "invalid_params": HTTPStatus.BAD_REQUEST,
     "invalid_schedule": HTTPStatus.BAD_REQUEST,
     "invalid_routing": HTTPStatus.BAD_REQUEST,
@@ -75,7 +77,7 @@ class InvalidField:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """An error. `type` identifies its kind and never changes; `code` is the last part of it. `errors` is set for a request
-    that does not match this document."""
+    that does not match this document, `files` for a deployment with broken files."""
 
     type: str
     title: str
@@ -84,6 +86,7 @@ class Problem:
     detail: str
     request_id: str | None
     errors: list[InvalidField] | None = None
+    files: list[FileVerdict] | None = None
 
 
 def type_of(code: str) -> str:
@@ -155,7 +158,8 @@ def headers_of(error: Exception, status: HTTPStatus) -> dict[str, str]:
 def problem(request: Request, error: Exception) -> JSONResponse:
     """The error response of the native API."""
     status, code, detail = status_of(error)
-    return _answer(request, status, code, detail, headers_of(error, status))
+    more = {"files": [asdict(each) for each in error.verdicts]} if isinstance(error, BrokenFiles) else {}
+    return _answer(request, status, code, detail, headers_of(error, status), **more)
 
 
 async def invalid(request: Request, error: Exception) -> JSONResponse:

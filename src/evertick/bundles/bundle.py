@@ -110,7 +110,7 @@ def _data_files(folder: Path) -> Iterator[str]:
 
 def _read(folder: Path, path: str) -> _Member:
     advice = "Move it out of the DAGs folder, or hide it in a folder whose name starts with a dot."
-    if not _is_inside(path):
+    if not is_inside(path):
         raise InvalidDag(f"{path!r} is not a file of the DAGs folder and cannot be published with it.")
     try:
         path.encode()
@@ -165,12 +165,12 @@ def _open(archive: bytes, hash: str) -> list[_Member]:
 def _member(tar: tarfile.TarFile, header: tarfile.TarInfo) -> _Member:
     # A sparse file counts as a plain one, and a kilobyte of it can be read as terabytes.
     opened = tar.extractfile(header) if header.isreg() and not header.issparse() else None
-    if opened is None or not _is_inside(header.name):
+    if opened is None or not is_inside(header.name):
         raise ValueError(f"it contains {header.name!r}, which is not a plain file within the folder")
     return _Member(path=header.name, content=opened.read(), is_executable=bool(header.mode & 0o100))
 
 
-def _is_inside(name: str) -> bool:
+def is_inside(name: str) -> bool:
     """Whether a normalized path stays within the folder."""
     path = PurePosixPath(name)
     return str(path) == name and name != "." and not path.is_absolute() and ".." not in path.parts

@@ -19,7 +19,7 @@ from evertick.domain.errors import Forbidden
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.fire_schedules import UNPLANNABLE, read_spec
 from evertick.engine.schedules import Missed
-from evertick.operations.dags import DagDetails, list_import_errors, show_dag, show_version
+from evertick.operations.dags import Dag, DagDetails, list_import_errors, show_dag, show_version
 from evertick.operations.schedules import Schedule, list_all_schedules, upcoming_fires
 
 _SHOWN = 10
@@ -33,7 +33,7 @@ def show_command(dag: DagName, as_json: Json = False) -> None:
         page = client.call(show_dag, dag=dag).record
         spec = published_spec(client, page)
         planned = client.pages(list_all_schedules, _MOST_SCHEDULES, dag=dag)
-        error = next((each for each in import_errors(client) if each.file == page.file), None)
+        error = next((each for each in import_errors(client) if is_of(each, page)), None)
         now = client.now
     if as_json:
         return print_json(_document(page, spec, planned, error))
@@ -55,6 +55,11 @@ def published_spec(client: Client, page: DagDetails) -> DagSpec:
     spec = from_json(json.dumps(published))
     tasks = (replace(task, queue=each.queue) for task, each in zip(spec.tasks, page.tasks, strict=True))
     return replace(spec, tasks=tuple(tasks))
+
+
+def is_of(error: ImportErrorRow, dag: Dag) -> bool:
+    """Whether the error is in the file of this DAG."""
+    return (error.deployment, error.file) == (dag.deployment, dag.file)
 
 
 def import_errors(client: Client) -> list[ImportErrorRow]:

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from evertick.cli.app import PlainGroup, UsageProblem
 from evertick.cli.errors import EXIT_STATUS, INTERRUPTED, foreseen
-from evertick.domain.errors import InvalidDag
+from evertick.domain.errors import BrokenFiles
 
 # The module below `evertick.cli.commands`, and the summary. In a module with several apps the name of the app follows:
 # "module:app".
@@ -28,8 +28,9 @@ _RUN: dict[str, Command] = {
     "scheduler": ("services:scheduler_app", "Run one scheduler; more of them stand by."),
     "runner": ("services:runner_app", "Run one runner: it claims tasks and executes them."),
     "agent": ("services:agent_app", "Run one attempt on another machine; executors start it."),
-    "publisher": ("services:publisher_app", "Watch a folder and publish the DAGs in it."),
-    "deploy": ("deploy", "Publish the DAGs of a folder once."),
+    "publisher": ("services:publisher_app", "Watch a folder or a git repository, and publish the DAGs in it."),
+    "deploy": ("deploy", "Publish a folder of DAGs as a whole, here or on a server."),
+    "deployments": ("deploy:deployments_app", "List, show and roll back deployments, the sources of DAGs."),
     "envs": ("envs", "Manage the Python environments of DAG files on this machine: list, build, prune."),
     "health": ("health", "Show the health of this installation; exit status 1 if a part is unhealthy."),
     "config": ("config", "Show and check the settings: show, check."),
@@ -124,7 +125,7 @@ def run(command: Callable[[], object]) -> int:
         if found is None:
             raise
         # Several broken files are one error with a line for each.
-        _say(str(found), has_lines=found.code == InvalidDag.code)
+        _say(str(found), has_lines=found.code == BrokenFiles.code)
         return EXIT_STATUS[found.code]
     return status if isinstance(status, int) else 0
 

@@ -82,6 +82,13 @@ class Client(ABC):
             return cast("R", self._call(operation, params))
         return cast("R", self._call_until_answered(operation, params))
 
+    def call_until_answered(
+        self, operation: Callable[Concatenate[Caller, P], Awaitable[R]], /, *args: P.args, **params: P.kwargs
+    ) -> R:
+        """The same for an operation that has no further effect when it is repeated."""
+        assert not args
+        return cast("R", self._call_until_answered(operation, params))
+
     def call_by_key(
         self,
         operation: Callable[Concatenate[Caller, P], Awaitable[R]],

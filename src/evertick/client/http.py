@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from evertick.client.connect import Client
 from evertick.domain import errors
 from evertick.domain.errors import (
+    BrokenFiles,
     EvertickError,
     OutcomeUnknown,
     PostgresUnavailable,
@@ -32,7 +33,7 @@ from evertick.operations.paging import MOST_ITEMS, Tagged
 from evertick.operations.routes import HEADERS, ROUTES, Route
 
 PREFIX = "/api/v1"
-TIMEOUT_SECONDS = 75.0
+TIMEOUT_SECONDS, DEPLOY_TIMEOUT_SECONDS = 75.0, 600.0
 _MOST_PROBLEM_BYTES = 100_000
 # The errors that a server reports by their code and that take nothing but a message.
 _ERRORS = {
@@ -71,7 +72,7 @@ class HttpClient(Client):
     def request(self, method: str, path: str, body: object = None) -> Any:
         """For a path that is no operation, as signing in."""
         content = None if body is None else json.dumps(body).encode()
-        answer = self._send(method, path, content=content)
+        answer = self._send(method, path, content=content, headers={"Content-Type": "application/json"})
         return answer.json() if answer.content else None
 
     def _call(self, operation: Callable[..., Awaitable[Any]], params: Mapping[str, Any]) -> Any:
@@ -109,9 +110,9 @@ class HttpClient(Client):
             answer.close()
 
     def _send(self, method: str, path: str, *, is_streamed: bool = False, **parts: Any) -> httpx2.Response:
-        request = self._http.build_request(method, self.address + path, **parts)
-        if parts.get("content") is not None:
-            request.headers["Content-Type"] = "application/json"
+        # A deployment is answered when all of its files are loaded.
+        timeout = DEPLOY_TIMEOUT_SECONDS if path.startswith(f"{PREFIX}/deployments/") else TIMEOUT_SECONDS
+        request = self._http.build_request(method, self.address + path, timeout=timeout, **parts)
         try:
             answer = self._http.send(request, stream=is_streamed)
             if answer.status_code >= 300:
@@ -147,6 +148,8 @@ class HttpClient(Client):
         # Our own "not found" is a sentence; this is the framework's text for an unknown path.
         if (answer.status_code, detail) in ((404, "Not Found"), (405, "Method Not Allowed")):
             return _other_version(f"The server at {self.address} does not know {method} {path}")
+        if code == BrokenFiles.code:
+            return BrokenFiles(detail, verdicts=document.get("files") or ())
         if code == RateLimited.code:
             return RateLimited(detail, retry_after_seconds=float(answer.headers.get("Retry-After") or 1))
         if code == Unauthenticated.code and self._token:
@@ -165,14 +168,18 @@ def route_of(operation: Callable[..., Awaitable[Any]], params: Mapping[str, Any]
 def encoded(route: Route, params: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, str], bytes | None]:
     """Path, query, headers and body of a call. None values are left out."""
     left = {name: value for name, value in params.items() if value is not None and name not in route.fixed}
-    body = left.pop("body", None)
+    body, content = left.pop("body", None), left.pop("content", None)
     in_path = {name: quote(str(value), safe="") for name, value in left.items() if f"{{{name}}}" in route.path}
     headers = {name.replace("_", "-"): str(left[name]) for name in HEADERS & left.keys()}
     for name, text in headers.items():
         if not (text.isascii() and text.isprintable()):
             raise UserError(f"{name} {text!r} cannot be sent to a server: only printable ASCII characters are allowed.")
     query = {name: value for name, value in left.items() if name not in in_path and name not in HEADERS}
-    content = None if body is None else TypeAdapter(type(body)).dump_json(body, exclude_none=True)
+    if body is not None:
+        content = TypeAdapter(type(body)).dump_json(body, exclude_none=True)
+        headers["Content-Type"] = "application/json"
+    elif content is not None:
+        headers["Content-Type"] = "application/octet-stream"
     return route.path.format(**in_path), query, headers, content
 
 

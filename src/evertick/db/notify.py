@@ -16,13 +16,15 @@ LOOK_UP_SECONDS = 5.0
 
 class Channel(StrEnum):
     """The receivers of a wake-up: runners with free slots, runners that must stop something, the scheduler, all runners on a
-    machine where another registered, schedulers that could lead, and API processes that cache authentication."""
+    machine where another registered, schedulers that could lead, API processes that cache authentication, and publishers of
+    git repositories."""
 
     TASKS = "evertick_ready"
     STOP = "evertick_stop"
     SCHEDULE = "evertick_plan"
     RUNNER = "evertick_join"
     LEADER = "evertick_lead"
+    DEPLOY = "evertick_deploy"
     # Sent within the change itself, which is rare: a late notification must not let a revoked credential sign in.
     ACCOUNTS = "evertick_access"
 

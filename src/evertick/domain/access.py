@@ -75,6 +75,11 @@ class Permission(StrEnum):
     PAUSE_DAGS = "dags.pause", Rule(Role.OPERATOR, True, "pause and unpause DAGs")
     DELETE_DAGS = "dags.delete", Rule(Role.EDITOR, True, "delete DAGs")
     ROLL_BACK_DAGS = "dags.roll_back", Rule(Role.EDITOR, True, "make an earlier version of a DAG the current one")
+    READ_DEPLOYMENTS = "deployments.read", Rule(Role.VIEWER, False, "deployments and their versions")
+    DEPLOY = (
+        "deployments.deploy",
+        Rule(Role.EDITOR, False, "publish an uploaded folder of DAGs, and roll a deployment back: this runs its code"),
+    )
     READ_RUNS = "runs.read", Rule(Role.VIEWER, True, "runs, tasks, attempts, results, and why a task does not run")
     READ_LOGS = "logs.read", Rule(Role.VIEWER, True, "task logs")
     TRIGGER_RUNS = "runs.trigger", Rule(Role.OPERATOR, True, "start runs")

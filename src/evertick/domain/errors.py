@@ -4,7 +4,9 @@ EvertickError
 ├── UserError                the request cannot be carried out: the message says how to do it instead
 │   ├── InvalidDag           a DAG that cannot be published
 │   │   ├── MissingPool      it needs a pool that does not exist, or more slots than the pool has
-│   │   └── CyclicDependency its runs would start each other endlessly
+│   │   ├── CyclicDependency its runs would start each other endlessly
+│   │   ├── NotOwned         another deployment has a DAG of that name
+│   │   └── BrokenFiles      files of a deployment that cannot be loaded, with the reason of each
 │   ├── InvalidSchedule      a schedule that cannot be saved
 │   ├── InvalidParams        parameters that do not fit the DAG's declaration
 │   ├── InvalidTemplate      a template that cannot be rendered
@@ -17,6 +19,7 @@ EvertickError
 │   ├── Conflict             another process changed it first, or it is in the wrong state
 │   ├── Unauthenticated      authentication failed: unknown caller or wrong password
 │   ├── Forbidden            the caller lacks the permission
+│   ├── GitFailed            git could not reach or read a repository
 │   ├── RateLimited          rate limit exceeded: wait
 │   ├── TooLarge             the request exceeds the size limit
 │   └── PreconditionFailed   it changed since it was read: read it again
@@ -40,6 +43,7 @@ EvertickError
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 class EvertickError(Exception):
@@ -91,6 +95,20 @@ class MissingPool(InvalidDag):
 
 class CyclicDependency(InvalidDag):
     """Each run of the DAG would cause its next one, endlessly."""
+
+
+class NotOwned(InvalidDag):
+    """Another deployment has a DAG of that name."""
+
+
+class BrokenFiles(InvalidDag):
+    """Files of a deployment cannot be loaded, so nothing was published. `verdicts`: what was found in each file."""
+
+    code = "broken_files"
+
+    def __init__(self, message: str, *, verdicts: Iterable[Any] = ()) -> None:
+        super().__init__(message)
+        self.verdicts = tuple(verdicts)
 
 
 class InvalidSchedule(UserError):
@@ -186,6 +204,10 @@ class Forbidden(UserError):
     """The caller lacks the permission for this."""
 
     code = "forbidden"
+
+
+class GitFailed(UserError):
+    """git could not reach or read a repository."""
 
 
 class RateLimited(_RetryLater, UserError):

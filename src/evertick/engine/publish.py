@@ -8,13 +8,14 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
+import psycopg
 from psycopg import AsyncConnection
 
-from evertick.db.queries import dags, gates, secrets
+from evertick.db.queries import dags, deployments, gates, secrets
 from evertick.db.queries.dags import ListedVersion
 from evertick.db.queries.schedules import DagSchedule
 from evertick.db.statements import sql_function
@@ -23,48 +24,161 @@ from evertick.domain.dags.gates import KEYED, GateKind, GateSpec, awaits_past, k
 from evertick.domain.dags.graph import group_leaves, groups_of, leaves
 from evertick.domain.dags.spec import ChildSpec, DagSpec, TaskSpec, from_json, structural_hash, to_json
 from evertick.domain.dags.waits import TimeoutAction, WaitKind, WaitSpec
-from evertick.domain.errors import Conflict, MissingPool, NotFound
+from evertick.domain.deployments import DEFAULT, DeploymentChange, DeploymentKind
+from evertick.domain.errors import Conflict, MissingPool, NotFound, NotOwned
 from evertick.domain.notifications import DestinationKind, callback_dag, read_destination
 from evertick.domain.routing import Routing, queues_of
 from evertick.domain.states import TriggerRule
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.fire_schedules import JsonObject, is_same_spec, plan_end
 from evertick.engine.runs import find_dag_row
-from evertick.engine.schedules import ScheduleSnapshot, change_schedules, refuse_loops, schedule_row
+from evertick.engine.schedules import Planner, outlets_of, read_snapshot, refuse_loops, schedule_row, until_unmoved
 
 NO_RULES = Routing()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedDag:
+    """A DAG that is to be published. Its bundle must already be stored."""
+
+    spec: DagSpec
+    file: str
+    bundle_hash: str
+
+
 @dataclass(frozen=True, slots=True)
 class Published:
-    out_dag_id: int
-    out_version_id: int
+    """`is_new`: the deployment has a new version. `done`: the DAGs, in the order of their names."""
+
+    version: int
+    is_new: bool
+    done: list[JsonObject]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDag:
+    dag: str
+    dag_id: int
+    version_id: int
     is_new: bool
     rerouted: int
 
 
 @sql_function(retries=False)
-async def publish_dag(
-    conn: AsyncConnection, before: ScheduleSnapshot, *, dag: JsonObject, actor: Actor
+async def publish_dags(
+    conn: AsyncConnection,
+    *,
+    deployment: JsonObject,
+    dags: list[JsonObject],
+    retired: list[str],
+    seen: JsonObject,
+    settle: list[JsonObject],
+    actor: Actor,
 ) -> Published: ...
 
 
+_CHANGED, _OTHER_KIND, _OTHER_OWNER = "EV004", "EV005", "EV006"
+
+
 async def publish(
-    conn: AsyncConnection, *, spec: DagSpec, file: str, bundle_hash: str, actor: Actor, routing: Routing = NO_RULES
+    conn: AsyncConnection,
+    *,
+    spec: DagSpec,
+    file: str,
+    bundle_hash: str,
+    actor: Actor,
+    routing: Routing = NO_RULES,
+    deployment: str = DEFAULT,
+) -> StoredDag:
+    """Make `spec` the current version of one DAG of a deployment."""
+    given = PublishedDag(spec=spec, file=file, bundle_hash=bundle_hash)
+    done = await publish_all(conn, DeploymentChange(name=deployment), [given], actor=actor, routing=routing)
+    return stored_dags(done)[0]
+
+
+def stored_dags(done: Published) -> list[StoredDag]:
+    return [StoredDag(**each) for each in done.done]  # type: ignore[arg-type]
+
+
+async def publish_all(
+    conn: AsyncConnection,
+    change: DeploymentChange,
+    given: Sequence[PublishedDag],
+    *,
+    retired: Collection[str] = (),
+    actor: Actor,
+    routing: Routing = NO_RULES,
 ) -> Published:
-    """Make `spec` the current version of its DAG. Its bundle must already be stored.
+    """Make each of these the current version of its DAG and retire others of the deployment, all in one transaction.
 
     Changed routing rules create no new version: they route the tasks of the existing one.
     """
-    row = dag_row(spec, file=file, bundle_hash=bundle_hash, routing=routing)
-    await check_pools(conn, spec)
+    await refuse_unpublishable(conn, change.name, [each.spec for each in given])
+    rows = {each.spec.name: (each.spec, _row_of(each, routing)) for each in given}
+
+    async def once() -> Published:
+        wanted, seen, settle = [], dict[str, object](), list[JsonObject]()
+        for name, (spec, row) in rows.items():
+            before = await read_snapshot(conn, dag=name, plan=_ends_of_changed(spec))
+            known = {old.name: old for old in before.rows}
+            planned = [schedule_row(spec, each, before.now, old=known.get(each.name)) for each in spec.schedules]
+            wanted.append({**row, "schedules": planned})
+            seen[name], settle = before.seen, [*settle, *before.settle]
+        for name in retired:
+            before = await read_snapshot(conn, dag=name, plan=plan_end)
+            seen[name], settle = before.seen, [*settle, *before.settle]
+        return await publish_dags(
+            conn,
+            deployment={name: value for name, value in asdict(change).items() if value is not None},
+            dags=wanted,
+            retired=list(retired),
+            seen=seen,
+            settle=settle,
+            actor=actor,
+        )
+
+    try:
+        return await until_unmoved(once)
+    except psycopg.Error as error:
+        if error.sqlstate not in (_CHANGED, _OTHER_KIND, _OTHER_OWNER):
+            raise
+        await refuse_unpublishable(conn, change.name, [each.spec for each in given])
+        raise await _refusal(conn, change) from None
+
+
+async def refuse_unpublishable(conn: AsyncConnection, deployment: str, specs: Sequence[DagSpec]) -> None:
+    """Refuse DAGs that belong to another deployment, that lack a pool, or that would start each other endlessly."""
+    for row in await dags.owners(conn, names=[spec.name for spec in specs]):
+        if row.deployment != deployment:
+            raise NotOwned(
+                f"DAG {row.name!r} belongs to deployment {row.deployment!r} ({row.file}), so deployment {deployment!r} cannot"
+                f" publish it. Rename one of them, or delete the published one first: evertick dags delete {row.name}"
+            )
+    for spec in specs:
+        await check_pools(conn, spec)
     await refuse_loops(
         conn,
-        dag=spec.name,
-        wanted=spec.schedules,
-        outlets={asset for task in spec.tasks for asset in task.outlets},
+        wanted={spec.name: spec.schedules for spec in specs},
+        outlets={spec.name: outlets_of(spec) for spec in specs},
         stays=lambda wait: wait.origin == "user",
     )
+
+
+async def _refusal(conn: AsyncConnection, change: DeploymentChange) -> Conflict:
+    """Why the database refused the change of a deployment."""
+    found = await deployments.find(conn, change.name)
+    if found is None or (change.expected is not None and found.version != change.expected):
+        version = found.version if found else 0
+        return Conflict(
+            f"Deployment {change.name!r} is at version {version}, not at {change.expected}: another change finished first."
+            " Nothing was published. Check it, and deploy again."
+        )
+    return Conflict(
+        f"The DAGs of deployment {change.name!r} come from {DeploymentKind(found.kind).about}. Choose another name."
+    )
+
+
+def _ends_of_changed(spec: DagSpec) -> Planner:
     declared = {schedule.name: schedule for schedule in spec.schedules}
 
     def plan(old: DagSchedule, now: datetime) -> JsonObject | None:
@@ -73,12 +187,11 @@ async def publish(
         is_kept = old.origin == "user" or (new is not None and not differs(old, schedule_row(spec, new, now, old=old)))
         return None if is_kept else plan_end(old, now)
 
-    async def put(before: ScheduleSnapshot) -> Published:
-        known = {old.name: old for old in before.rows}
-        wanted = [schedule_row(spec, each, before.now, old=known.get(each.name)) for each in spec.schedules]
-        return await publish_dag(conn, before, dag={**row, "schedules": wanted}, actor=actor)
+    return plan
 
-    return await change_schedules(conn, put, dag=spec.name, plan=plan)
+
+def _row_of(given: PublishedDag, routing: Routing) -> JsonObject:
+    return dag_row(given.spec, file=given.file, bundle_hash=given.bundle_hash, routing=routing)
 
 
 def differs(old: DagSchedule, new: JsonObject) -> bool:
@@ -280,6 +393,7 @@ class RollbackResult:
     before: int
     now: int
     file: str
+    deployment: str
 
 
 async def find_version(conn: AsyncConnection, dag: str, number: int | None) -> ListedVersion:
@@ -309,8 +423,16 @@ async def roll_back(
     if found is None:
         raise NotFound(f"Version {wanted.number} of DAG {dag!r} was pruned just now.")
     spec = from_json(json.dumps(found.spec))
-    await publish(conn, spec=spec, file=row.file, bundle_hash=found.bundle_hash, actor=actor, routing=routing)
-    return RollbackResult(before=row.number or 0, now=wanted.number, file=row.file)
+    await publish(
+        conn,
+        spec=spec,
+        file=row.file,
+        bundle_hash=found.bundle_hash,
+        actor=actor,
+        routing=routing,
+        deployment=row.deployment,
+    )
+    return RollbackResult(before=row.number or 0, now=wanted.number, file=row.file, deployment=row.deployment)
 
 
 async def not_stored(conn: AsyncConnection, spec: DagSpec) -> list[str]:

@@ -40,6 +40,7 @@ class Kind(StrEnum):
     EVENTS = "events"
     ASSET_UPDATES = "asset_updates"
     RUNNERS = "runners"
+    DEPLOYMENTS = "deployments"
     VERSIONS = "versions"
     BUNDLES = "bundles"
 

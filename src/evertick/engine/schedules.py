@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -46,21 +46,21 @@ from evertick.engine.verbs import did_you_mean
 async def refuse_loops(
     conn: AsyncConnection,
     *,
-    dag: str,
-    wanted: Sequence[NamedSchedule],
-    outlets: Collection[str],
+    wanted: Mapping[str, Sequence[NamedSchedule]],
+    outlets: Mapping[str, Collection[str]],
     stays: Callable[[DependencyWait], bool],
 ) -> None:
-    """`wanted`: the schedules that the DAG is about to have, in addition to current ones that stay."""
-    new = [each for each in wanted if each.spec.kind is ScheduleKind.AFTER]
-    if not new:
+    """`wanted`: the schedules that DAGs are about to have, in addition to current ones that stay; `outlets`: the assets that
+    they update."""
+    new = {dag: [each for each in some if each.spec.kind is ScheduleKind.AFTER] for dag, some in wanted.items()}
+    if not any(new.values()):
         return
     waits: dict[str, list[Condition | Source]] = {}
-    kept = [each for each in await schedules.waits(conn) if each.dag != dag or stays(each)]
-    own = {each.name for each in kept if each.dag == dag}
+    kept = [each for each in await schedules.waits(conn) if each.dag not in wanted or stays(each)]
+    own = {(each.dag, each.name) for each in kept}
     for name, text in [
         *((each.dag, each.condition) for each in kept),
-        *((dag, each.spec.after or "") for each in new if each.name not in own),
+        *((dag, each.spec.after or "") for dag, some in new.items() for each in some if (dag, each.name) not in own),
     ]:
         try:
             waits.setdefault(name, []).append(read_text(text))
@@ -69,12 +69,18 @@ async def refuse_loops(
     updated: dict[str, set[str]] = {}
     for name, asset in await schedules.outlets(conn, dags=list(waits)):
         updated.setdefault(name, set()).add(asset)
-    updated[dag] = set(outlets)
-    if way := find_loop(dag, waits, updated):
-        raise CyclicDependency(
-            f"DAG {dag!r} would start itself again endlessly: {' → '.join(way)}. Give one of them a time instead of"
-            " after(...), or let it also wait for something that none of them causes."
-        )
+    updated |= {dag: set(assets) for dag, assets in outlets.items()}
+    for dag in (dag for dag, some in new.items() if some):
+        if way := find_loop(dag, waits, updated):
+            raise CyclicDependency(
+                f"DAG {dag!r} would start itself again endlessly: {' → '.join(way)}. Give one of them a time instead of"
+                " after(...), or let it also wait for something that none of them causes."
+            )
+
+
+def outlets_of(spec: DagSpec) -> set[str]:
+    """The assets that a DAG updates."""
+    return {asset for task in spec.tasks for asset in task.outlets}
 
 
 MOVED = "EV002"
@@ -135,6 +141,11 @@ async def change_schedules(
     async def once() -> T:
         return await change(await read_snapshot(conn, dag=dag, plan=plan, name=name, dag_id=dag_id))
 
+    return await until_unmoved(once)
+
+
+async def until_unmoved(once: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a change, which plans and applies, for as long as schedules move in between."""
     for _ in range(_MOST_TRIES):
         try:
             return await retry_on_deadlock(once)
@@ -191,11 +202,7 @@ async def put_schedule(
     """
     row, spec = await find_dag(conn, dag)
     await refuse_loops(
-        conn,
-        dag=dag,
-        wanted=[schedule],
-        outlets={asset for task in spec.tasks for asset in task.outlets},
-        stays=lambda wait: wait.name != schedule.name,
+        conn, wanted={dag: [schedule]}, outlets={dag: outlets_of(spec)}, stays=lambda wait: wait.name != schedule.name
     )
 
     stored = None if request is None else f"{request} {_digest(schedule)}"

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from typing import Annotated, Any
 
 from annotated_doc import Doc
@@ -82,6 +83,7 @@ class Dag:
     description: str | None
     is_paused: bool
     version: int | None
+    deployment: str
     file: str
     owner: str | None
     tags: list[str]
@@ -156,12 +158,16 @@ class TriggeredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DagVersion:
+    """`commit_hash` and `author`: of the deployment that published it first, if it came from a repository."""
+
     number: int
     hash: str
     bundle: str
     task_count: int
     created_at: datetime
     is_current: bool
+    commit_hash: str | None
+    author: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +286,8 @@ async def list_import_errors(
 ) -> Page[ImportErrorRow]:
     """List the files that could not be loaded, with the line and the message."""
     async with caller.read() as conn:
-        return short_page(await dags.import_errors(conn), limit, cursor, lambda row: (row.file,), lambda row: row)
+        key = attrgetter("deployment", "file")
+        return short_page(await dags.import_errors(conn), limit, cursor, key, lambda row: row)
 
 
 async def list_versions(

@@ -74,7 +74,7 @@ class RequestBody:
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
 
-def record_of(kind: type[T], row: object, **given: object) -> T:
+def record_of(kind: type[T], row: object, /, **given: object) -> T:
     """A record with the given fields. The others are the row's fields of the same names."""
     names = (each.name for each in fields(kind))  # type: ignore[arg-type]
     return kind(**given, **{name: getattr(row, name) for name in names if name not in given})

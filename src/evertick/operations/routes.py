@@ -16,6 +16,7 @@ from evertick.domain.stored_values import ValueKind
 from evertick.operations import (
     backfills,
     dags,
+    deployments,
     gates,
     notifications,
     runners,
@@ -39,7 +40,8 @@ class Route:
     """One operation over HTTP.
 
     Parameters whose names are in the path, in `HEADERS` or equal to "body" are taken from there, all others from the
-    query. `repeated_status` is the status of a request that was made before, or that replaced what existed (its record
+    query. "content" is a body of plain bytes.
+    `repeated_status` is the status of a request that was made before, or that replaced what existed (its record
     says `is_new=False`). `errors` are statuses of errors that do not follow from the method, the path and the parameters.
     One function can have several rows: `fixed` has the parameters that its path decides, and `name` tells them apart.
     `stream` is the operation that the same path performs with `follow=true`, as server-sent events. The API's route for
@@ -100,6 +102,19 @@ _DAGS = (
     _get("/dags/{dag}/versions/{number}", dags.show_version, Permission.READ_DAGS, tag="versions"),
     _get("/dags/{dag}/diff", dags.diff_versions, Permission.READ_DAGS, tag="versions"),
     _post("/dags/{dag}/rollback", dags.roll_back_dag, Permission.ROLL_BACK_DAGS, tag="versions"),
+)
+
+_DEPLOYMENT, _UPLOAD = "/deployments/{name}", "/uploads/{archive_hash}"
+_READ_DEPLOYMENTS = Permission.READ_DEPLOYMENTS
+
+_DEPLOYMENTS = (
+    _get("/deployments", deployments.list_deployments, _READ_DEPLOYMENTS, tag="deployments"),
+    _get(_DEPLOYMENT, deployments.show_deployment, _READ_DEPLOYMENTS, tag="deployments"),
+    _put(_DEPLOYMENT, deployments.deploy_archive, Permission.DEPLOY, tag="deployments"),
+    _get(f"{_DEPLOYMENT}/versions", deployments.list_deployment_versions, _READ_DEPLOYMENTS, tag="deployments"),
+    _post(f"{_DEPLOYMENT}/rollback", deployments.roll_back_deployment, Permission.DEPLOY, tag="deployments"),
+    _get(_UPLOAD, deployments.show_upload, Permission.DEPLOY, tag="deployments"),
+    Route("PUT", _UPLOAD, deployments.put_upload, Permission.DEPLOY, tag="deployments"),
 )
 
 _SCHEDULE = "/dags/{dag}/schedules/{name}"
@@ -199,6 +214,6 @@ _USERS = (
 
 # A request is compared with one route after the other, so the routes that clients poll come first.
 ROUTES: tuple[Route, ...] = (
-    *(*_RUNS, *_TASKS, *_DAGS, *_SCHEDULES, *_WAITS, *_BACKFILLS),
+    *(*_RUNS, *_TASKS, *_DAGS, *_SCHEDULES, *_WAITS, *_BACKFILLS, *_DEPLOYMENTS),
     *(*_NOTIFICATIONS, *_GATES, *_RUNNERS, *_USERS, *_VALUES),
 )

@@ -1,4 +1,4 @@
-"""Watches a folder and publishes the DAGs in it; `evertick deploy` publishes a folder once.
+"""Watches a folder and publishes the DAGs in it.
 
 Each file is loaded in its own process, never in this one. A file that cannot be loaded is an import error that users
 see, while its last valid version keeps running. Only a scan that finds a file missing removes its DAGs.
@@ -8,35 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from types import MappingProxyType
 
 import watchfiles
 from psycopg import AsyncConnection
 
+from evertick.bundles.archive import visible_files
 from evertick.bundles.bundle import Bundle, contents, pack
 from evertick.bundles.dependencies import LOCK_FILE, Lock, find_declaration, read_lock
 from evertick.bundles.environments import NO_DEPENDENCIES, Environments
-from evertick.bundles.loader import ImportProblem, LoadedFile, find_duplicates, load_file, not_prepared
+from evertick.bundles.loader import ImportProblem, LoadedFile, load_file, not_prepared
 from evertick.config import Settings
 from evertick.db.connect import Purpose
 from evertick.db.notify import Channel
 from evertick.db.queries import dags
-from evertick.db.queries.shards import read_clock
 from evertick.domain.access import Actor
-from evertick.domain.dags.validation import past_hints
-from evertick.domain.errors import Conflict, CyclicDependency, EnvironmentFailed, InvalidDag, MissingPool, UserError
+from evertick.domain.deployments import DeploymentChange, DeploymentKind
+from evertick.domain.errors import Conflict, CyclicDependency, EnvironmentFailed, InvalidDag, MissingPool, NotOwned
 from evertick.domain.routing import Routing
-from evertick.engine.dags import delete
-from evertick.engine.publish import not_stored, publish
+from evertick.engine.publish import PublishedDag, not_stored, publish_all, stored_dags
 from evertick.notifications.webhook import unreachable
 from evertick.observability.health import STALLED_SECONDS, LoopHealth
 from evertick.observability.logging import Log
-from evertick.publisher.routing_file import Rules, load_routing
+from evertick.publisher.routing_file import Rules
 from evertick.runtime.connections import Notifier, ReconnectingConnection
 from evertick.runtime.loop import in_background, run_loop
 from evertick.runtime.server_watch import SELDOM_SECONDS
@@ -53,10 +51,6 @@ LOADS_AT_ONCE = 4
 
 # How often the folder is scanned while files load, and how long the others wait for one.
 LOADING_SCAN_SECONDS, PATIENCE_SECONDS = 1.0, 5.0
-
-
-# The location of a deployed DAG starts with this; a watched folder leaves such DAGs alone.
-DEPLOYED = "deploy:"
 
 
 _ACTOR = Actor("publisher")
@@ -81,6 +75,9 @@ class Publisher:
         """`environment` is the environment that DAG files see while they are loaded."""
         self._settings, self._environment, self._log = settings, environment, log
         self._folder = settings.dags_folder.resolve()
+        self._change = DeploymentChange(
+            name=settings.deployment, kind=DeploymentKind.FOLDER, source={"folder": str(self._folder)}
+        )
         self._link = ReconnectingConnection(url, Purpose.SCHEDULER)
         self._notifier = Notifier(url, is_enabled=settings.listen_notify, log=log, look_seconds=SELDOM_SECONDS)
         self._environments = Environments(settings, environment)
@@ -196,7 +193,7 @@ class Publisher:
         """The lock of the published version: packages stay as they are while their declaration does."""
         if file not in self._locks:
             async with self._reading:
-                self._locks[file] = await published_lock(await self._reader.get(), file)
+                self._locks[file] = await published_lock(await self._reader.get(), self._change.name, file)
         return self._locks[file]
 
     def _stop_loading(self, file: str) -> None:
@@ -236,10 +233,10 @@ class Publisher:
                     self.wake.set()
                     return False
                 await self._publish(conn, loaded, bundle, routing)
-            except InvalidDag as error:
+            except (InvalidDag, Conflict) as error:
                 problem = ImportProblem(file=loaded.file, line=None, message=str(error))
                 # At the next scan the pool may exist or the cycle may be broken, without any change of the file.
-                is_final = not isinstance(error, MissingPool | CyclicDependency)
+                is_final = not isinstance(error, MissingPool | CyclicDependency | NotOwned | Conflict)
             except OSError as error:
                 self._log.warning("dag_file_removed", file=loaded.file, error=error)
                 return False
@@ -248,33 +245,33 @@ class Publisher:
                 place = {} if problem.line is None else {"line": problem.line}
                 self._log.error("dag_import_failed", file=problem.file, **place, message=problem.message)
             self._told[loaded.file] = problem.message if not is_final else ""
-            await dags.put_import_error(
-                conn, file=loaded.file, line=problem.line, message=problem.message, detail=problem.traceback
-            )
+            await store_import_error(conn, self._change.name, loaded.file, problem)
         else:
-            await dags.drop_import_error(conn, loaded.file)
+            await dags.drop_import_errors(conn, self._change.name, files=[loaded.file])
             self._told.pop(loaded.file, None)
         return is_final
 
     async def _publish(self, conn: AsyncConnection, loaded: LoadedFile, bundle: Bundle, routing: Routing) -> None:
-        await _put_bundle(conn, loaded, bundle)
-        for dag in loaded.dags:
-            done = await publish(
-                conn, spec=dag.spec, file=loaded.file, bundle_hash=bundle.hash, actor=_ACTOR, routing=routing
-            )
-            self._owners[dag.name] = loaded.file
-            if done.is_new:
-                self._log.info("dag_published", dag=dag.name, file=loaded.file, tasks=len(dag.spec.tasks))
-                for each in await not_stored(conn, dag.spec) if self._settings.secrets_backends == ("store",) else ():
-                    self._log.warning("secrets_missing", dag=dag.name, message=each)
-                for each in unreachable(dag.spec, allowed=self._settings.webhook_allowed_networks):
-                    self._log.warning("sink_unreachable", dag=dag.name, message=each)
-            if done.rerouted:
-                self._log.info("task_rerouted", dag=dag.name, tasks=done.rerouted)
+        """Publish the DAGs of one file, and retire those that it had before, all or nothing."""
+        await store_bundle(conn, loaded, bundle)
+        given = [PublishedDag(spec=dag.spec, file=loaded.file, bundle_hash=bundle.hash) for dag in loaded.dags]
         names = {dag.name for dag in loaded.dags}
-        for row in await dags.files(conn):
-            if row.file == loaded.file and row.name not in names:
-                await self._delete(conn, row.name, f"no longer in {loaded.file}")
+        rows = await dags.files(conn, self._change.name)
+        gone = [row.name for row in rows if row.file == loaded.file and row.name not in names]
+        done = await publish_all(conn, self._change, given, retired=gone, actor=_ACTOR, routing=routing)
+        specs = {dag.name: dag.spec for dag in loaded.dags}
+        for stored in stored_dags(done):
+            self._owners[stored.dag], spec = loaded.file, specs[stored.dag]
+            if stored.is_new:
+                self._log.info("dag_published", dag=stored.dag, file=loaded.file, tasks=len(spec.tasks))
+                for each in await not_stored(conn, spec) if self._settings.secrets_backends == ("store",) else ():
+                    self._log.warning("secrets_missing", dag=stored.dag, message=each)
+                for each in unreachable(spec, allowed=self._settings.webhook_allowed_networks):
+                    self._log.warning("sink_unreachable", dag=stored.dag, message=each)
+            if stored.rerouted:
+                self._log.info("task_rerouted", dag=stored.dag, tasks=stored.rerouted)
+        for name in gone:
+            self._forget(name, f"no longer in {loaded.file}")
         self._notifier.wake(Channel.SCHEDULE)
 
     def _duplicate_in(self, loaded: LoadedFile) -> ImportProblem | None:
@@ -286,19 +283,17 @@ class Publisher:
         return None
 
     async def _remove_gone(self, conn: AsyncConnection, files: set[str]) -> None:
-        for row in await dags.files(conn):
-            if row.file not in files and not row.file.startswith(DEPLOYED) and not (self._folder / row.file).exists():
-                await self._delete(conn, row.name, f"{row.file} was removed")
+        for row in await dags.files(conn, self._change.name):
+            if row.file not in files and not (self._folder / row.file).exists():
+                await publish_all(conn, self._change, [], retired=[row.name], actor=_ACTOR)
+                self._forget(row.name, f"{row.file} was removed")
         for file in [file for file in self._seen if file not in files]:
             del self._seen[file]
-            await dags.drop_import_error(conn, file)
-        for error in await dags.import_errors(conn):
-            if error.file not in files:
-                await dags.drop_import_error(conn, error.file)
+        known = [each.file for each in await dags.import_errors(conn) if each.deployment == self._change.name]
+        if gone := [file for file in known if file not in files]:
+            await dags.drop_import_errors(conn, self._change.name, files=gone)
 
-    async def _delete(self, conn: AsyncConnection, dag: str, why: str) -> None:
-        with suppress(UserError):
-            await delete(conn, dag=dag, actor=_ACTOR)
+    def _forget(self, dag: str, why: str) -> None:
         self._owners.pop(dag, None)
         self._log.info("dag_deleted", dag=dag, reason=why)
 
@@ -306,7 +301,7 @@ class Publisher:
         """The facts that the file's version depends on, without reading it."""
         python = set(self._closures.get(file, ())) | {file}
         paths = [self._folder / name for name in python]
-        paths += [path for path in _visible(self._folder) if path.suffix != ".py"]
+        paths += [path for path in visible_files(self._folder) if path.suffix != ".py"]
         marks = set()
         for path in paths:
             with suppress(OSError):
@@ -319,136 +314,26 @@ def find_dag_files(folder: Path) -> list[str]:
     """Python files that may define a DAG: they mention both words, in any case, as `from evertick import DAG` does. A broken
     file counts, so that its error is shown."""
     found = []
-    for path in _visible(folder):
+    for path in visible_files(folder):
         with suppress(OSError):
             if path.suffix == ".py" and b"dag" in (text := path.read_bytes().lower()) and b"evertick" in text:
                 found.append(str(path.relative_to(folder)))
     return sorted(found)
 
 
-def _visible(folder: Path) -> list[Path]:
-    return [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in path.relative_to(folder).parts)
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployed:
-    """One DAG of the deployment. `bundle` is the hash of its code."""
-
-    dag: str
-    file: str
-    bundle: str
-    is_new: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
-    published: tuple[Deployed, ...]
-    # DAGs of an earlier deployment with the same name that this one lacks.
-    missing: tuple[str, ...]
-    # Variables, connections and secrets that its tasks need and that are not stored; schedules of new DAGs that begin in the past.
-    warnings: tuple[str, ...] = ()
-
-
-async def load_files(
-    folder: Path,
-    files: Sequence[str],
-    settings: Settings,
-    environment: Mapping[str, str],
-    known: Mapping[str, Lock] = MappingProxyType({}),
-) -> list[LoadedFile]:
-    """Load these files, a few at a time. `known` are locks of published versions, by file."""
-    room, environments = asyncio.Semaphore(LOADS_AT_ONCE), Environments(settings, environment)
-    timeout = settings.load_timeout_seconds
-
-    async def load(file: str) -> LoadedFile:
-        declaration, prepared = None, NO_DEPENDENCIES
-        try:
-            if settings.environments and (declaration := find_declaration(folder, file)) is not None:
-                prepared = await environments.prepare(declaration, known.get(file))
-        except (InvalidDag, EnvironmentFailed) as error:
-            return not_prepared(file, declaration, error)
-        async with room:
-            return await load_file(folder, file, timeout_seconds=timeout, environment=environment, prepared=prepared)
-
-    return await asyncio.gather(*map(load, files))
-
-
-async def load_folder(
-    folder: Path, settings: Settings, environment: Mapping[str, str], known: Mapping[str, Lock]
-) -> list[LoadedFile]:
-    """Load every DAG file of the folder. Raises InvalidDag with all problems, one per line."""
-    files = await asyncio.to_thread(_files_of, folder)
-    loaded = await load_files(folder, files, settings, environment, known)
-    problems = [str(file.error) for file in loaded if file.error is not None]
-    problems += [f"DAG {name} is defined in {' and '.join(owners)}" for name, owners in find_duplicates(loaded).items()]
-    if problems:
-        raise InvalidDag("\n".join(["Nothing was published:", *(" ".join(each.split()) for each in problems)]))
-    return loaded
-
-
-def _files_of(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        raise UserError(f"The folder {folder} does not exist.")
-    files = find_dag_files(folder)
-    if not files:
-        raise UserError(f"{folder} contains no DAG file: no .py file in it mentions both `evertick` and `dag`.")
-    return files
-
-
-async def published_lock(conn: AsyncConnection, file: str) -> Lock | None:
+async def published_lock(conn: AsyncConnection, deployment: str, file: str) -> Lock | None:
     """The lock of the version that is published from this file."""
-    found = await dags.published_bundle(conn, file)
+    found = await dags.published_bundle(conn, deployment, file)
     text = None if found is None else contents(found.archive, found.hash).get(LOCK_FILE)
     return None if text is None else read_lock(text.decode())
 
 
-async def deployed_locks(conn: AsyncConnection, name: str) -> dict[str, Lock]:
-    """The locks of a deployment, by file: packages stay as they are while their declaration does."""
-    place = f"{DEPLOYED}{name}/"
-    files = {row.file for row in await dags.files(conn) if row.file.startswith(place)}
-    locks = {file.removeprefix(place): await published_lock(conn, file) for file in files}
-    return {file: lock for file, lock in locks.items() if lock is not None}
-
-
-async def deploy(
-    conn: AsyncConnection, loaded: list[LoadedFile], *, folder: Path, name: str, settings: Settings, actor: Actor
-) -> Deployment:
-    owners = {row.name: row.file for row in await dags.files(conn)}
-    place, routing = f"{DEPLOYED}{name}/", load_routing(settings.routing_file)
-    for file in loaded:
-        for dag in file.dags:
-            if not owners.get(dag.name, place).startswith(place):
-                raise Conflict(
-                    f"DAG {dag.name!r} is already published from {owners[dag.name]}: rename one, or delete the published one"
-                    f" first with `evertick dags delete {dag.name}`. Nothing was published."
-                )
-    published, warnings = [], []
-    for file in loaded:
-        bundle = await asyncio.to_thread(pack, folder, file.file, file.closure, file.lock)
-        await _put_bundle(conn, file, bundle)
-        for dag in file.dags:
-            at = f"{place}{file.file}"
-            done = await publish(conn, spec=dag.spec, file=at, bundle_hash=bundle.hash, actor=actor, routing=routing)
-            published.append(Deployed(dag=dag.name, file=file.file, bundle=bundle.hash, is_new=done.is_new))
-            if settings.secrets_backends == ("store",):
-                warnings += await not_stored(conn, dag.spec)
-            warnings += unreachable(dag.spec, allowed=settings.webhook_allowed_networks)
-            if dag.name not in owners:
-                warnings += past_hints(dag.spec, await read_clock(conn))
-    names = {each.dag for each in published}
-    missing = tuple(dag for dag, file in owners.items() if file.startswith(place) and dag not in names)
-    return Deployment(published=tuple(published), missing=missing, warnings=tuple(warnings))
-
-
-async def _put_bundle(conn: AsyncConnection, loaded: LoadedFile, bundle: Bundle) -> None:
+async def store_bundle(conn: AsyncConnection, loaded: LoadedFile, bundle: Bundle) -> None:
     threads = ", ".join(loaded.uses_threads) or None
     await dags.put_bundle(conn, bundle_hash=bundle.hash, file=loaded.file, archive=bundle.archive, uses_threads=threads)
 
 
-async def remove(conn: AsyncConnection, names: tuple[str, ...], *, actor: Actor) -> None:
-    for name in names:
-        await delete(conn, dag=name, actor=actor)
+async def store_import_error(conn: AsyncConnection, deployment: str, file: str, problem: ImportProblem) -> None:
+    await dags.put_import_error(
+        conn, deployment=deployment, file=file, line=problem.line, message=problem.message, detail=problem.traceback
+    )

@@ -189,8 +189,8 @@ async def _documents(conn: AsyncConnection, rows: Sequence[DagRow]) -> list[dict
     plans: dict[str, list[ListedSchedule]] = {}
     for each in await schedules.of_dags(conn, [row.dag_id for row in rows]):
         plans.setdefault(each.dag, []).append(each)
-    broken = {error.file for error in await dags.import_errors(conn)}
-    return [_document(row, plans.get(row.name, []), row.file in broken) for row in rows]
+    broken = {(error.deployment, error.file) for error in await dags.import_errors(conn)}
+    return [_document(row, plans.get(row.name, []), (row.deployment, row.file) in broken) for row in rows]
 
 
 async def _pause(caller: ApiCaller, dag: str, body: DagPatch, mask: list[str] | None) -> None:

@@ -107,7 +107,7 @@ async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[s
     at = _instant(body.logical_date)
     async with caller.write(Channel.TASKS) as conn:
         row = await caller.dag(conn, dag_id)
-        if any(error.file == row.file for error in await dags.import_errors(conn)):
+        if (row.deployment, row.file) in {(each.deployment, each.file) for each in await dags.import_errors(conn)}:
             raise UserError(f"DAG with dag_id: '{dag_id}' has import errors and cannot be triggered")
         if body.run_after is not None and with_zone(body.run_after) > await read_clock(conn):
             raise UserError("run_after must be null or in the past: a triggered run starts immediately.")

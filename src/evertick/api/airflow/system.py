@@ -222,13 +222,13 @@ async def get_import_error(import_error_id: Annotated[int, Path(ge=0, le=2**63 -
     async with caller.read() as conn:
         rows = await dags.import_errors(conn)
     missing = f"The ImportError with import_error_id: `{import_error_id}` was not found"
-    return _monitor_document(query.first_of((row for row in rows if _number(row.file) == import_error_id), missing))
+    return _monitor_document(query.first_of((row for row in rows if _number(row) == import_error_id), missing))
 
 
 def _monitor_document(row: ImportErrorRow) -> dict[str, Any]:
     place = f"{row.file}, line {row.line}: " if row.line else f"{row.file}: "
     return {
-        "import_error_id": _number(row.file),
+        "import_error_id": _number(row),
         "timestamp": row.occurred_at,
         "filename": row.file,
         "bundle_name": BUNDLE,
@@ -236,9 +236,9 @@ def _monitor_document(row: ImportErrorRow) -> dict[str, Any]:
     }
 
 
-def _number(file: str) -> int:
-    """A numeric id derived from the file name: a file has at most one error."""
-    return zlib.crc32(file.encode())
+def _number(row: ImportErrorRow) -> int:
+    """A numeric id derived from the name: a file of a deployment has at most one error."""
+    return zlib.crc32(f"{row.deployment}/{row.file}".encode())
 
 
 unsupported_router = GuardedRouter()

@@ -91,12 +91,15 @@ def list_command(
         for each in client.pages(list_all_schedules, _MOST_SCHEDULES):
             plans.setdefault(each.dag, []).append(each)
         last = {run.dag: run for run in client.pages(list_latest_runs, limit)}
-        files = {row.file for row in found}
-        errors = [each for each in dag_view.import_errors(client) if not is_filtered or each.file in files]
+        files = {(row.deployment, row.file) for row in found}
+        errors = dag_view.import_errors(client)
+        errors = [each for each in errors if not is_filtered or (each.deployment, each.file) in files]
         now = client.now
-    broken = {error.file: error for error in errors}
+    broken = {(error.deployment, error.file): error for error in errors}
     if as_json:
-        listed = [_listed(row, plans[row.name], last.get(row.name), broken.get(row.file)) for row in found]
+        listed = [
+            _listed(row, plans[row.name], last.get(row.name), broken.get((row.deployment, row.file))) for row in found
+        ]
         return print_json({"dags": listed, "import_errors": [document(error, without=["detail"]) for error in errors]})
     if found:
         show(table(_COLUMNS, [_row(row, plans[row.name], last.get(row.name), broken, now) for row in found]))
@@ -119,7 +122,7 @@ def validate_command(path: PathArgument, as_json: Json = False) -> None:
     """Check DAG files without publishing them: list their DAGs, or the errors with their lines."""
     # Imported late, here and below: other commands load no files.
     from evertick.bundles.loader import find_duplicates
-    from evertick.publisher.publisher import load_files
+    from evertick.publisher.deployment import load_files
 
     folder, files = _find_files(path)
     loaded = asyncio.run(load_files(folder, files, read_settings(), user_environment()))
@@ -223,10 +226,11 @@ def rollback_command(dag: DagName, number: Number = None, yes: Yes = False) -> N
         confirm(f"Roll {dag} back to version {wanted}?", yes=yes)
         done = client.call(dags.roll_back_dag, dag=dag, body=RollbackRequest(number=wanted))
     show(line(f"{dag} is at version {done.now}; it was at {done.before}."))
-    from evertick.publisher.publisher import DEPLOYED
-
-    if not done.file.startswith(DEPLOYED):
-        show(hint(f"It comes from {done.file} in a watched folder: restore that file too, or its next change wins."))
+    show(
+        hint(
+            f"It comes from {done.file} of deployment {done.deployment}: restore that file too, or its next change wins."
+        )
+    )
 
 
 @app.command("pause", epilog="Example: evertick dags pause etl, or: evertick dags pause --tag finance")
@@ -310,9 +314,15 @@ def _announce(run: Run, *, is_new: bool, is_paused: bool) -> None:
 
 
 def _row(
-    row: Dag, plans: Sequence[Schedule], last: Run | None, broken: Mapping[str, object], now: datetime
+    row: Dag, plans: Sequence[Schedule], last: Run | None, broken: Mapping[tuple[str, str], object], now: datetime
 ) -> list[Cell]:
-    status = state("broken") if row.file in broken else state("paused") if row.is_paused else state("success", "on")
+    status = (
+        state("broken")
+        if (row.deployment, row.file) in broken
+        else state("paused")
+        if row.is_paused
+        else state("success", "on")
+    )
     words = "; ".join(each.when for each in plans) or "manual"
     due = min((each.next_due for each in plans if each.next_due), default=None)
     next_run = "-" if row.is_paused else relative(due, now)

@@ -22,6 +22,7 @@ from evertick.client.local import database_url, opened
 from evertick.config import read_settings, user_environment
 from evertick.db.connect import Purpose
 from evertick.db.queries import dags
+from evertick.domain.deployments import DEFAULT
 from evertick.domain.durations import length, relative
 from evertick.domain.errors import EnvironmentFailed, InvalidDag, UserError
 from evertick.publisher.publisher import find_dag_files, published_lock
@@ -140,9 +141,9 @@ async def _published() -> Mapping[str, Lock | str]:
     """The locks of the current DAG versions, by file."""
     found: dict[str, Lock | str] = {}
     async with opened(database_url(read_settings()), Purpose.READ) as conn:
-        for file in sorted({row.file for row in await dags.files(conn)}):
-            if (lock := await published_lock(conn, file)) is not None:
-                found[file] = lock
+        for name, file in sorted({(row.deployment, row.file) for row in await dags.files(conn, None)}):
+            if (lock := await published_lock(conn, name, file)) is not None:
+                found[file if name == DEFAULT else f"{name}/{file}"] = lock
     return found
 
 

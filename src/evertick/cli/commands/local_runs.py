@@ -117,7 +117,7 @@ def _find(dag: str) -> tuple[Path, LoadedFile, DagSpec]:
 
 
 def _load(folder: Path, file: str) -> LoadedFile:
-    from evertick.publisher.publisher import load_files
+    from evertick.publisher.deployment import load_files
 
     (loaded,) = asyncio.run(load_files(folder, [file], read_settings(), user_environment()))
     return loaded

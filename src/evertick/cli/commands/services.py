@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evertick.cli.app import Single
+from evertick.cli.options import duration
 from evertick.config import LOCAL, Settings, read_settings, user_environment
 from evertick.domain.errors import InvalidSettings
 
@@ -49,6 +50,34 @@ Executor = Annotated[
 Id = Annotated[str | None, typer.Option("--id", metavar="ID", help="A readable id; host and pid by default.")]
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="A display name, not unique.")]
 Dags = Annotated[Path | None, typer.Option("--dags", metavar="FOLDER", help="The folder to watch.")]
+Deployment = Annotated[
+    str | None, typer.Option("--name", help="Name of the deployment that owns the DAGs; by default 'default'.")
+]
+GitUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--git", metavar="URL", help="Follow this repository instead of a folder. Without a password or token."
+    ),
+]
+GitRef = Annotated[str | None, typer.Option("--ref", metavar="REF", help="Its branch or tag; by default main.")]
+GitPath = Annotated[
+    str | None, typer.Option("--path", metavar="FOLDER", help="The folder in it with the DAGs; by default dags.")
+]
+GitSecret = Annotated[
+    str | None,
+    typer.Option(
+        "--git-secret", metavar="NAME", help="The stored secret with a token, user:password or private SSH key."
+    ),
+]
+WebhookSecret = Annotated[
+    str | None,
+    typer.Option(
+        "--webhook-secret", metavar="NAME", help="The stored secret of its push webhook; see docs/howto/deploy.md."
+    ),
+]
+PollSeconds = Annotated[
+    float | None, duration("--poll", "Interval of the check for new commits without a webhook; by default 30s.")
+]
 TokenFile = Annotated[Path | None, typer.Option("--token-file", metavar="FILE", help="The file with the start token.")]
 OutcomeFile = Annotated[Path | None, typer.Option("--outcome-file", metavar="FILE", help="The file for the outcome.")]
 
@@ -141,13 +170,44 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-@publisher_app.command(epilog="Example: evertick publisher --dags /srv/dags")
-def publisher(dags: Dags = None) -> None:
-    """Watch a folder and publish its DAGs, now and after every change of a file."""
+@publisher_app.command(epilog="Example: evertick publisher --git https://git.example.com/team/flows.git --name team")
+def publisher(
+    dags: Dags = None,
+    name: Deployment = None,
+    git: GitUrl = None,
+    ref: GitRef = None,
+    path: GitPath = None,
+    git_secret: GitSecret = None,
+    webhook_secret: WebhookSecret = None,
+    poll: PollSeconds = None,
+) -> None:
+    """Watch a folder and publish its DAGs after every change of a file, or follow a branch of a git repository.
+
+    A commit is published as a whole, or not at all. Run one publisher for each repository, with a --name of its own.
+    """
+    settings = read_settings(
+        dags_folder=dags,
+        deployment=name,
+        git_url=git,
+        git_ref=ref,
+        git_path=path,
+        git_secret=git_secret,
+        git_webhook_secret=webhook_secret,
+        git_poll_seconds=poll,
+    )
+    visible = user_environment()
+    if dags is not None and settings.git_url is not None:
+        raise InvalidSettings(
+            "A publisher watches a folder or follows a repository: leave out --dags, or --git and EVERTICK_GIT_URL."
+        )
+    if settings.git_url is not None:
+        from evertick.publisher.git import GitPublisher
+
+        return _serve(
+            "publisher", settings, lambda url, log: GitPublisher(settings, url=url, environment=visible, log=log)
+        )
     from evertick.publisher.publisher import Publisher
 
-    settings = read_settings(dags_folder=dags)
-    visible = user_environment()
     _serve("publisher", settings, lambda url, log: Publisher(settings, url=url, environment=visible, log=log))
 
 

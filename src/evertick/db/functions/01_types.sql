@@ -64,3 +64,6 @@ create type wait_result as (run_id bigint, idx int, map_index int, epoch int, st
                             result jsonb);
 create type dispatch_row as (run_id bigint, idx int, map_index int, epoch int, session bigint, place int, seq bigint);
 create type agent_start as (verdict text, attempt int, version_id int, fire_at timestamptz, params text, inputs text);
+
+-- A DAG that was published: its version, whether that is new, and how many of its queued tasks moved to another queue.
+create type stored_dag as (dag text, dag_id int, version_id int, is_new boolean, rerouted int);

@@ -6,106 +6,200 @@ create function lock_schedules(p_name text) returns void language sql as $$
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
 
--- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, run_retries, starts_paused, tasks: [...],
--- edges: [[src, dst, leaves_group]], inputs: [[idx, src]], schedules: [planned_schedule]}, and rows for the tables
--- below. p_seen: the schedules as they were when this was planned (see check_unchanged). p_settle: what is due under
--- schedules that this changes or removes (see apply_fire_plans): it is applied first.
-create function publish_dag(p_dag jsonb, p_seen jsonb, p_settle jsonb, p_actor actor, out out_dag_id int,
-                            out out_version_id int, out is_new boolean, out rerouted int) language plpgsql as $$
+-- Publishes DAGs of one deployment, and retires others of it: all of them, or none if anything is refused.
+-- p_deployment: {name, kind, source, expected, is_whole, content_hash, commit_hash, author, message, restores}.
+-- `expected` is the version that the caller has seen: after another change of the deployment it must plan again. With
+-- `is_whole` these DAGs are all that the deployment has, and become its next version. p_dags: [dag_row with
+-- "schedules"]. p_seen: {dag: the schedules as they were when this was planned} (see check_unchanged). p_settle: what
+-- is due under schedules that this changes or removes (see apply_fire_plans): it is applied first. `done`: [{dag,
+-- dag_id, version_id, is_new, rerouted}].
+create function publish_dags(p_deployment jsonb, p_dags jsonb, p_retired text[], p_seen jsonb, p_settle jsonb,
+                             p_actor actor, out version int, out is_new boolean, out done jsonb) language plpgsql as $$
 declare
     fx effects;
+    place text := p_deployment->>'name';
+    names text[] := array(select x->>'name' from jsonb_array_elements(p_dags) x) || p_retired;
+    dag_row jsonb;
+begin
+    version := lock_deployment(p_deployment);
+    perform from schedule_state s join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
+    where d.name = any(names) order by s.schedule_id for no key update of s;
+    perform check_unchanged(n, null, coalesce(p_seen->n, '[]')) from unnest(names) n;
+    fx := (apply_fire_plans(p_settle, true, fx)).fx;
+    done := '[]';
+    -- In the order of their names, as another deployment locks them.
+    for dag_row in select x from jsonb_array_elements(p_dags) x order by x->>'name' loop
+        done := done || to_jsonb(store_dag(dag_row, place, p_actor));
+    end loop;
+    perform retire_dag(d.dag_id, p_actor) from dag d
+    where d.name = any(p_retired) and d.deployment = place and d.deleted_at is null;
+    is_new := false;
+    if (p_deployment->>'is_whole')::boolean then
+        is_new := record_deployment(p_deployment, done, version, p_actor);
+        version := version + is_new::int;
+    end if;
+    fx := apply_effects(fx);
+end $$;
+
+-- Locks a deployment, and creates it if it does not exist. Returns its version. EV004: it was changed meanwhile.
+-- EV005: its DAGs come from elsewhere.
+create function lock_deployment(p_deployment jsonb) returns int language plpgsql as $$
+declare
+    found_row deployment;
+begin
+    insert into deployment (name, kind, source, created_at)
+    values (p_deployment->>'name', coalesce(p_deployment->>'kind', 'folder'), p_deployment->'source', clock())
+    on conflict (name) do nothing;
+    select * into found_row from deployment d where d.name = p_deployment->>'name' for no key update;
+    if found_row.version <> (p_deployment->>'expected')::int then
+        raise exception 'deployment % is at version %', found_row.name, found_row.version using errcode = 'EV004';
+    elsif found_row.kind <> p_deployment->>'kind' then
+        if exists (select 1 from dag d where d.deployment = found_row.name and d.deleted_at is null) then
+            raise exception 'deployment % comes from %', found_row.name, found_row.kind using errcode = 'EV005';
+        end if;
+    end if;
+    update deployment d
+    set kind = coalesce(p_deployment->>'kind', d.kind), source = coalesce(p_deployment->'source', d.source),
+        problem = case when (p_deployment->>'is_whole')::boolean then null else d.problem end,
+        published_commit = case when p_deployment->>'restores' is not null then d.published_commit
+                                when p_deployment->>'kind' = 'git' then p_deployment->>'commit_hash' end
+    where d.name = found_row.name;
+    return found_row.version;
+end $$;
+
+-- The next version of a deployment, unless it has exactly these DAGs at these versions. Returns whether it is new.
+create function record_deployment(p_deployment jsonb, p_done jsonb, p_version int, p_actor actor)
+returns boolean language plpgsql as $$
+declare
+    place text := p_deployment->>'name';
+    wanted int[] := array(select (x->>'version_id')::int from jsonb_array_elements(p_done) x order by 1);
+begin
+    if wanted = array(select x.version_id from deployment_dag x
+                      where x.deployment = place and x.number = p_version order by 1) then
+        return false;
+    end if;
+    update deployment d set version = p_version + 1 where d.name = place and d.version = p_version;
+    insert into deployment_version (deployment, number, content_hash, commit_hash, author, message, restores,
+                                    deployed_by, deployed_at)
+    values (place, p_version + 1, p_deployment->>'content_hash', p_deployment->>'commit_hash', p_deployment->>'author',
+            p_deployment->>'message', (p_deployment->>'restores')::int, p_actor.name, clock());
+    insert into deployment_dag (deployment, number, version_id) select place, p_version + 1, w from unnest(wanted) w;
+    perform write_audit(p_actor, 'deploy', jsonb_strip_nulls(jsonb_build_object(
+        'deployment', place, 'version', p_version + 1, 'commit', p_deployment->>'commit_hash',
+        'restores', (p_deployment->>'restores')::int)));
+    return true;
+end $$;
+
+-- Makes a version the current one of its DAG. The caller holds the locks of its schedules, and has applied what is due.
+-- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, run_retries, starts_paused, tasks: [...],
+-- edges: [[src, dst, leaves_group]], inputs: [[idx, src]], schedules: [planned_schedule]}, and rows for the tables
+-- below. EV006: another deployment has a DAG of that name.
+create function store_dag(p_dag jsonb, p_deployment text, p_actor actor, out stored stored_dag) language plpgsql as $$
+declare
     t timestamptz := clock();
     before int;
+    id int;
+    made int;
+begin
+    insert into dag as d (name, deployment, file, is_paused, shard)
+    values (p_dag->>'name', p_deployment, p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false),
+            shard_of(p_dag->>'name', open_shard_count()))
+    on conflict (name) do update set file = excluded.file, deployment = excluded.deployment, deleted_at = null
+    where d.deployment = excluded.deployment or d.deleted_at is not null
+    returning d.dag_id, d.version_id into id, before;
+    if not found then
+        raise exception 'DAG % belongs to another deployment', p_dag->>'name' using errcode = 'EV006';
+    end if;
+    stored := (p_dag->>'name', id, null, true, 0);
+    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, run_timeout, run_retries,
+                                  created_at)
+    select id, coalesce(max(v.number), 0) + 1, p_dag->>'hash', p_dag->>'bundle_hash', p_dag->'spec',
+           jsonb_array_length(p_dag->'tasks'), (p_dag->>'run_timeout')::double precision,
+           coalesce((p_dag->>'run_retries')::int, 0), t
+    from dag_version v where v.dag_id = id
+    on conflict (dag_id, hash, bundle_hash) do nothing
+    returning v.version_id into made;
+    if found then
+        perform store_tasks(p_dag, made);
+    else
+        stored.is_new := false;
+        select v.version_id into made from dag_version v
+        where v.dag_id = id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
+        stored.rerouted := reroute_ready_tasks(id, made, p_dag->'tasks', p_actor);
+    end if;
+    stored.version_id := made;
+    perform set_current_version(id, made, p_dag);
+    perform sync_schedules(id, p_dag->'schedules', false, p_actor);
+    if stored.is_new or before is distinct from made then
+        perform write_audit(p_actor, 'publish', jsonb_build_object('version_id', made, 'hash', p_dag->>'hash'),
+                            p_dag_id => id);
+    end if;
+end $$;
+
+-- The tasks of a new version, and all that belongs to them.
+create function store_tasks(p_dag jsonb, p_version_id int) returns void language plpgsql as $$
+declare
     part text;
     target text;
 begin
-    perform lock_schedules(p_dag->>'name');
-    perform check_unchanged(p_dag->>'name', null, p_seen);
-    before := (select d.version_id from dag d where d.name = p_dag->>'name');
-    insert into dag as d (name, file, is_paused, shard)
-    values (p_dag->>'name', p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false),
-            shard_of(p_dag->>'name', open_shard_count()))
-    on conflict (name) do update set file = excluded.file, deleted_at = null
-    returning d.dag_id into out_dag_id;
+    insert into task_spec (version_id, idx, name, queue, priority, trigger_rule, upstream_total, setup_total,
+        is_setup, is_leaf, is_root, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, has_order_key,
+        awaits_past, is_mapped, is_wait, notifies, group_id, decides_group)
+    select p_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
+           x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets,
+           coalesce(x.is_gated, false), coalesce(x.is_ordered, false), coalesce(x.awaits_past, false),
+           coalesce(x.is_mapped, false), coalesce(x.defers, false), coalesce(x.notifies, false), x.group_id,
+           coalesce(x.decides_grp, false)
+    from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint,
+        rule trigger_rule, upstream_total int, setup_total int, is_setup boolean, is_leaf boolean,
+        starts_at_once boolean, max_attempts int, rerun_on_loss boolean, queue_timeout double precision,
+        outlets text[], is_gated boolean, is_ordered boolean, awaits_past boolean, is_mapped boolean,
+        defers boolean, notifies boolean, group_id int, decides_grp boolean);
+    for part, target in
+        values ('groups', 'retry_group'), ('gates', 'task_gate'), ('mappings', 'task_mapping'),
+               ('lists', 'mapping_input'), ('children', 'trigger_dag_task'), ('notices', 'notification_rule'),
+               ('deadlines', 'task_deadline'), ('waits', 'wait_spec')
+    loop
+        execute format('insert into %1$I select r.* from jsonb_array_elements($1) x '
+                       'cross join lateral jsonb_populate_record(null::%1$I, x || $2) r', target)
+        using p_dag->part, jsonb_build_object('version_id', p_version_id);
+    end loop;
+    insert into edge (version_id, src, dst, leaves_group)
+    select p_version_id, (x->>0)::int, (x->>1)::int, (x->>2)::int from jsonb_array_elements(p_dag->'edges') x;
+    insert into task_input (version_id, idx, src)
+    select p_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'inputs') x;
+end $$;
 
-    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, run_timeout, run_retries,
-                                  created_at)
-    select out_dag_id, coalesce(max(v.number), 0) + 1, p_dag->>'hash', p_dag->>'bundle_hash', p_dag->'spec',
-           jsonb_array_length(p_dag->'tasks'), (p_dag->>'run_timeout')::double precision,
-           coalesce((p_dag->>'run_retries')::int, 0), t
-    from dag_version v where v.dag_id = out_dag_id
-    on conflict (dag_id, hash, bundle_hash) do nothing
-    returning v.version_id into out_version_id;
-    is_new := out_version_id is not null;
-    rerouted := 0;
-    if is_new then
-        insert into task_spec (version_id, idx, name, queue, priority, trigger_rule, upstream_total, setup_total,
-            is_setup, is_leaf, is_root, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, has_order_key,
-            awaits_past, is_mapped, is_wait, notifies, group_id, decides_group)
-        select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
-               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets,
-               coalesce(x.is_gated, false), coalesce(x.is_ordered, false), coalesce(x.awaits_past, false),
-               coalesce(x.is_mapped, false), coalesce(x.defers, false), coalesce(x.notifies, false), x.group_id,
-               coalesce(x.decides_grp, false)
-        from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint,
-            rule trigger_rule, upstream_total int, setup_total int, is_setup boolean, is_leaf boolean,
-            starts_at_once boolean, max_attempts int, rerun_on_loss boolean, queue_timeout double precision,
-            outlets text[], is_gated boolean, is_ordered boolean, awaits_past boolean, is_mapped boolean,
-            defers boolean, notifies boolean, group_id int, decides_grp boolean);
-        for part, target in
-            values ('groups', 'retry_group'), ('gates', 'task_gate'), ('mappings', 'task_mapping'),
-                   ('lists', 'mapping_input'), ('children', 'trigger_dag_task'), ('notices', 'notification_rule'),
-                   ('deadlines', 'task_deadline'), ('waits', 'wait_spec')
-        loop
-            execute format('insert into %1$I select r.* from jsonb_array_elements($1) x '
-                           'cross join lateral jsonb_populate_record(null::%1$I, x || $2) r', target)
-            using p_dag->part, jsonb_build_object('version_id', out_version_id);
-        end loop;
-        insert into edge (version_id, src, dst, leaves_group)
-        select out_version_id, (x->>0)::int, (x->>1)::int, (x->>2)::int from jsonb_array_elements(p_dag->'edges') x;
-        insert into task_input (version_id, idx, src)
-        select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'inputs') x;
-    else
-        select v.version_id into out_version_id from dag_version v
-        where v.dag_id = out_dag_id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
-        rerouted := reroute_ready_tasks(out_dag_id, out_version_id, p_dag->'tasks', p_actor);
-    end if;
-    fx := (apply_fire_plans(p_settle, true, fx)).fx;
+create function set_current_version(p_dag_id int, p_version_id int, p_dag jsonb) returns void language plpgsql as $$
+begin
     -- Which runs can have the replaced version, for prune: by the sequence, because ids that were drawn count.
-    update dag_version v set retired_at = t, final_run_id = (select last_value from run_run_id_seq)
-    from dag d where d.dag_id = out_dag_id and v.version_id = d.version_id and v.version_id <> out_version_id;
+    update dag_version v set retired_at = clock(), final_run_id = (select last_value from run_run_id_seq)
+    from dag d where d.dag_id = p_dag_id and v.version_id = d.version_id and v.version_id <> p_version_id;
     update dag_version v set retired_at = null, final_run_id = null
-    where v.version_id = out_version_id and v.retired_at is not null;
-    update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
-    where d.dag_id = out_dag_id
-      and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
+    where v.version_id = p_version_id and v.retired_at is not null;
+    update dag d set version_id = p_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
+    where d.dag_id = p_dag_id
+      and (d.version_id, d.max_active_runs) is distinct from (p_version_id, (p_dag->>'max_active_runs')::int);
     update dag d set has_run_timeout = true
-    where d.dag_id = out_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
+    where d.dag_id = p_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
     update dag d set has_run_retries = true
-    where d.dag_id = out_dag_id and not d.has_run_retries and (p_dag->>'run_retries')::int > 0;
+    where d.dag_id = p_dag_id and not d.has_run_retries and (p_dag->>'run_retries')::int > 0;
     update dag d set depends_on_past = true
-    where d.dag_id = out_dag_id and not d.depends_on_past and exists (
-        select 1 from task_spec s where s.version_id = out_version_id and s.awaits_past);
+    where d.dag_id = p_dag_id and not d.depends_on_past and exists (
+        select 1 from task_spec s where s.version_id = p_version_id and s.awaits_past);
     update dag d set has_notifications = true
-    where d.dag_id = out_dag_id and not d.has_notifications and exists (
-        select 1 from notification_rule n where n.version_id = out_version_id and n.idx = -1);
+    where d.dag_id = p_dag_id and not d.has_notifications and exists (
+        select 1 from notification_rule n where n.version_id = p_version_id and n.idx = -1);
     -- A run may wait for a run of another version: the end of its tasks must wake it.
     update task_spec s set awaits_past = true
     from dag d, dag_version v
-    where d.dag_id = out_dag_id and d.depends_on_past and v.dag_id = d.dag_id and s.version_id = v.version_id
+    where d.dag_id = p_dag_id and d.depends_on_past and v.dag_id = d.dag_id and s.version_id = v.version_id
         and not s.awaits_past
       and s.name in (select n.name from task_spec n join dag_version w on w.version_id = n.version_id
                      where w.dag_id = d.dag_id and n.awaits_past);
     update dag d set has_dependents = true
-    where d.dag_id = out_dag_id and not d.has_dependents and exists (
+    where d.dag_id = p_dag_id and not d.has_dependents and exists (
         select 1 from schedule_dependency w where w.kind in ('dag', 'end') and w.name = d.name);
-    perform sync_schedules(out_dag_id, p_dag->'schedules', false, p_actor);
-    if is_new or before is distinct from out_version_id then
-        perform write_audit(p_actor, 'publish',
-                            jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'),
-                            p_dag_id => out_dag_id);
-    end if;
-    fx := apply_effects(fx);
 end $$;
 
 -- Schedules are declared: an absent one is removed, an unchanged one keeps its cursor, a changed one starts from now
@@ -236,12 +330,39 @@ begin
         return false;
     end if;
     fx := (apply_fire_plans(p_settle, true, fx)).fx;
-    perform sync_schedules(p_dag_id, '[]', true, p_actor);
-    update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
-    perform write_audit(p_actor, 'delete', '{}', p_dag_id => p_dag_id);
+    perform retire_dag(p_dag_id, p_actor);
     fx := apply_effects(fx);
     return true;
 end $$;
+
+create function retire_dag(p_dag_id int, p_actor actor) returns void language plpgsql as $$
+begin
+    perform sync_schedules(p_dag_id, '[]', true, p_actor);
+    update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
+    perform write_audit(p_actor, 'delete', '{}', p_dag_id => p_dag_id);
+end $$;
+
+-- Keeps one piece of an uploaded archive. Pieces are read together when all are there; old ones are deleted.
+create function put_upload_piece(p_hash text, p_owner text, p_start int, p_content bytea) returns int language sql as $$
+    delete from upload_piece x where x.received_at < clock() - interval '1 day';
+    insert into upload_piece (hash, owner, start, content, received_at)
+    values (p_hash, p_owner, p_start, p_content, clock())
+    on conflict (hash, owner, start) do update set content = excluded.content, received_at = excluded.received_at;
+    select p_start + length(p_content)
+$$;
+
+create function delete_upload(p_hash text, p_owner text) returns void language sql as $$
+    delete from upload_piece x where x.hash = p_hash and x.owner = p_owner
+$$;
+
+-- The repository of a deployment, and what went wrong when it was last published; null: nothing.
+create function note_deployment(p_name text, p_kind text, p_source jsonb, p_problem text)
+returns void language sql as $$
+    insert into deployment as d (name, kind, source, problem, created_at)
+    values (p_name, p_kind, p_source, left(p_problem, 4000), clock())
+    on conflict (name) do update set source = excluded.source, problem = excluded.problem
+    where d.kind = excluded.kind
+$$;
 
 -- Pauses or unpauses a DAG. p_settle: what is due before a pause, or what each schedule does about the fires during it.
 create function pause_dag(p_dag_id int, p_paused boolean, p_seen jsonb, p_settle jsonb, p_actor actor)

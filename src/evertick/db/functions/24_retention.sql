@@ -201,9 +201,21 @@ begin
             select b.ctid from bundle b
             where b.created_at < p_before and b.hash <> all(select v.bundle_hash from dag_version v)
             limit p_limit for update skip locked));
+    elsif p_kind = 'deployments' then
+        -- Replaced versions: nothing can be rolled back to them any more.
+        with gone as (
+            delete from deployment_version v where v.ctid = any(array(
+                select x.ctid from deployment_version x join deployment d on d.name = x.deployment
+                where x.deployed_at < p_before and x.number < d.version limit p_limit for update of x skip locked))
+            returning v.deployment, v.number
+        ), emptied as (
+            delete from deployment_dag x using gone g where x.deployment = g.deployment and x.number = g.number)
+        select count(*) into pruned from gone;
     else
         raise exception 'nothing is pruned as %', p_kind;
     end if;
-    get diagnostics pruned = row_count;
+    if pruned is null then
+        get diagnostics pruned = row_count;
+    end if;
     entry := record_pruned(p_entry, p_actor, p_before, p_kind, pruned);
 end $$;

@@ -75,6 +75,7 @@ create table dag (
     depends_on_past   boolean not null default false,     -- whether some task of it waits for the run before
     has_notifications boolean not null default false,          -- whether its runs cause notifications
     has_run_retries   boolean not null default false,  -- whether failed runs of some version begin again as a whole
+    deployment        text not null default 'default',  -- the owner: no other deployment can publish a DAG of this name
     file              text not null,
     deleted_at        timestamptz
 );
@@ -218,9 +219,47 @@ create table default_notification_rule (
 );
 
 create table import_error (
-    file        text primary key,
+    deployment  text not null default 'default',
+    file        text not null,
     line int, message text not null, detail text not null default '',
-    occurred_at timestamptz not null
+    occurred_at timestamptz not null,
+    primary key (deployment, file)
+);
+
+-- The origin of DAGs: a folder that a publisher watches, uploads, or a git repository. It owns the DAGs that it has.
+create table deployment (
+    name             text primary key,
+    kind             text not null check (kind in ('folder', 'upload', 'git')),
+    version          int not null default 0,  -- the number of the current version; a folder has none
+    source           jsonb,                   -- of git: url, ref, path, and the name of the webhook's secret
+    published_commit text,                    -- of git: the last commit that was published, before any rollback
+    problem          text,                    -- why the newest commit is not published
+    created_at       timestamptz not null
+);
+
+-- A version is complete: the versions of all DAGs that the deployment has.
+create table deployment_version (
+    deployment text not null, number int not null,
+    content_hash text,
+    commit_hash text, author text, message text,
+    restores     int,  -- the version that a rollback published again
+    deployed_by  text not null,
+    deployed_at  timestamptz not null,
+    primary key (deployment, number)
+);
+
+create table deployment_dag (
+    deployment text not null, number int not null, version_id int not null,
+    primary key (deployment, number, version_id)
+);
+create index deployment_dag_of on deployment_dag (version_id);
+
+-- An archive that is being uploaded, in pieces, so that a client can continue. Kept for a day.
+create table upload_piece (
+    hash text not null, owner text not null, start int not null,
+    content     bytea not null,
+    received_at timestamptz not null,
+    primary key (hash, owner, start)
 );
 
 -- Schedules -----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ class DagRow:
     paused: bool
     version_id: int | None
     max_active_runs: int | None
+    deployment: str
     file: str
     deleted_at: datetime | None
     number: int | None
@@ -52,6 +53,8 @@ class ListedVersion:
     task_count: int
     created_at: datetime
     is_current: bool
+    commit_hash: str | None
+    author: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +94,23 @@ class BundleRow:
 
 @dataclass(frozen=True, slots=True)
 class FileDag:
+    deployment: str
     file: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
+class DagOwner:
+    name: str
+    deployment: str
+    file: str
+    hash: str | None
+    bundle_hash: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ImportErrorRow:
+    deployment: str
     file: str
     line: int | None
     message: str
@@ -115,7 +129,7 @@ async def bundle(conn: AsyncConnection, bundle_hash: str) -> BundleRow | None: .
 
 
 @query
-async def published_bundle(conn: AsyncConnection, file: str) -> PublishedBundle | None: ...
+async def published_bundle(conn: AsyncConnection, deployment: str, file: str) -> PublishedBundle | None: ...
 
 
 @query
@@ -132,7 +146,12 @@ async def names(conn: AsyncConnection) -> list[str]: ...
 
 
 @query
-async def files(conn: AsyncConnection) -> list[FileDag]: ...
+async def files(conn: AsyncConnection, deployment: str | None) -> list[FileDag]:
+    """The DAGs of each file of a deployment, or of all."""
+
+
+@query
+async def owners(conn: AsyncConnection, *, names: list[str]) -> list[DagOwner]: ...
 
 
 @query
@@ -157,12 +176,12 @@ async def published_route(conn: AsyncConnection, *, dag: str, task: str) -> Publ
 
 @query
 async def put_import_error(
-    conn: AsyncConnection, *, file: str, line: int | None, message: str, detail: str
+    conn: AsyncConnection, *, file: str, line: int | None, message: str, detail: str, deployment: str = "default"
 ) -> None: ...
 
 
 @query
-async def drop_import_error(conn: AsyncConnection, file: str) -> None: ...
+async def drop_import_errors(conn: AsyncConnection, deployment: str, *, files: list[str]) -> None: ...
 
 
 @query
@@ -206,6 +225,7 @@ class ListedDag:
     owner: str | None
     tags: list[str]
     description: str | None
+    deployment: str
     file: str
 
 

@@ -10,9 +10,10 @@ on conflict (hash) do update set created_at = excluded.created_at
 select file, archive, uses_threads from bundle where hash = %(bundle_hash)s
 
 -- name: published_bundle
--- The bundle of the current version of a file's DAGs.
+-- The bundle of the current version of the DAGs of a deployment's file.
 select b.hash, b.archive from dag d join dag_version v on v.version_id = d.version_id
-  join bundle b on b.hash = v.bundle_hash where d.file = %(file)s and d.deleted_at is null order by d.name limit 1
+  join bundle b on b.hash = v.bundle_hash
+ where d.deployment = %(deployment)s and d.file = %(file)s and d.deleted_at is null order by d.name limit 1
 
 -- name: of_bundles
 -- The DAGs with a version from this bundle: a file may define several. Includes deleted ones.
@@ -20,7 +21,8 @@ select distinct d.name from dag_version v join dag d on d.dag_id = v.dag_id
  where v.bundle_hash = any(%(hashes)s::text[]) order by d.name limit 100000
 
 -- name: find
-select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
+select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs, d.deployment, d.file,
+       d.deleted_at, v.number, v.spec,
        v.created_at, b.uses_threads
   from dag d left join dag_version v on v.version_id = d.version_id left join bundle b on b.hash = v.bundle_hash
  where d.name = %(name)s
@@ -30,8 +32,16 @@ select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs,
 select name from dag where deleted_at is null order by name limit 10000
 
 -- name: files
--- The DAGs of each file, so that a scan that finds a file missing can remove them.
-select file, name from dag where deleted_at is null order by file, name limit 100000
+-- The DAGs of each file of a deployment, so that those of a missing file can be retired.
+select deployment, file, name from dag
+ where (%(deployment)s::text is null or deployment = %(deployment)s) and deleted_at is null
+ order by deployment, file, name limit 100000
+
+-- name: owners
+-- The deployments that these DAGs belong to, and their current versions.
+select d.name, d.deployment, d.file, v.hash, v.bundle_hash from dag d
+  left join dag_version v on v.version_id = d.version_id
+ where d.name = any(%(names)s::text[]) and d.deleted_at is null order by d.name limit cardinality(%(names)s::text[])
 
 -- name: version
 select d.name, v.bundle_hash, b.file, b.uses_threads, v.spec from dag_version v join dag d on d.dag_id = v.dag_id
@@ -40,8 +50,12 @@ select d.name, v.bundle_hash, b.file, b.uses_threads, v.spec from dag_version v 
 -- name: versions
 -- Newest first. A rollback makes an old one current again, with its number.
 select v.version_id, v.number, v.hash, v.bundle_hash, v.task_count, v.created_at,
-    v.version_id = d.version_id as is_current
+    v.version_id = d.version_id as is_current, w.commit_hash, w.author
   from dag_version v join dag d on d.dag_id = v.dag_id
+  left join lateral (select y.commit_hash, y.author from deployment_dag x
+                       join deployment_version y on y.deployment = x.deployment and y.number = x.number
+                      where x.version_id = v.version_id and y.restores is null
+                      order by y.deployed_at, y.number limit 1) w on true
  where v.dag_id = %(dag_id)s and v.number < %(before)s::int order by v.number desc limit %(limit)s
 
 -- name: queues
@@ -54,17 +68,17 @@ select s.queue, v.spec->'tasks'->s.idx->>'queue' as written from dag d join dag_
   join task_spec s on s.version_id = d.version_id and s.name = %(task)s where d.name = %(dag)s and d.deleted_at is null
 
 -- name: put_import_error
-insert into import_error (file, line, message, detail, occurred_at)
-values (%(file)s, %(line)s, left(%(message)s, 4000), left(%(detail)s, 20000), clock())
-on conflict (file) do update set line = excluded.line, message = excluded.message, detail = excluded.detail,
+insert into import_error (deployment, file, line, message, detail, occurred_at)
+values (%(deployment)s, %(file)s, %(line)s, left(%(message)s, 4000), left(%(detail)s, 20000), clock())
+on conflict (deployment, file) do update set line = excluded.line, message = excluded.message, detail = excluded.detail,
     occurred_at = excluded.occurred_at where (import_error.line, import_error.message,
         import_error.detail) is distinct from (excluded.line, excluded.message, excluded.detail)
 
--- name: drop_import_error
-delete from import_error where file = %(file)s
+-- name: drop_import_errors
+delete from import_error where deployment = %(deployment)s and file = any(%(files)s::text[])
 
 -- name: import_errors
-select file, line, message, detail, occurred_at from import_error order by file limit 1000
+select deployment, file, line, message, detail, occurred_at from import_error order by deployment, file limit 1000
 
 -- name: ids_with_tags
 -- For a caller who may see only these DAGs. Includes deleted ones: their history stays.
@@ -73,7 +87,8 @@ select d.dag_id from dag d join dag_version v on v.version_id = d.version_id
 
 -- name: page
 -- In name order, from after one; optionally only DAGs with one of some tags, with a tag, or with a text in the name.
-select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
+select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs, d.deployment, d.file,
+       d.deleted_at, v.number, v.spec,
        v.created_at, null as uses_threads
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null and d.name > %(after)s and (%(tags)s::text[] is null or v.spec->'tags' ?| %(tags)s)
@@ -84,7 +99,8 @@ select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs,
 select v.spec from dag_version v where v.dag_id = %(dag_id)s and v.number = %(number)s
 
 -- name: named
-select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
+select d.dag_id, d.name, d.is_paused as paused, d.version_id, d.max_active_runs, d.deployment, d.file,
+       d.deleted_at, v.number, v.spec,
        v.created_at, null as uses_threads
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null and d.name = any(%(names)s::text[])
@@ -109,7 +125,7 @@ select v.version_id, array(select coalesce(t.task->>'kind', 'python')
 -- From after a name. Only parts of the spec: a large DAG must not slow it down. The newest run only if requested.
 select d.dag_id, d.name, d.is_paused as paused, v.number as version, v.task_count,
        coalesce(v.spec->'tags', '[]') as tags, v.spec->>'owner' as owner,
-       left(v.spec->>'description', 300) as description, d.file
+       left(v.spec->>'description', 300) as description, d.deployment, d.file
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null and d.name > %(after)s and (%(tags)s::text[] is null or v.spec->'tags' ?| %(tags)s)
    and (%(tag)s::text is null or v.spec->'tags' ? %(tag)s) and (%(like)s::text is null or d.name ilike %(like)s)
@@ -123,7 +139,7 @@ select d.dag_id, d.name, d.is_paused as paused, v.number as version, v.task_coun
 -- In another order than by name: each matching DAG costs one or two index probes, and only the page's specs are read.
 select d.dag_id, d.name, d.is_paused as paused, v.number as version, v.task_count,
        coalesce(v.spec->'tags', '[]') as tags, v.spec->>'owner' as owner,
-       left(v.spec->>'description', 300) as description, d.file
+       left(v.spec->>'description', 300) as description, d.deployment, d.file
   from (select f.dag_id, f.name, f.weight
           from (select g.dag_id, g.name,
                        case %(by)s::text when 'next' then (select min(extract(epoch from s.next_due)) from schedule c

@@ -30,7 +30,6 @@ from evertick.engine.publish import find_version
 from evertick.operations import dags as operations
 from evertick.operations.paging import LARGEST
 from evertick.operations.runs import find_run
-from evertick.publisher.publisher import DEPLOYED
 from evertick.ui.charts.calendar import DAYS_SHOWN, durations_of, year_of
 from evertick.ui.charts.graph import graph_of
 from evertick.ui.charts.grid import axis_of, lines_of
@@ -292,8 +291,9 @@ async def preview_rollback(dag: operations.DagName, number: Number, request: Req
         wanted=wanted,
         current=current,
         **changes,
-        # The publisher republishes a file of a watched folder when it changes.
-        file=None if row.file.startswith(DEPLOYED) else row.file,
+        # Its deployment publishes it again when the file changes.
+        file=row.file,
+        deployment=row.deployment,
     )
 
 

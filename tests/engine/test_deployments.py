@@ -1,0 +1,172 @@
+"""A deployment is published as a whole, owns its DAGs, and is guarded by its version, also against what happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+
+from evertick import after
+from evertick.db.connect import Purpose, connect
+from evertick.db.queries import dags, deployments
+from evertick.domain.access import Actor
+from evertick.domain.dags.spec import DagSpec, NamedSchedule
+from evertick.domain.deployments import DeploymentChange, DeploymentKind, check_name, one_line
+from evertick.domain.errors import Conflict, CyclicDependency, NotFound, NotOwned, UserError
+from evertick.domain.schedules.spec import parse_schedule
+from evertick.engine.deployments import note_deployment, roll_back
+from evertick.engine.publish import NO_RULES, Published, PublishedDag, publish, publish_all
+from tests.engine.world import make_dag, start, value
+from tests.waiting import eventually
+
+ME = Actor("me")
+ONE = {"a": []}
+
+
+async def deployed(
+    conn: AsyncConnection,
+    *specs: DagSpec,
+    name: str = "shop",
+    expected: int | None = None,
+    retired: tuple[str, ...] = (),
+) -> Published:
+    await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
+    change = DeploymentChange(name=name, kind=DeploymentKind.UPLOAD, expected=expected, is_whole=True)
+    given = [PublishedDag(spec=spec, file="f.py", bundle_hash="b") for spec in specs]
+    return await publish_all(conn, change, given, retired=retired, actor=ME)
+
+
+async def waiting(conn: AsyncConnection, work: Awaitable[Published]) -> asyncio.Task[Published]:
+    """The work, once it waits for a lock of another transaction."""
+    task = asyncio.ensure_future(work)
+    query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    await eventually(lambda: value(conn, query))
+    return task
+
+
+@pytest.fixture
+async def other(database: str) -> AsyncIterator[AsyncConnection]:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as made:
+        yield made
+
+
+@pytest.fixture
+async def third(database: str) -> AsyncIterator[AsyncConnection]:
+    async with await connect(database, purpose=Purpose.SCHEDULER) as made:
+        yield made
+
+
+def scheduled_dag(name: str, when: object) -> DagSpec:
+    return make_dag(name, ONE, schedules=(NamedSchedule(name="main", spec=parse_schedule(when)),))
+
+
+async def test_all_dags_of_a_deployment_become_current_at_once_or_none(conn: AsyncConnection) -> None:
+    await deployed(conn, make_dag("a", ONE), make_dag("b", ONE))
+    changed = make_dag("a", {"a": [], "new": []})
+    with pytest.raises(psycopg.errors.CheckViolation):
+        await deployed(conn, changed, make_dag("z", ONE, max_active_runs=-1))
+    assert await dags.names(conn) == ["a", "b"]
+    assert await value(conn, "select count(*) from dag_version") == 2
+    done = await deployed(conn, changed, retired=("b",))
+    assert (done.version, done.is_new, [each["dag"] for each in done.done]) == (2, True, ["a"])
+    assert await dags.names(conn) == ["a"]
+    again = await deployed(conn, changed)
+    assert (again.version, again.is_new) == (2, False)
+
+
+async def test_a_retired_dag_keeps_its_history_and_its_schedules_end(conn: AsyncConnection) -> None:
+    await deployed(conn, scheduled_dag("a", "@every 1h"))
+    run = await start(conn, "a")
+    await deployed(conn, make_dag("b", ONE), retired=("a",))
+    assert await value(conn, "select count(*) from schedule where deleted_at is null") == 0
+    assert await value(conn, "select state::text from run_status where run_id = %s", run) == "running"
+    await roll_back(conn, "shop", number=None, actor=ME, routing=NO_RULES)
+    assert await value(conn, "select count(*) from schedule where deleted_at is null") == 1
+    assert await value(conn, "select count(*) from dag") == 2, "the same one as before"
+
+
+async def test_what_another_deployment_owns_is_not_retired(conn: AsyncConnection) -> None:
+    await deployed(conn, make_dag("a", ONE), name="one")
+    await deployed(conn, make_dag("b", ONE), name="two", retired=("a",))
+    assert await dags.names(conn) == ["a", "b"]
+
+
+async def test_of_two_deployments_that_publish_one_name_at_once_one_gets_it(
+    conn: AsyncConnection, other: AsyncConnection, third: AsyncConnection
+) -> None:
+    async with other.transaction():
+        await deployed(other, make_dag("same", ONE), name="one")
+        second = await waiting(third, deployed(conn, make_dag("same", ONE), make_dag("own", ONE), name="two"))
+    with pytest.raises(NotOwned, match=r"DAG 'same' belongs to deployment 'one' \(f.py\), so deployment 'two'"):
+        await second
+    assert await dags.names(conn) == ["same"]
+    assert await deployments.find(conn, "two") is None, "nothing of it is there"
+
+
+async def test_a_deployment_that_was_prepared_before_another_finished_is_refused(
+    conn: AsyncConnection, other: AsyncConnection, third: AsyncConnection
+) -> None:
+    await deployed(conn, make_dag("a", ONE))
+    async with other.transaction():
+        await deployed(other, make_dag("a", {"a": [], "b": []}), expected=1)
+        late = await waiting(third, deployed(conn, make_dag("a", {"a": [], "c": []}), expected=1))
+    with pytest.raises(Conflict, match="is at version 2, not at 1: another change finished first"):
+        await late
+    with pytest.raises(Conflict, match="another change finished first"):
+        await deployed(conn, make_dag("a", ONE), expected=0)
+
+
+async def test_a_name_that_has_dags_from_elsewhere_is_refused_until_they_are_gone(conn: AsyncConnection) -> None:
+    await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
+    await publish(conn, spec=make_dag("a", ONE), file="f.py", bundle_hash="b", actor=ME, deployment="shop")
+    with pytest.raises(Conflict, match="come from a folder that a publisher watches"):
+        await deployed(conn, make_dag("b", ONE))
+    with pytest.raises(Conflict, match="it is a folder"):
+        await roll_back(conn, "shop", number=None, actor=ME, routing=NO_RULES)
+    await conn.execute("update dag set deleted_at = clock()")
+    assert (await deployed(conn, make_dag("b", ONE))).version == 1
+    with pytest.raises(NotFound, match="has only version 1"):
+        await roll_back(conn, "shop", number=None, actor=ME, routing=NO_RULES)
+
+
+async def test_dags_of_one_deployment_cannot_start_each_other_endlessly(conn: AsyncConnection) -> None:
+    ring = [scheduled_dag(name, after(of)) for name, of in (("a", "b"), ("b", "a"))]
+    with pytest.raises(CyclicDependency, match="endlessly"):
+        await deployed(conn, *ring)
+    assert await dags.names(conn) == []
+
+
+async def test_a_version_without_all_of_its_dags_is_not_restored(conn: AsyncConnection) -> None:
+    await deployed(conn, make_dag("a", ONE))
+    await deployed(conn, make_dag("a", {"a": [], "b": []}))
+    await conn.execute("delete from dag_version where number = 1")
+    (_, first) = await deployments.versions(conn, "shop")
+    assert not first.is_complete
+    with pytest.raises(NotFound, match="cannot be restored: parts of it were pruned"):
+        await roll_back(conn, "shop", number=1, actor=ME, routing=NO_RULES)
+
+
+async def test_a_problem_is_noted_for_a_repository_only(conn: AsyncConnection) -> None:
+    source: dict[str, object] = {"url": "https://git.example.com/x"}
+    await note_deployment(conn, name="team", kind="git", source=source, problem="broken")
+    await note_deployment(conn, name="team", kind="git", source=source, problem=None)
+    row = await deployments.find(conn, "team")
+    assert row is not None and (row.kind, row.version, row.problem) == ("git", 0, None)
+    await deployed(conn, make_dag("a", ONE))
+    await note_deployment(conn, name="shop", kind="git", source=source, problem="broken")
+    row = await deployments.find(conn, "shop")
+    assert row is not None and (row.kind, row.problem) == ("upload", None)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "-a", "é", "x" * 101])
+def test_a_name_that_cannot_be_part_of_an_address_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="not a valid name for a deployment"):
+        check_name(name)
+
+
+def test_the_text_of_a_commit_is_one_line_without_control_characters() -> None:
+    assert one_line("Fix\n\nthe \x1b[31m thing") == "Fix the [31m thing"
+    assert (one_line("x" * 600), one_line(" \n"), one_line(None)) == ("x" * 500, None, None)
