@@ -148,7 +148,7 @@ def test(wheel: Path) -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="evertick-package-") as name:
         folder = Path(name)
-        for extras in ("", "[kubernetes,otel]"):
+        for extras in ("", "[envs,kubernetes,otel]"):
             place = folder / f"install{extras}"
             place.mkdir()
             venv, seconds = install(f"{wheel}{extras}", place)
