@@ -94,6 +94,20 @@ async def test_what_another_deployment_owns_is_not_retired(conn: AsyncConnection
     assert await dags.names(conn) == ["a", "b"]
 
 
+async def test_each_deployment_has_versions_of_its_own(conn: AsyncConnection) -> None:
+    for name in ("one", "two"):
+        await deployed(conn, make_dag(f"of_{name}", ONE), name=name)
+    again = await deployed(conn, make_dag("of_one", ONE), name="one")
+    assert (again.version, again.is_new) == (1, False)
+    await deployed(conn, make_dag("new", ONE), name="one", retired=("of_one",))
+    deleted = "select count(*) from audit_log where action = 'delete'"
+    assert await value(conn, deleted) == 1
+    await deployed(conn, make_dag("new", ONE), name="one", retired=("of_one",))
+    assert await value(conn, deleted) == 1, "it is gone already"
+    rows = [await deployments.find(conn, name) for name in ("one", "two")]
+    assert [row and row.version for row in rows] == [2, 1]
+
+
 async def test_of_two_deployments_that_publish_one_name_at_once_one_gets_it(
     conn: AsyncConnection, other: AsyncConnection, third: AsyncConnection
 ) -> None:

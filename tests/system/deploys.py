@@ -118,6 +118,8 @@ class Stage:
             try:
                 for release in range(1, count + 1):
                     await self._deploy(conn, release, token, fault_of(release))
+                    if release % 100 == 0:
+                        print(f"{release} deployments, {len(self.wrong)} wrong: {dict(self.counts)}", flush=True)
             finally:
                 watching.cancel()
                 with suppress(asyncio.CancelledError):

@@ -78,7 +78,7 @@ begin
                       where x.deployment = place and x.number = p_version order by 1) then
         return false;
     end if;
-    update deployment d set version = p_version + 1 where d.name = place and d.version = p_version;
+    update deployment d set version = p_version + 1 where d.name = place;
     insert into deployment_version (deployment, number, content_hash, commit_hash, author, message, restores,
                                     deployed_by, deployed_at)
     values (place, p_version + 1, p_deployment->>'content_hash', p_deployment->>'commit_hash', p_deployment->>'author',
