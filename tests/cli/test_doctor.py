@@ -22,6 +22,7 @@ from evertick.doctor.machine import check_descriptors, check_space
 from evertick.domain.access import Actor, Role
 from evertick.domain.encryption import new_key
 from evertick.engine import accounts
+from evertick.engine.deployments import note_deployment
 from evertick.engine.remote_attempts import claim_for_dispatch
 from tests.cli.conftest import Cli
 from tests.cli.test_connection import be_migrated_further
@@ -84,7 +85,8 @@ async def test_an_unserved_queue_a_broken_file_and_a_quarantined_row(
         "insert into import_error (file, message, occurred_at) values ('bad.py', 'no such module', clock())"
     )
     await conn.execute("select quarantine_row('run', %s, 'promote', 'it fails', true)", [run])
-    assert await codes() == {"unserved_queue", "import_errors", "quarantine"}
+    await note_deployment(conn, name="team", kind="git", source={}, problem="the repository cannot be reached")
+    assert await codes() == {"unserved_queue", "import_errors", "deployment_failed", "quarantine"}
 
 
 async def test_work_elsewhere_that_nobody_looks_after_or_that_cannot_begin_is_found(

@@ -221,3 +221,30 @@ def test_files_that_cannot_hold_a_dag_are_not_loaded(folder: Path) -> None:
     (folder / "real.py").write_text("from evertick import dag\n")
     (folder / "upper.py").write_text("from Evertick import DAG\n")
     assert find_dag_files(folder) == ["real.py", "upper.py"]
+
+
+async def test_two_folders_are_two_deployments_and_leave_each_others_dags_alone(
+    conn: AsyncConnection, database: str, tmp_path: Path
+) -> None:
+    publishers = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "same.py").write_text(
+            f"from evertick import dag, task\n@task\ndef t(): ...\n@dag\ndef of_{name}():\n    t()\n"
+        )
+        settings = Settings(dags_folder=folder, home=tmp_path / "home", listen_notify=False, deployment=name)
+        log = configure(service="publisher", as_json=True, stream=(tmp_path / "log").open("a"))
+        publishers.append(Publisher(settings, url=database, environment={"PATH": "/usr/bin"}, log=log))
+    for publisher in publishers * 2:
+        await publisher.tick()
+    assert await names(conn) == ["of_one", "of_two"]
+    (tmp_path / "one/same.py").write_text("from evertick import dag\nraise ValueError('no')\n")
+    await publishers[0].tick()
+    await publishers[1].tick()
+    (error,) = await dags.import_errors(conn)
+    assert (error.deployment, error.file) == ("one", "same.py"), "the other's file of that name is fine"
+    (tmp_path / "one/same.py").unlink()
+    await publishers[0].tick()
+    assert await names(conn) == ["of_two"]
+    assert await dags.import_errors(conn) == []

@@ -17,7 +17,7 @@ from psycopg import AsyncConnection
 from evertick.config import Settings
 from evertick.db.connection import has_own_session
 from evertick.db.migrate import SchemaStatus
-from evertick.db.queries import accounts, dags, notifications, runners, server, shards
+from evertick.db.queries import accounts, dags, deployments, notifications, runners, server, shards
 from evertick.db.queries.runners import BusyRunner, QueueRow
 from evertick.db.queries.server import RemoteRow, SealedBy, ServerFacts, StoredLogs
 from evertick.domain.errors import InvalidSettings
@@ -290,6 +290,13 @@ async def _check_work(conn: AsyncConnection, settings: Settings) -> AsyncIterato
             f"{len(broken)} DAG files cannot be loaded, the first is {broken[0].file}: {broken[0].message}",
             "Their DAGs are missing, or stay at their last valid version.",
             f"Fix the file, and check it with: evertick dags validate {broken[0].file}",
+        )
+    for failed in await deployments.failed(conn):
+        yield warning(
+            "deployment_failed",
+            f"The newest commit of deployment {failed.name} is not published: {failed.problem}",
+            "Its last good version continues.",
+            f"Correct the repository or the publisher's options, and check it with: evertick deployments show {failed.name}",
         )
     if aside := await notifications.list_quarantined(conn):
         yield warning(

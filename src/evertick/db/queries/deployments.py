@@ -27,6 +27,12 @@ class DeploymentRow:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedDeployment:
+    name: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentVersionRow:
     number: int
     content_hash: str | None
@@ -56,6 +62,10 @@ async def find(conn: AsyncConnection, name: str) -> DeploymentRow | None: ...
 
 @query
 async def page(conn: AsyncConnection, *, after: str, limit: int) -> list[DeploymentRow]: ...
+
+
+@query
+async def failed(conn: AsyncConnection) -> list[FailedDeployment]: ...
 
 
 @query

@@ -11,6 +11,10 @@ select d.name, d.kind, d.version, d.source, d.published_commit, d.problem, d.cre
        (select count(*) from dag x where x.deployment = d.name and x.deleted_at is null) as dag_count
   from deployment d where d.name > %(after)s order by d.name limit %(limit)s
 
+-- name: failed
+-- Git repositories whose newest commit is not published.
+select d.name, d.problem from deployment d where d.problem is not null order by d.name limit 20
+
 -- name: versions
 -- Newest first, starting before a number. One whose DAG versions were pruned cannot be restored.
 select v.number, v.content_hash, v.commit_hash, v.author, v.message, v.restores, v.deployed_by, v.deployed_at,
