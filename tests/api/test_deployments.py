@@ -137,6 +137,19 @@ async def test_what_cannot_be_deployed_is_refused(admin: Client) -> None:
     await admin.refused("PUT", f"{API}/uploads/short", 422, content=b"x")
 
 
+async def test_a_user_keeps_a_bounded_amount_of_archives(
+    conn: AsyncConnection, admin: Client, signed: Signed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evertick.operations.deployments.MOST_KEPT_BYTES", 250)
+    for number in range(3):
+        await admin.ok("PUT", f"{API}/uploads/{str(number) * 64}", content=b"x" * 100)
+    problem = await admin.refused("PUT", f"{API}/uploads/{'a' * 64}", 413, content=b"x")
+    assert "not published" in problem["detail"]
+    await admin.ok("PUT", f"{API}/uploads/{'2' * 64}?start=100", content=b"x")
+    other = await signed(Role.EDITOR)
+    await other.ok("PUT", f"{API}/uploads/{'a' * 64}", content=b"x")
+
+
 async def test_another_deployment_and_an_outdated_version_are_refused(conn: AsyncConnection, admin: Client) -> None:
     files = {"one.py": FILE.format(name="first")}
     await put(admin, "shop", files)

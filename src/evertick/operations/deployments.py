@@ -49,6 +49,7 @@ from evertick.publisher.routing_file import load_routing
 
 LONGEST_NAME = 100
 PIECE_BYTES = 1024 * 1024
+MOST_KEPT_BYTES = 4 * MOST_ARCHIVE_BYTES
 _NEWEST = 2**31 - 1
 _LONGEST_TEXT = 1000
 
@@ -182,6 +183,11 @@ async def put_upload(
         raise TooLarge(f"The archive is too large: the limit is {MOST_ARCHIVE_BYTES:,} bytes.")
     async with caller.write() as conn:
         owner = caller.actor.name
+        if await deployments.kept_bytes(conn, hash=archive_hash, owner=owner) > MOST_KEPT_BYTES:
+            raise TooLarge(
+                f"{owner} has uploaded more than {MOST_KEPT_BYTES:,} bytes that were not published. Publish them, or wait: they"
+                " are deleted after a day."
+            )
         await verbs.put_upload_piece(conn, hash=archive_hash, owner=owner, start=start, content=content)
         received = await deployments.received(conn, hash=archive_hash, owner=owner)
     return Upload(archive_hash=archive_hash, received=received)

@@ -39,5 +39,10 @@ select coalesce(max(p.upto), 0) as received
                sum(length(x.content)) over (order by x.start) as total
           from upload_piece x where x.hash = %(hash)s and x.owner = %(owner)s limit 10000) p where p.upto = p.total
 
+-- name: kept_bytes
+-- The size of all archives that a user began to upload and did not publish, without one.
+select coalesce(sum(length(content)), 0)::bigint as kept from upload_piece
+ where owner = %(owner)s and hash <> %(hash)s
+
 -- name: pieces
 select content from upload_piece where hash = %(hash)s and owner = %(owner)s order by start limit 10000
