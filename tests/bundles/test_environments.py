@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -345,3 +346,47 @@ async def test_hard_links_keep_environments_whole_when_the_package_cache_goes(tm
     assert environments.prune() == []  # it was just used
     assert environments.size() < before
     assert await said(interpreter, "import alpha; print(alpha.VERSION)") == "2.0"
+
+
+@pytest.mark.parametrize("kind", ["script", "project"])
+async def test_a_lock_file_of_uv_next_to_the_declaration_decides(tmp_path: Path, wheels: Path, kind: str) -> None:
+    folder = tmp_path / "dags"
+    declaration(tmp_path, "alpha", "evertick")
+    evertick = make_wheel(wheels, "evertick", "1.0")
+    if kind == "project":
+        (folder / "x.py").write_text(DAG.format(name="x"))
+        listed = (
+            '[project]\nname = "x"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = ["alpha", "evertick"]\n'
+        )
+        (folder / "pyproject.toml").write_text(listed)
+    with serving(wheels) as url:
+        environment = uv_environment(UV_DEFAULT_INDEX=url)
+        command = [Path(sys.executable).with_name("uv"), "lock", *(["--script", "x.py"] if kind == "script" else [])]
+        cache = {"UV_CACHE_DIR": str(tmp_path / "cache")}
+        await asyncio.to_thread(subprocess.run, command, cwd=folder, env={**environment, **cache}, check=True)
+        make_wheel(wheels, "alpha", "3.0")
+        evertick.unlink()
+        found = find_declaration(folder, "x.py")
+        assert found is not None
+        assert found.lock is not None
+        interpreter, lock = await made(tmp_path, environment).prepare(found, None)
+    assert lock is not None
+    assert "alpha==2.0" in lock.requirements
+    assert "evertick" not in lock.requirements
+    assert await said(interpreter, "import alpha; print(alpha.VERSION)") == "2.0"
+
+
+async def test_a_project_file_and_a_list_of_requirements_are_resolved(tmp_path: Path, wheels: Path) -> None:
+    folder = tmp_path / "dags"
+    declaration(tmp_path)
+    (folder / "x.py").write_text(DAG.format(name="x"))
+    environments, found = made(tmp_path, from_folder(wheels)), []
+    (folder / "limits.txt").write_text("alpha<2\n")
+    (folder / "requirements.txt").write_text("-c limits.txt\nalpha\nevertick\n")
+    project = '[project]\nname = "x"\nversion = "1"\ndependencies = ["alpha>1"]\n'
+    for add in (lambda: None, lambda: (folder / "pyproject.toml").write_text(project)):
+        add()
+        declared = find_declaration(folder, "x.py")
+        assert declared is not None
+        found += re.findall(r"alpha==\S+", (await environments.resolve(declared)).requirements)
+    assert found == ["alpha==1.0", "alpha==2.0"]

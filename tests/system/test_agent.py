@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from evertick.bundles.bundle import pack
 from evertick.config import Settings, user_environment
 from evertick.db.queries import logs, runners
 from evertick.domain.access import Actor
@@ -21,11 +22,13 @@ from evertick.engine.runners import mark_runner_dead
 from evertick.engine.runs import cancel, trigger
 from evertick.engine.secrets import put_value
 from evertick.executors.agent_process import AgentProcesses
+from evertick.publisher.publisher import load_files
 from evertick.runner.peer_check import declare_dead_peers
 from evertick.runner.remote.session import RemoteSession
 from evertick.runner.runner import Runner
 from evertick.secrets.agent_tokens import AgentTokens
 from evertick.secrets.keyring import load_keyring
+from tests.bundles.package_index import from_folder, make_wheel
 from tests.chaos.proxy import Mode, Proxy
 from tests.engine import invariants
 from tests.engine.world import run_state, value
@@ -34,6 +37,21 @@ from tests.system.hosting import Said, hosted
 from tests.system.work import Published, loaded, publish_work
 from tests.waiting import elapse, eventually
 
+WITH_PACKAGE = """
+# /// script
+# dependencies = ["alpha"]
+# ///
+import alpha
+from evertick import dag, task
+
+@task
+def version() -> str:
+    return alpha.VERSION
+
+@dag
+def etl():
+    version()
+"""
 CANARY = "canary-51c0ffee"
 
 
@@ -86,6 +104,28 @@ async def test_large_results_and_inputs_travel_as_files(farm: Farm, far: Publish
     assert await take.ended() == 0, take.said()
     assert await farm.result(row) == 5000
     assert await value(farm.conn, "select value->>'$evertick' from result where idx = 0") == "file"
+
+
+async def test_an_agent_builds_the_environment_of_its_attempt_or_gives_it_back(farm: Farm, tmp_path: Path) -> None:
+    folder, wheels = tmp_path / "own", tmp_path / "wheels"
+    folder.mkdir()
+    make_wheel(wheels, "alpha", "2.0")
+    (folder / "etl.py").write_text(WITH_PACKAGE)
+    (found,) = await load_files(folder, ["etl.py"], Settings(home=tmp_path / "publisher"), from_folder(wheels))
+    assert found.error is None
+    specs = tuple(each.spec for each in found.dags)
+    own = Published("etl.py", specs, pack(folder, "etl.py", found.closure, found.lock))
+    row = await farm.dispatch(own, "etl")
+    agent = await farm.start(row, **from_folder(wheels))
+    assert await agent.ended() == 0, agent.said()
+    assert await farm.result(row) == "2.0"
+    row = await farm.dispatch(own, "etl")
+    elsewhere = {"EVERTICK_HOME": str(tmp_path / "elsewhere")}
+    agent = await farm.start(row, **from_folder(tmp_path / "nothing"), **elsewhere)
+    assert await agent.ended() == 3, agent.said()
+    task = await farm.task(row)
+    assert task.state == "pending"
+    assert str(task.reason).startswith("environment_failed: ")
 
 
 async def test_an_agent_without_room_for_its_inputs_says_so_and_the_task_runs_again(farm: Farm, far: Published) -> None:

@@ -63,6 +63,11 @@ class Interpreter(NamedTuple):
     environment: str = ""
     shim: str = ""
 
+    @property
+    def exists(self) -> bool:
+        """False if a person has deleted the environment."""
+        return not self.environment or os.access(self.python, os.X_OK)
+
     def command(self, module: str, *flags: str) -> list[str]:
         """Runs a module of Evertick. `-P` keeps the working directory's files from shadowing the library's."""
         if not self.shim:
@@ -231,6 +236,7 @@ class Environments:
         source = declaration.source
         named = ["--script", source.name] if source.suffix == ".py" else ["--no-emit-project", "--no-dev"]
         options = ["--frozen", "--no-header", "--no-annotate", "--prune", "evertick", "--format", "requirements.txt"]
+        options += ["--emit-index-url", "--emit-find-links"]
         return await self._uv("export", *options, *named, folder=source.parent)
 
     # Build

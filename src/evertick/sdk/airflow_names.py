@@ -103,7 +103,7 @@ IMPORTS = {
     "Param": "use Param of evertick",
     "PythonOperator": "use @task on the function, and call it",
     "PythonSensor": "use @task.sensor",
-    "PythonVirtualenvOperator": "use program('name', ['/path/to/venv/bin/python', 'script.py'])",
+    "PythonVirtualenvOperator": "declare the dependencies of the DAG file in a block `# /// script`",
     "ShortCircuitOperator": "use @task.short_circuit",
     "SimpleHttpOperator": "use http('name', 'https://...')",
     "TaskGroup": "use `with task_group('name'):`",
@@ -123,7 +123,7 @@ DECORATORS = {
     "kubernetes": "run runners with --executor kubernetes; @task(executor_options=...) sets the pod's options",
     "run_if": "use @task.short_circuit",
     "skip_if": "use @task.short_circuit",
-    "virtualenv": "there is no virtual environment per task: use program('name', ['/path/to/venv/bin/python', 'script.py'])",
+    "virtualenv": "declare the dependencies of the DAG file in a block `# /// script`; its tasks run in an environment of their own",
 }
 
 _FIRE_AT = "write {{ fire_at }}"

@@ -110,7 +110,11 @@ class LocalExecutor:
             self._attempts[order.key, order.epoch] = attempt = Attempt(order, self._loop.time())
             by_address.setdefault((order.bundle, order.file), []).append(attempt)
         for address, attempts in by_address.items():
-            if (bundle := self._executors.get(address)) is not None:
+            bundle = self._executors.get(address)
+            if bundle is not None and bundle.is_idle and not bundle.place.interpreter.exists:
+                self._retire(address)
+                bundle = None
+            if bundle is not None:
                 bundle.start(attempts)
             elif (waiting := self._fetching.get(address)) is not None:
                 waiting += attempts
@@ -283,9 +287,12 @@ class LocalExecutor:
         excess = len(self._executors) + 1 - self._limits.max_parents
         idle = sorted((bundle.last_used_at, address) for address, bundle in self._executors.items() if bundle.is_idle)
         for _, address in idle[: max(0, excess)]:
-            bundle = self._executors.pop(address)
-            self._retired.append(bundle)
-            bundle.pool.close()
+            self._retire(address)
+
+    def _retire(self, address: Address) -> None:
+        bundle = self._executors.pop(address)
+        self._retired.append(bundle)
+        bundle.pool.close()
 
     def _tick(self) -> None:
         now = self._loop.time()
