@@ -63,7 +63,7 @@ HABITS = [
     ),
     Wrong("from airflow.operators.python import PythonOperator\n", ("for PythonOperator, use @task",)),
     Wrong("@task.bash\ndef b(): ...\n", ("use shell('name', 'command')",)),
-    Wrong("@task.virtualenv(requirements=['x'])\ndef b(): ...\n", ("no virtual environment per task", "program(")),
+    Wrong("@task.virtualenv(requirements=['x'])\ndef b(): ...\n", ("declare the dependencies", "# /// script")),
     Wrong("with dag('x') as d: ...\n", ("@dag takes a function",)),
     body('shell("x", "echo {{ ti.xcom_pull() }}")', "'ti'", "{{ inputs.rows }}"),
     body('shell("x", "echo {{ var.value.x }}")', "'var'", "variables=['region']"),

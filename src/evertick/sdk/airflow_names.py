@@ -123,7 +123,7 @@ DECORATORS = {
     "kubernetes": "run runners with --executor kubernetes; @task(executor_options=...) sets the pod's options",
     "run_if": "use @task.short_circuit",
     "skip_if": "use @task.short_circuit",
-    "virtualenv": "declare the dependencies of the DAG file in a block `# /// script`; its tasks run in an environment of their own",
+    "virtualenv": "declare the dependencies of the DAG file in a block `# /// script`",
 }
 
 _FIRE_AT = "write {{ fire_at }}"
