@@ -22,7 +22,7 @@ from evertick.engine.runners import mark_runner_dead
 from evertick.engine.runs import cancel, trigger
 from evertick.engine.secrets import put_value
 from evertick.executors.agent_process import AgentProcesses
-from evertick.publisher.publisher import load_files
+from evertick.publisher.deployment import load_files
 from evertick.runner.peer_check import declare_dead_peers
 from evertick.runner.remote.session import RemoteSession
 from evertick.runner.runner import Runner
