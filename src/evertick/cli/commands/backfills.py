@@ -225,7 +225,7 @@ def _show_page(row: BackfillDetails, now: datetime) -> None:
         "Waits": "its DAG is paused" if row.is_dag_paused and row.state == "running" else None,
         "Reason": row.reason,
         "When": row.when + (f" (schedule {row.schedule})" if row.schedule else ""),
-        "Range": f"{iso(row.first_at)} to {iso(row.last_at)}, {order}",
+        "Range": f"{clock(row.first_at)} to {clock(row.last_at)}, {order}",
         "Reprocess": row.reprocess,
         "Parallel": row.parallel,
         "Progress": _progress(row),

@@ -52,7 +52,7 @@ DateOption = Annotated[
         " DAG's schedule. By default now.",
     ),
 ]
-DagNames = Annotated[list[str] | None, typer.Argument(metavar="[DAG]...", help="The DAGs' names.")]
+DagNames = Annotated[list[str] | None, typer.Argument(metavar="DAG", help="The DAGs' names.")]
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait for the run and exit with its status.")]
 Number = Annotated[int | None, typer.Argument(metavar="VERSION", min=1, help="A version; by default the previous one.")]
 Other = Annotated[

@@ -65,9 +65,7 @@ Latest = Annotated[bool, typer.Option("--latest", help="Run on the newest versio
 
 Runs = Annotated[
     list[int] | None,
-    typer.Argument(
-        metavar="[RUN]...", parser=read_number, help="The runs' numbers, as `evertick runs list` shows them."
-    ),
+    typer.Argument(metavar="RUN", parser=read_number, help="The runs' numbers, as `evertick runs list` shows them."),
 ]
 OnlyDag = Annotated[str | None, typer.Option("--dag", help="Only runs of this DAG.")]
 
