@@ -1,13 +1,14 @@
 """Stream answers of an LLM for many texts, and stop when the run has used its budget of tokens."""
 
 import json
+from typing import Any
 from urllib.request import Request, urlopen
 
 from evertick import Fail, Param, dag, task
 
 
 @task(rate={"llm": "60/1m"}, retries=4, retry_backoff="exponential", never_on=[ValueError], timeout="5m")
-def summarize(text: str, url: str, max_tokens: int) -> dict[str, object]:
+def summarize(text: str, url: str, max_tokens: int) -> dict[str, Any]:
     body = json.dumps({"prompt": f"Summarize: {text}", "stream": True}).encode()
     words, tokens = [], 0
     with urlopen(Request(url, body, {"Content-Type": "application/json"}), timeout=60) as stream:
@@ -22,8 +23,8 @@ def summarize(text: str, url: str, max_tokens: int) -> dict[str, object]:
 
 
 @task
-def bill(answers: list[dict[str, int]], budget: int) -> int:
-    used = sum(answer["tokens"] for answer in answers)
+def bill(answers: list[dict[str, Any]], budget: int) -> int:
+    used: int = sum(answer["tokens"] for answer in answers)
     if used > budget:
         raise Fail(f"{used} tokens used, the budget is {budget}")
     return used

@@ -1,6 +1,6 @@
 """Many DAGs write many tables, but each table has one writer at a time. Readers share it."""
 
-from evertick import Param, dag, task
+from evertick import Param, chain, dag, task
 
 
 @task(mutex="table:{params.table}", timeout="30m")
@@ -15,4 +15,4 @@ def check(table: str) -> str:
 
 @dag
 def maintain_table(table: str = Param(required=True)) -> None:
-    rewrite(table) >> check(table)
+    chain(rewrite(table), check(table))

@@ -3,7 +3,7 @@
 evertick runner --queues gpu --slots 1
 """
 
-from evertick import dag, task
+from evertick import chain, dag, task
 
 
 @task
@@ -31,5 +31,5 @@ def weekly_training() -> None:
     rows = prepare()
     trained = train(rows)
     instead = train_on_cpu(rows)
-    trained >> instead
-    [trained, instead] >> publish()
+    chain(trained, instead)
+    chain([trained, instead], publish())
