@@ -72,7 +72,8 @@ def run_pytest(project: Path, *options: str) -> tuple[int, str]:
     environment = {**user_environment(), "PYTHONDONTWRITEBYTECODE": "1"}
     # Of the run of these tests.
     environment = {name: text for name, text in environment.items() if not name.startswith(("PYTEST", "COV"))}
-    command = [sys.executable, "-m", "pytest", *options]
+    # Plug-ins of these tests that take half of the start.
+    command = [sys.executable, "-m", "pytest", "-p", "no:schemathesis", "-p", "no:hypothesispytest", *options]
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 

@@ -129,7 +129,8 @@ class EvertickServer:
         while (shown := self._run("dags", "show", dag, "--json")).returncode and time.monotonic() < deadline:
             time.sleep(0.2)
         if shown.returncode:
-            raise AssertionError(f"DAG {dag!r} was not published within {timeout:g} s: {shown.stderr}")
+            listed = self._run("dags", "list").stdout
+            raise AssertionError(f"DAG {dag!r} was not published within {timeout:g} s: {shown.stderr}\n{listed}")
         options = ["--params", json.dumps(params or {}), "--wait", "--timeout", str(timeout), "--json"]
         done = self._run("dags", "trigger", dag, *options)
         if not done.stdout:

@@ -27,6 +27,9 @@ from evertick.domain.notifications import (
         "webhook:https://example.com/hook;sign=key",
         "slack:secret/slack_url",
         "email:ops@example.com dev@example.com",
+        "plugin:pagerduty:",
+        "plugin:pagerduty:team: a/b",
+        "plugin:pagerduty:team;secret=pager_key",
     ],
 )
 def test_a_sink_is_a_text_and_back(text: str) -> None:
@@ -48,6 +51,11 @@ def test_a_sink_is_a_text_and_back(text: str) -> None:
         ("webhook:secret/", "is not a valid name for a secret"),
         ("webhook:https://example.com;sign=a b", "is not a valid name for a secret"),
         ("slack:https://example.com;sign=key", "cannot be signed"),
+        ("plugin:", "'' is not the name of a notifier"),
+        ("plugin:pager duty:x", "is not the name of a notifier"),
+        ("plugin:pagerduty:a;b", "is not a target of a notifier"),
+        ("plugin:pagerduty:a\nb", "is not a target of a notifier"),
+        ("plugin:pagerduty:a;secret=", "is not a valid name for a secret"),
         ("email:", "1 to 20 recipients"),
         ("email:ops", "is not an email address"),
         ("email:ops@example.com\nBcc:x@y.z", "is not an email address"),

@@ -184,9 +184,9 @@ def parse_destination(text: str) -> Destination:
     except ValueError:
         raise UserError(f"{text!r:.200} is not a destination: write {_FORMS}.") from None
     if chosen is DestinationKind.PLUGIN:
-        place, _, key = rest.partition(_WITH_SECRET)
+        place, has_secret, key = rest.partition(_WITH_SECRET)
         name, _, target = place.partition(":")
-        return plugin_destination(name, target, secret=key or None)
+        return plugin_destination(name, target, secret=key if has_secret else None)
     place, _, key = rest.partition(_SIGN)
     if chosen is DestinationKind.EMAIL:
         return email_destination(rest.split())
