@@ -50,7 +50,7 @@ async def test_a_check_reports_what_is_unknown_and_who_can_read_a_secret(
     ran = await cli_without_database("config", "check")
     assert ran.status == 0, ran
     assert "chmod 600 evertick.toml" in ran.out
-    assert "settings are valid" in ran.out
+    assert "Valid: 5 settings." in ran.out
     (configured / "evertick.toml").chmod(0o600)
     assert "chmod" not in (await cli_without_database("config", "check")).out
     monkeypatch.setenv("EVERTICK_RUNER_SLOTS", "3")

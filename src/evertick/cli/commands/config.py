@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from evertick.cli.app import Group
-from evertick.cli.options import Json
+from evertick.cli.options import Json, noun
 from evertick.cli.output import hint, line, show, show_list
 from evertick.config import Settings, given_settings, read_settings, unknown_variables, variables
 from evertick.domain.errors import InvalidSettings, did_you_mean
@@ -59,9 +59,7 @@ def check_command() -> None:
         if Path(path).stat().st_mode & 0o077:
             show(line(f"{path} contains a secret, and other users can read it: chmod 600 {path}", "yellow"))
     places = sorted({each.source for each in given.values()})
-    show(
-        line(f"{len(given)} settings are valid."), hint(f"From {', '.join(places)}." if places else "All are defaults.")
-    )
+    show(line(f"Valid: {noun(len(given), 'setting')}."), hint(f"From {', '.join(places) or 'no file or variable'}."))
 
 
 def _settings() -> Iterator[ShownSetting]:
