@@ -34,6 +34,7 @@ LAYERS = (
     *(
         "logs",
         "attempts",
+        "airflow",
         "executors",
         "runner",
         "agent",
@@ -64,6 +65,9 @@ MOST_PARAMETERS = 7
 
 # name of the function: why it takes more
 MANY_PARAMETERS: dict[str, str] = {
+    "engine/asks._trigger_for_attempt": "the arguments of its stored function",
+    "engine/asks._put_variable_for_attempt": "the arguments of its stored function",
+    "executors/local/executor.LocalExecutor.__init__": "what it needs of the runner; callers pass it by name",
     "engine/runs.trigger": "all that a caller may say about a run; most name two",
     "sdk/operators.http": "a request has as many parts, and authors pass them by name",
     "engine/shards.poll_work": "everything that an idle leader reads, in one statement",
@@ -91,6 +95,10 @@ CATCH_ALL = {
     "supervisor/fork_server._ForkServer._become": "a fork must never return into the code of the process that forked it",
     "secrets/backends.SecretProvider._ask": "a backend is third-party code, and its messages may quote secrets",
     "runner/launch.Launcher._prepare_and_start": "one task that cannot be prepared must not stop the others (V11)",
+    "executors/local/executor.LocalExecutor._reply": "one question that cannot be answered must not stop the executor",
+    "airflow/attempt.AirflowTask.__call__": "the attempt: every exception of the task is its outcome",
+    "airflow/attempt._wait_for_trigger": "a trigger is user code, and its failure is passed to its task",
+    "airflow/loader._check": "Airflow's checks of a DAG raise errors of many kinds",
     "runner/session.LocalSession._apply_events_meanwhile": "one event must not end a session and all of its attempts",
     "runner/remote/session.Observer._listen": "an executor may be user code, and nothing depends on its signals",
     "runner/remote/worker_pool.WorkerPool._work": "one attempt that cannot be submitted must not stop the others (V11)",
@@ -131,6 +139,7 @@ LATE_IMPORTS = {
     "scheduler/notification_sender.NotificationSender._sending": "TLS and email, only where something is sent",
     "doctor/database.check_keys": "cryptography, only where keys are checked",
     "secrets/backends.SecretProvider._read": "cryptography, only where a stored value is read",
+    "runner/asks.Asks._put_variable": "cryptography, only where a stored value is changed",
     "attempts/child.Child._run": "subprocess, only for commands with secrets; asyncio doubles what each fork copies",
     "attempts/child.Child._hide": "only for attempts with secrets; each fork would map it",
     "pytest_plugin.pytest_collect_file": "pytest loads the plug-in in every project",

@@ -245,6 +245,7 @@ class Settings:
     git_secret: str | None = None
     git_webhook_secret: str | None = None
     git_poll_seconds: float = setting(30.0, minimum=1)
+    airflow_python: Path | None = None
     load_timeout_seconds: float = setting(30.0, minimum=0.1)
     environments: bool = True
     environments_max_gb: float = setting(10.0, minimum=0)

@@ -26,7 +26,7 @@ from evertick.domain.retry import RetryPolicy, class_names, may_retry
 from evertick.logs.capture import TASK_LOGGER
 from evertick.processes.system import native_threads
 from evertick.processes.tree import OUT_OF_MEMORY, explain_exit
-from evertick.sdk.dag import load_dags
+from evertick.sdk.dag import load_dag_file
 from evertick.sdk.runtime import (
     BoundTask,
     CompiledDag,
@@ -379,7 +379,10 @@ class Loaded:
 def load(folder: str, file: str) -> Loaded:
     """Import the file. Any exception, even SystemExit, becomes the failure."""
     try:
-        return Loaded(dags=load_dags(Path(folder), file))
+        found = load_dag_file(Path(folder), file)
+        if found.rehearse is not None:
+            found.rehearse()
+        return Loaded(dags=found.dags)
     except BaseException as error:
         return Loaded(failure=f"{file} cannot be imported: {described(error)}", traceback=user_traceback(error))
 

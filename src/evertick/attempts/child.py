@@ -5,11 +5,13 @@ A single-use child runs one order and exits; a reused one continues until the ru
 
 from __future__ import annotations
 
+import _thread
 import gc
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from evertick.attempts.body import Loaded, context_of, report_of_error, run_body
@@ -23,7 +25,7 @@ from evertick.attempts.child_setup import (
     kill_remaining_processes,
     send,
 )
-from evertick.attempts.protocol import AttemptIO, Frames, Report, Start, frame
+from evertick.attempts.protocol import AskRefused, AttemptIO, Frames, Report, Start, frame
 from evertick.attempts.shell import become_shell
 from evertick.logs import format
 from evertick.logs.capture import CapturedStream, SpoolWriter, capture_logging, finish_lines
@@ -49,6 +51,7 @@ class Child:
         self._spared = spared
         self._frames = Frames()
         self._granted: InjectedSecrets | None = None
+        self._asking = _thread.allocate_lock()
 
     def live(self, code: Loaded | Callable[[], Loaded], unwanted: list[tuple[int, int]]) -> NoReturn:
         """Run until the runner closes the connection or the one attempt is over. Does not return into the parent's
@@ -109,7 +112,7 @@ class Child:
             hidden.close()
         trouble, writer.dropped_bytes = writer.trouble(), 0
         should_retire = start.is_single_use or self._reuse.should_retire(report)
-        return frame((*report[:7], os.lseek(writer.fd, 0, os.SEEK_END), trouble, should_retire))
+        return frame((*report[:7], os.lseek(writer.fd, 0, os.SEEK_END), trouble, should_retire, report.skips))
 
     def _hide(self, start: Start) -> Any:
         """The process with injected secrets runs only this attempt: nothing is left for the next."""
@@ -120,10 +123,13 @@ class Child:
         return MaskedOutput(self._writer, self._granted.masker)
 
     def _run(self, start: Start, find: Find) -> Report:
-        io = AttemptIO(self._writer.write_text, self._setup.files, self._granted)
+        io = AttemptIO(self._writer.write_text, self._setup.files, self._granted, partial(self._ask, start.number))
         try:
             bound = find(start.dag, start.task)
             context = context_of(start, bound, self._setup.cancellation.for_next_attempt(), self._granted)
+            if bound.report is not None:
+                report: Report = bound.report(start, context, io)
+                return report
             if start.command is not None:
                 enter(context)
                 if self._granted is not None:
@@ -138,6 +144,24 @@ class Child:
 
             return run_alone(start, bound, context, io)
         return run_body(start, bound, context, io)
+
+    def _ask(self, number: int, verb: str, args: dict[str, Any]) -> Any:
+        """Ask the runner, and wait for its answer. A copy that the body forked has no connection of its own."""
+        if self._setup.parent_pid != os.getppid():
+            raise AskRefused("unsupported", f"a process that the task started cannot ask for {verb!r}")
+        with self._asking:
+            send(self._setup.fd, frame(("ask", number, verb, args)))
+            while not (messages := self._frames.feed(self._received())):
+                continue
+        _, code, value = messages[0]
+        if code is not None:
+            raise AskRefused(code, value)
+        return value
+
+    def _received(self) -> bytes:
+        if not (received := os.read(self._setup.fd, RECEIVE_BYTES)):
+            raise BrokenPipeError("the runner is gone")
+        return received
 
 
 def _warm_up_body() -> list[float]:

@@ -74,6 +74,7 @@ class Report(NamedTuple):
     log_end: int | None = 0
     log_trouble: str | None = None
     should_retire: bool = False
+    skips: tuple[str, ...] = ()
 
 
 def frame(message: list[Any] | tuple[Any, ...]) -> bytes:
@@ -134,22 +135,36 @@ def start_frame(number: int, order: AttemptOrder, *, is_joining: bool = False) -
 
 
 def read_report(message: list[Any]) -> Report:
-    number, kind, *rest = message
-    return Report(number, _KINDS[kind], *rest)
+    number, kind, *rest, skips = message
+    return Report(number, _KINDS[kind], *rest)._replace(skips=tuple(skips))
 
 
 _KINDS = {kind.value: kind for kind in OutcomeKind}
 
 
 Say = Callable[[str, str], None]
+Ask = Callable[[str, dict[str, Any]], Any]
+
+
+class AskRefused(Exception):
+    """The runner did not answer a question of the attempt. `code` is that of the error there, such as `not_found`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _no_ask(verb: str, _args: dict[str, Any]) -> Any:
+    raise AskRefused("unsupported", f"asking for {verb!r} is not possible here")
 
 
 class AttemptIO(NamedTuple):
-    """The context of a body's process: functions for log lines and large results, and the injected secrets."""
+    """The context of a body's process: functions for log lines, large results and questions, and the injected secrets."""
 
     say: Say
     files: ResultFiles = ResultFiles()
     granted: InjectedSecrets | None = None
+    ask: Ask = _no_ask
 
     def hide(self, text: str) -> str:
         return text if self.granted is None else self.granted.masker.hide(text)

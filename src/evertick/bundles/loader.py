@@ -22,6 +22,7 @@ from typing import Any
 from evertick.bundles.dependencies import Declaration, Lock
 from evertick.bundles.environments import NO_DEPENDENCIES, Interpreter, Prepared
 from evertick.domain.attempt import storable_text
+from evertick.domain.dags.findings import Finding, Severity, read_finding
 from evertick.domain.dags.spec import DagSpec, from_json, structural_hash
 from evertick.domain.dags.validation import validate
 from evertick.domain.errors import EnvironmentFailed, InvalidDag
@@ -73,6 +74,17 @@ class LoadedFile:
     uses_threads: tuple[str, ...] = ()
     lock: Lock | None = None
     retry_after_seconds: float | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def refused(self) -> dict[str, ImportProblem]:
+        """The DAGs of the file that Evertick refuses, by name, each with its first reason."""
+        found: dict[str, ImportProblem] = {}
+        for each in self.findings:
+            if each.severity is Severity.REFUSED:
+                message = f"{each.code} {each.task or each.dag}: {each.text}"
+                found.setdefault(each.dag, ImportProblem(file=each.file, line=each.line, message=message))
+        return found
 
 
 async def load_file(
@@ -143,6 +155,7 @@ def _read_answer(file: str, body: bytes) -> LoadedFile:
             dags=tuple(_read_dag(each) for each in raw["dags"]),
             error=_read_problem(raw["problem"]) if raw["problem"] else None,
             closure=tuple(map(str, raw["closure"])),
+            findings=tuple(read_finding(each) for each in raw["findings"]),
             uses_threads=tuple(storable_text(str(name)) for name in raw["uses_threads"]),
         )
     except (KeyError, TypeError, ValueError, RecursionError, InvalidDag) as error:

@@ -22,7 +22,7 @@ from evertick.domain.dags.spec import structural_hash, to_json
 from evertick.domain.errors import InvalidDag, UserError
 from evertick.processes.system import become_subreaper, die_with_parent, native_threads
 from evertick.processes.thread_pools import without_pool_threads
-from evertick.sdk.dag import load_dags
+from evertick.sdk.dag import DagFile, load_dag_file
 from evertick.sdk.runtime import CompiledDag
 
 MAX_MODULES = 5_000
@@ -102,16 +102,18 @@ def main(folder: Path, file: str, answer_fd: int, parent_pid: int, deadline: flo
 
 def load(folder: Path, file: str) -> dict[str, object]:
     """The report about the file: its DAGs or its error, the modules it needs, and the threads it started."""
-    dags: list[dict[str, str]] = []
+    loaded, dags = DagFile(dags={}), list[dict[str, str]]()
     problem: Mapping[str, object] | None = None
     try:
         with without_pool_threads():  # as in a fork server
-            dags = [_described(dag) for dag in load_dags(folder, file).values()]
+            loaded = load_dag_file(folder, file)
+            dags = [_described(dag) for dag in loaded.dags.values()]
     except BaseException as error:  # SystemExit too: a file must not end this process without an answer
         problem = _problem(error, folder, file)
     faulthandler.cancel_dump_traceback_later()  # its thread is none of the file's
     return {
         "dags": dags,
+        "findings": [finding.to_dict() for finding in loaded.findings],
         "problem": problem,
         "closure": find_closure(folder, file, _loaded_files(folder)),
         "uses_threads": _threads(),

@@ -31,6 +31,7 @@ _RUN: dict[str, Command] = {
     "publisher": ("services:publisher_app", "Watch a folder or a git repository, and publish the DAGs in it."),
     "deploy": ("deploy", "Publish a folder of DAGs as a whole, here or on a server."),
     "deployments": ("deploy:deployments_app", "List, show and roll back deployments, the sources of DAGs."),
+    "airflow": ("airflow", "Run DAG files of Airflow: check a folder, import values, set up an environment."),
     "envs": ("envs", "Manage the Python environments of DAG files on this machine: list, build, prune."),
     "health": ("health", "Show the health of this installation; exit status 1 if a part is unhealthy."),
     "config": ("config", "Show and check the settings: show, check."),
@@ -77,7 +78,7 @@ COMMANDS = _RUN | _MANAGE
 # These commands work on this machine: they refuse a server's address.
 HERE_ONLY = {
     *("up", "init", "agent", "scheduler", "runner", "publisher", "api", "envs", "health", "config", "doctor"),
-    *("login", "logout"),
+    *("login", "logout", "airflow"),
 }
 
 

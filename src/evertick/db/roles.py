@@ -32,7 +32,8 @@ MAY: dict[str, tuple[str, ...]] = {
         *("runners.register", "runners.leave", "runners.live", "runners.peers", "runners.namesakes"),
         *("finish_and_claim", "claim_selected", "extend_leases", "runners.queued_tasks", "runners.names"),
         *("runners.published", "dags.version", "dags.bundle", "values_of_attempt", "logs.append", "logs.shipped_until"),
-        *("runs.existing", "mark_runner_dead"),
+        *("runs.existing", "mark_runner_dead", "answer_ask", "trigger_for_attempt", "put_variable_for_attempt"),
+        *("dags.find", "dags.names"),
         # For a runner that drives a remote executor.
         *("claim_for_dispatch", "queue_selected", "runners.list_of", "runners.known", "runners.note_*", "end_queued"),
         *("adopt_dispatches", "delete_dispatches", "runners.held", "finish_attempt"),

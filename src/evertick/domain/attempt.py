@@ -92,6 +92,7 @@ class AttemptOrder:
     isolation: Isolation
     command: str | None = None
     stops_on_lost_contact: bool = False
+    asks: bool = False
     granted_json: str = field(default="", repr=False)
 
     @property
@@ -104,7 +105,7 @@ class AttemptOrder:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How one attempt ended. `reason` is for people; `result_json` is the task's return value; `skips` are the
-    tasks that a branch did not choose.
+    tasks that a branch did not choose; `skip_names` are the same, by the task itself and not yet looked up.
 
     `start_seconds` is the time until the body began, set only if it was noticeable.
     `log` is the part of the attempt's log that was not shipped during the run: it covers the spool's bytes from
@@ -120,6 +121,7 @@ class Outcome:
     no_retry: bool = False
     retry_after_seconds: float | None = None
     skips: tuple[int, ...] = ()
+    skip_names: tuple[str, ...] = ()
     start_seconds: float | None = None
     log: bytes = b""
     log_offset: int = 0

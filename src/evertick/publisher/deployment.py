@@ -13,9 +13,10 @@ from types import MappingProxyType
 
 from psycopg import AsyncConnection
 
+from evertick.bundles.airflow_python import airflow_interpreter
 from evertick.bundles.bundle import Bundle, pack
 from evertick.bundles.dependencies import Lock, find_declaration
-from evertick.bundles.environments import NO_DEPENDENCIES, Environments
+from evertick.bundles.environments import NO_DEPENDENCIES, Environments, Prepared
 from evertick.bundles.loader import ImportProblem, LoadedFile, find_duplicates, load_file, not_prepared
 from evertick.config import Settings
 from evertick.db.queries import dags, deployments
@@ -79,7 +80,9 @@ async def load_files(
     async def load(file: str) -> LoadedFile:
         declaration, prepared = None, NO_DEPENDENCIES
         try:
-            if settings.environments and (declaration := find_declaration(folder, file)) is not None:
+            if (airflow := await airflow_interpreter(settings, folder / file)) is not None:
+                prepared = Prepared(airflow)
+            elif settings.environments and (declaration := find_declaration(folder, file)) is not None:
                 prepared = await environments.prepare(declaration, known.get(file))
         except (InvalidDag, EnvironmentFailed) as error:
             return not_prepared(file, declaration, error)
@@ -108,8 +111,9 @@ async def load_folder(
     folder: Path, settings: Settings, environment: Mapping[str, str], known: Mapping[str, Lock]
 ) -> LoadedFolder:
     """Load and pack every DAG file of the folder. Raises BrokenFiles with the problems of all."""
-    files = await asyncio.to_thread(_files_of, folder)
+    files = await asyncio.to_thread(_files_of, folder, with_airflow=settings.airflow_python is not None)
     loaded = await load_files(folder, files, settings, environment, known)
+    loaded = [replace(each, error=each.error or next(iter(each.refused.values()), None)) for each in loaded]
     for name, owners in find_duplicates(loaded).items():
         message = f"DAG {name!r} is also defined in {owners[0]}. Rename one of them."
         loaded = [_with_problem(each, message) if each.file in owners[1:] else each for each in loaded]
@@ -131,10 +135,10 @@ def refuse_broken(loaded: Sequence[LoadedFile]) -> None:
         raise BrokenFiles("\n".join(lines), verdicts=[_verdict(each) for each in loaded])
 
 
-def _files_of(folder: Path) -> list[str]:
+def _files_of(folder: Path, *, with_airflow: bool) -> list[str]:
     if not folder.is_dir():
         raise UserError(f"The folder {folder} does not exist.")
-    files = find_dag_files(folder)
+    files = find_dag_files(folder, with_airflow=with_airflow)
     if not files:
         raise UserError("There is no DAG file: no .py file mentions both `evertick` and `dag`. Nothing was published.")
     return files

@@ -17,16 +17,18 @@ from pathlib import Path
 import watchfiles
 from psycopg import AsyncConnection
 
+from evertick.bundles.airflow_python import airflow_interpreter
 from evertick.bundles.archive import visible_files
 from evertick.bundles.bundle import Bundle, contents, pack
 from evertick.bundles.dependencies import LOCK_FILE, Lock, find_declaration, read_lock
-from evertick.bundles.environments import NO_DEPENDENCIES, Environments
+from evertick.bundles.environments import NO_DEPENDENCIES, Environments, Prepared
 from evertick.bundles.loader import ImportProblem, LoadedFile, load_file, not_prepared
 from evertick.config import Settings
 from evertick.db.connect import Purpose
 from evertick.db.notify import Channel
 from evertick.db.queries import dags
 from evertick.domain.access import Actor
+from evertick.domain.dags.dag_files import is_airflow_file, is_dag_file
 from evertick.domain.deployments import DeploymentChange, DeploymentKind
 from evertick.domain.errors import Conflict, CyclicDependency, EnvironmentFailed, InvalidDag, MissingPool, NotOwned
 from evertick.domain.routing import Routing
@@ -142,7 +144,7 @@ class Publisher:
         if is_changed:
             # Publish everything again: the same code under other rules is the same version, rerouted.
             self._seen.clear()
-        files = find_dag_files(self._folder)
+        files = find_dag_files(self._folder, with_airflow=self._settings.airflow_python is not None)
         if files != self._compared or time.monotonic() - self._compared_at > COMPARE_SECONDS:
             await self._remove_gone(await self._link.get(), set(files))
             self._compared, self._compared_at = files, time.monotonic()
@@ -171,7 +173,9 @@ class Publisher:
         declaration = None
         try:
             prepared = NO_DEPENDENCIES
-            if self._settings.environments and (declaration := find_declaration(self._folder, file)) is not None:
+            if (airflow := await airflow_interpreter(self._settings, self._folder / file)) is not None:
+                prepared = Prepared(airflow)
+            elif self._settings.environments and (declaration := find_declaration(self._folder, file)) is not None:
                 # The others do not wait for a build.
                 self._loads[file].started_at = time.monotonic()
                 prepared = await self._environments.prepare(declaration, await self._known_lock(file))
@@ -233,6 +237,7 @@ class Publisher:
                     self.wake.set()
                     return False
                 await self._publish(conn, loaded, bundle, routing)
+                problem = next(iter(loaded.refused.values()), None)
             except (InvalidDag, Conflict) as error:
                 problem = ImportProblem(file=loaded.file, line=None, message=str(error))
                 # At the next scan the pool may exist or the cycle may be broken, without any change of the file.
@@ -255,7 +260,7 @@ class Publisher:
         """Publish the DAGs of one file, and retire those that it had before, all or nothing."""
         await store_bundle(conn, loaded, bundle)
         given = [PublishedDag(spec=dag.spec, file=loaded.file, bundle_hash=bundle.hash) for dag in loaded.dags]
-        names = {dag.name for dag in loaded.dags}
+        names = {dag.name for dag in loaded.dags} | loaded.refused.keys()
         rows = await dags.files(conn, self._change.name)
         gone = [row.name for row in rows if row.file == loaded.file and row.name not in names]
         done = await publish_all(conn, self._change, given, retired=gone, actor=_ACTOR, routing=routing)
@@ -263,6 +268,9 @@ class Publisher:
         for stored in stored_dags(done):
             self._owners[stored.dag], spec = loaded.file, specs[stored.dag]
             if stored.is_new:
+                for finding in loaded.findings:
+                    if finding.dag == stored.dag:
+                        self._log.warning("finding_reported", dag=stored.dag, message=str(finding))
                 self._log.info("dag_published", dag=stored.dag, file=loaded.file, tasks=len(spec.tasks))
                 for each in await not_stored(conn, spec) if self._settings.secrets_backends == ("store",) else ():
                     self._log.warning("secrets_missing", dag=stored.dag, message=each)
@@ -310,13 +318,14 @@ class Publisher:
         return frozenset(marks)
 
 
-def find_dag_files(folder: Path) -> list[str]:
-    """Python files that may define a DAG: they mention both words, in any case, as `from evertick import DAG` does. A broken
-    file counts, so that its error is shown."""
+def find_dag_files(folder: Path, *, with_airflow: bool = False) -> list[str]:
+    """Python files that may define a DAG: of Evertick, and with an interpreter for them also those of Airflow."""
     found = []
     for path in visible_files(folder):
         with suppress(OSError):
-            if path.suffix == ".py" and b"dag" in (text := path.read_bytes().lower()) and b"evertick" in text:
+            if path.suffix != ".py":
+                continue
+            if is_dag_file(text := path.read_bytes()) or (with_airflow and is_airflow_file(text)):
                 found.append(str(path.relative_to(folder)))
     return sorted(found)
 

@@ -93,6 +93,7 @@ def attempt_order(claim: ExchangeRow, version: LoadedVersion, session: int, gran
         isolation=Isolation.PROCESS if stops or granted_json or task.kind is TaskKind.PROGRAM else task.isolation,
         command=task.command,
         stops_on_lost_contact=stops,
+        asks=task.asks,
         granted_json=granted_json,
     )
 
@@ -231,7 +232,7 @@ class Launcher:
         version = launch.version
         order = attempt_order(launch.claim, version, self._executor.session, launch.granted_json)
         task = version.spec.tasks[launch.claim.idx]
-        branches = version.spec if task.choice is not None else None
+        branches = version.spec if task.choice is not None or task.asks else None
         self._state.describe(order.key, task.retry, f"{version.spec.name}.{task.name}", branches=branches)
         return order
 

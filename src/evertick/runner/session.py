@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 import psycopg
 
+from evertick.bundles.airflow_python import airflow_interpreter
 from evertick.bundles.environments import Environments
 from evertick.config import Settings
 from evertick.db.notify import Channel
-from evertick.domain.attempt import AttemptRef, Outcome, RunnerRequest, TaskKey
+from evertick.domain.attempt import AttemptOrder, AttemptRef, Outcome, RunnerRequest, TaskKey
 from evertick.domain.errors import PostgresUnavailable
 from evertick.engine.finish_and_claim import Exchange, encode_report
 from evertick.executors.local.child_process import ExecutorLimits
@@ -29,6 +31,7 @@ from evertick.logs.spool import LogCap
 from evertick.observability import metrics
 from evertick.observability.logging import Log
 from evertick.processes.system import boot_seconds
+from evertick.runner.asks import Asks
 from evertick.runner.events import (
     EventQueue,
     HeartbeatAnswered,
@@ -86,15 +89,17 @@ class LocalSession:
             session=self.session,
             resolve_bundle=self._bundle_place,
             put=lambda outcomes: put(Outcomes(outcomes)),
+            answer=self._answer,
             limits=ExecutorLimits(log_cap=cap, results=result_files(settings)),
         )
-        transfers = ResultTransfers(settings, log=self._log)
+        grants, transfers = SecretProvider(settings), ResultTransfers(settings, log=self._log)
+        self._asks = Asks(settings, link=self._side, grants=grants, notifier=self._notifier)
         self._uploads = Uploads(transfers, put=put, group=self._group)
         self._launcher = Launcher(
             state=self._state,
             executor=self._executor,
             link=self._side,
-            grants=SecretProvider(settings),
+            grants=grants,
             transfers=transfers,
             put=put,
             group=self._group,
@@ -266,8 +271,14 @@ class LocalSession:
 
         async with asyncio.timeout(FETCH_SECONDS):
             path, uses_threads = await keep_trying(find, stop=self.registration.over, name="bundles", log=self._log)
-        interpreter = await self._environments.of_bundle(path, log=self._log)
+        interpreter = await airflow_interpreter(self._settings, path / file)
+        interpreter = interpreter or await self._environments.of_bundle(path, log=self._log)
         return BundlePlace(path, uses_threads, self._environment, interpreter)
+
+    async def _answer(self, order: AttemptOrder, verb: str, args: dict[str, Any]) -> object:
+        """An attempt waits for its answer for as long as the database is unreachable."""
+        ask = partial(self._asks.answer, order, verb, args)
+        return await keep_trying(ask, stop=self.registration.over, name="asks", log=self._log)
 
     # The end of the session
 

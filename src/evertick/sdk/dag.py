@@ -17,6 +17,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypedDict, Unpack, overload
 
+from evertick.domain.dags.dag_files import is_airflow_file
+from evertick.domain.dags.findings import Finding
 from evertick.domain.dags.params import Param as DeclaredParam
 from evertick.domain.dags.params import as_json, declare_params
 from evertick.domain.dags.spec import DagSpec, NamedSchedule
@@ -348,6 +350,26 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "executor_options": ("executor_options", read_executor_options),
     "task_defaults": ("task_defaults", _read_task_defaults),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DagFile:
+    """The DAGs of a file by name, and what Evertick does otherwise than the engine that the file was written for. `rehearse`
+    prepares the process that loaded it for running its tasks."""
+
+    dags: Mapping[str, CompiledDag]
+    findings: tuple[Finding, ...] = ()
+    rehearse: Callable[[], None] | None = None
+
+
+def load_dag_file(folder: Path, file: str) -> DagFile:
+    """The DAGs of a file, which may be one of Airflow: then this interpreter must have it."""
+    path = folder / file
+    if path.is_file() and is_airflow_file(path.read_bytes()):
+        # Imports Airflow, which Evertick's own processes never do.
+        loaded: DagFile = importlib.import_module("evertick.airflow.loader").load_dag_file(folder, file)
+        return loaded
+    return DagFile(dags=load_dags(folder, file))
 
 
 def load_dags(folder: Path, file: str) -> Mapping[str, CompiledDag]:

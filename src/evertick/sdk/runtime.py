@@ -336,7 +336,8 @@ class ListArgument(NamedTuple):
 class BoundTask:
     """A task with the arguments of its call in the DAG. `function` is None for a task that is not a Python function.
 
-    `template_inputs` are the `inputs` of its templates. `polls`: it is a sensor's condition, called repeatedly.
+    `template_inputs` are the `inputs` of its templates. `polls`: it is a sensor's condition, called repeatedly. `report` runs the
+    whole attempt in place of a function, and returns its report: for DAG files that are not Evertick's own.
     """
 
     name: str
@@ -357,6 +358,7 @@ class BoundTask:
     template_inputs: Mapping[str, object] = field(default_factory=dict)
     lists: tuple[ListArgument, ...] = ()
     polls: bool = False
+    report: Callable[..., Any] | None = None
 
     def call_arguments(self, inputs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments for `function`. An upstream task without a result (skipped, failed) gives None.

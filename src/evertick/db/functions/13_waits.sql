@@ -164,8 +164,9 @@ begin
     end case;
 end $$;
 
--- Polls that found nothing yet: counted, and due again after their interval, or done at the instant that they name. The
--- logs of the last ten stay. p_polls: [{run_id, idx, map_index, version_id, epoch, started_at, result: {until}}].
+-- Polls that found nothing yet: counted, and due again after their interval or at `poll_at`, or done at `until`. The
+-- logs of the last ten stay. p_polls: [{run_id, idx, map_index, version_id, epoch, started_at,
+-- result: {until, poll_at}}].
 create function record_polls(p_polls jsonb) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -189,7 +190,7 @@ begin
     insert into deferral as o (run_id, idx, map_index, epoch, shard, kind, wake_at, deadline)
     select c.run_id, c.idx, c.map_index, c.epoch, c.shard,
            case when c.result ? 'until' then 'time'::wait_kind else 'poll' end,
-           coalesce((c.result->>'until')::timestamptz, least(q.deadline,
+           coalesce((c.result->>'until')::timestamptz, (c.result->>'poll_at')::timestamptz, least(q.deadline,
                    t + make_interval(secs => least(c.seconds * power(c.backoff, least(q.polls - 1, 50)), c.longest)))),
            q.deadline
     from come c join counted q on q.run_id = c.run_id and q.idx = c.idx and q.map_index = c.map_index

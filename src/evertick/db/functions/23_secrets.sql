@@ -36,6 +36,7 @@ begin
 end $$;
 
 -- The values that an attempt declares, for the session that holds it: a runner's role reads only those of what it runs.
+-- A task that `asks` may also have variables and connections that it does not declare.
 create function values_of_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
                                   p_kinds text[], p_names text[]) returns setof stored_value language sql stable as $$
     select v.* from lease l
@@ -46,5 +47,6 @@ create function values_of_attempt(p_session bigint, p_run_id bigint, p_idx int, 
     cross join lateral unnest(p_kinds, p_names) as w(kind, name)
     cross join lateral (select x.* from stored_value x where x.kind = w.kind and x.name = w.name offset 0) v
     where l.session = p_session and l.run_id = p_run_id and l.idx = p_idx and l.map_index = p_map_index
-      and l.epoch = p_epoch and coalesce(t.spec->(w.kind || 's'), '[]'::jsonb) ? w.name limit 1000
+      and l.epoch = p_epoch and (coalesce(t.spec->(w.kind || 's'), '[]'::jsonb) ? w.name
+                                 or (w.kind <> 'secret' and t.spec->>'asks' = 'true')) limit 1000
 $$;

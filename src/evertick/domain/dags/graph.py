@@ -17,8 +17,12 @@ from evertick.domain.errors import BadChoice
 def judge(spec: DagSpec, outcome: Outcome) -> Outcome:
     """A success with the tasks it skips; a failure if the result names nothing that can be followed."""
     choice = spec.tasks[outcome.key.idx].choice
-    if choice is None or outcome.kind is not OutcomeKind.SUCCESS:
+    if outcome.kind is not OutcomeKind.SUCCESS:
         return outcome
+    if choice is None:
+        named = set(outcome.skip_names)
+        skips = (position for position, task in enumerate(spec.tasks) if task.name in named) if named else ()
+        return replace(outcome, skips=tuple(skips))
     value = json.loads(outcome.result_json) if outcome.result_json is not None else None
     try:
         return replace(outcome, skips=tuple(skipped_by(spec, outcome.key.idx, value)))

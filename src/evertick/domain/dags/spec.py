@@ -67,7 +67,8 @@ class TaskSpec:
     """One task of the plan. `name` is the full id, with its groups: `extract.orders`. `inputs` are upstream names.
 
     `queue` is what the author declared; None leaves it to the routing rules. `wait` is what it waits for without a slot.
-    `executor_options` take precedence over the DAG's: `domain/executor_options.py` merges them.
+    `executor_options` take precedence over the DAG's: `domain/executor_options.py` merges them. `asks`: while it runs, it may
+    ask for variables and connections that it does not declare, and about other runs.
     """
 
     name: str
@@ -97,6 +98,7 @@ class TaskSpec:
     variables: tuple[str, ...] = ()
     connections: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
+    asks: bool = False
     gates: tuple[GateSpec, ...] = ()
     mapping: TaskMapping | None = None
     child: ChildSpec | None = None
@@ -145,6 +147,7 @@ class DagSpec:
     owner: str | None = None
     tags: tuple[str, ...] = ()
     params: tuple[ParamSpec, ...] = ()
+    accepts_unknown_params: bool = False
     schedules: tuple[NamedSchedule, ...] = ()
     timezone: str = "UTC"
     max_active_runs: int | None = None

@@ -234,7 +234,7 @@ def check_run_params(
     spec: DagSpec, given: Mapping[str, object], *, accepts_unknown: bool = False
 ) -> dict[str, JsonValue]:
     """The validated parameters of a run, including the values that its tasks derive from them."""
-    values = check_params(spec.params, given, accepts_unknown=accepts_unknown)
+    values = check_params(spec.params, given, accepts_unknown=accepts_unknown or spec.accepts_unknown_params)
     for task in spec.tasks:
         for problem in check_versions(task.gates, values):
             raise InvalidParams(f"task {task.name!r}: {problem}.")

@@ -145,6 +145,11 @@ class BundleExecutor:
         if message[0] == "loaded":
             self.pool.on_loaded(link, *message[1:])
             return
+        if message[0] == "ask":
+            _, number, verb, args = message
+            if (asking := link.running.get(number)) is not None:
+                self._executor.on_ask(asking, link, verb, args)
+            return
         report = read_report(message)
         attempt = link.running.get(report.number)
         if attempt is None:

@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from evertick.attempts.protocol import Report
+from evertick.attempts.protocol import Report, frame
 from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
-from evertick.domain.errors import Conflict, EnvironmentFailed, EvertickError
+from evertick.domain.errors import Conflict, EnvironmentFailed, EvertickError, UserError
 from evertick.executors.local.attempt_logs import AttemptLogs
 from evertick.executors.local.bundle_executor import BundleExecutor
-from evertick.executors.local.child_process import Attempt, ExecutorLimits
+from evertick.executors.local.child_process import Attempt, ChildProcess, ExecutorLimits
 from evertick.executors.local.fork_server_client import BundlePlace
 from evertick.logs import format
 from evertick.logs.spool import LogChunk, SpoolFolder, remove_files, session_folder
@@ -30,6 +30,8 @@ _LONGEST_CLOSE_SECONDS = 3.0
 _STOPPED = "the runner stopped before the attempt ended"
 
 Name = tuple[TaskKey, int]
+# Answers a question of an attempt. An EvertickError is passed on to it.
+Answer = Callable[[AttemptOrder, str, dict[str, Any]], Awaitable[object]]
 Address = tuple[str, str]
 
 
@@ -45,13 +47,14 @@ class LocalExecutor:
         session: int,
         resolve_bundle: Callable[[str, str], Awaitable[BundlePlace]],
         put: Callable[[list[Outcome]], None],
+        answer: Answer | None = None,
         limits: ExecutorLimits | None = None,
         stop_reason: str = _STOPPED,
     ) -> None:
         self._stop_reason = stop_reason
         self._slots, self.session = slots, session
         self._spool = SpoolFolder(session_folder(spool_dir, session))
-        self._resolve_bundle = resolve_bundle
+        self._resolve_bundle, self._answer = resolve_bundle, answer
         self._put = put
         chosen = limits or ExecutorLimits()
         self._limits = replace(chosen, max_idle=max(chosen.min_idle, min(chosen.max_idle, slots)))
@@ -182,6 +185,24 @@ class LocalExecutor:
             reason = f"execution_timeout: exceeded {limit:g} s"
             attempt.timer = self._loop.call_later(limit, self._stop_attempt, attempt, OutcomeKind.TIMED_OUT, reason, 0)
 
+    def on_ask(self, attempt: Attempt, link: ChildProcess, verb: str, args: dict[str, Any]) -> None:
+        self._fetches.append(self._group.create_task(self._reply(attempt, link, verb, args)))
+
+    async def _reply(self, attempt: Attempt, link: ChildProcess, verb: str, args: dict[str, Any]) -> None:
+        """The process waits for exactly one answer to each question."""
+        code: str | None = None
+        value: object = None
+        try:
+            if self._answer is None or not attempt.order.asks:
+                raise UserError(f"a task of this kind cannot ask for {verb!r} here")
+            value = await self._answer(attempt.order, verb, args)
+        except EvertickError as error:
+            code, value = error.code, str(error)
+        except Exception as error:
+            code, value = "internal_error", f"{type(error).__name__}: {error}"
+        if attempt.number in link.running:
+            link.send(frame(("answer", code, value)))
+
     def on_died(self, attempt: Attempt, wait_status: int) -> None:
         """The process ended without a report. A shell also ends this way."""
         is_shell = attempt.order.command is not None
@@ -229,6 +250,7 @@ class LocalExecutor:
                 exit_code=report.exit_code,
                 no_retry=report.no_retry,
                 retry_after_seconds=report.retry_after_seconds,
+                skip_names=tuple(report.skips),
                 start_seconds=attempt.told_start_seconds(),
                 log=last.content + note,
                 log_offset=last.offset,

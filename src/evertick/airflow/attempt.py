@@ -1,0 +1,313 @@
+"""Runs one attempt of an Airflow task: Airflow's SDK executes it, as under Airflow, and its messages become a report.
+
+The names of the SDK used here are private to it: `task_runner.run`, `finalize`, `RuntimeTaskInstance` and the global
+`SUPERVISOR_COMMS`, the same in Airflow 3.0 to 3.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import traceback
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from io import StringIO
+from typing import Any
+
+from airflow.sdk import DAG, exceptions
+from airflow.sdk.api.datamodels._generated import TaskInstanceState, TIRunContext
+from airflow.sdk.bases.operator import BaseOperator
+from airflow.sdk.definitions._internal.contextmanager import DagContext
+from airflow.sdk.execution_time import comms, task_runner
+from airflow.sdk.execution_time.comms import DagRun
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+from evertick.airflow.messages import RETURN_VALUE, Supervisor
+from evertick.airflow.runs import Run
+from evertick.airflow.schedules import INTERVAL_TIMETABLES, kind_of
+from evertick.attempts.body import described, encode_result
+from evertick.attempts.protocol import AttemptIO, Report, Start
+from evertick.domain.attempt import OutcomeKind
+from evertick.domain.dags.spec import DagSpec, TaskSpec
+from evertick.domain.schedules.misfire import latest_between
+from evertick.domain.schedules.spec import EARLIEST
+from evertick.sdk.runtime import TaskContext
+
+_SPACE = uuid.UUID("5a4cd6ba-9e65-4a0f-9d34-2c6b19a3c1d5")
+
+
+class AirflowTask:
+    """A task of a DAG that was loaded in this process."""
+
+    def __init__(self, task: Any, spec: DagSpec) -> None:
+        self._task, self._spec = task, spec
+
+    def __call__(self, start: Start, _context: TaskContext, io: AttemptIO) -> Report:
+        """Never raises because of the task."""
+        supervisor: Supervisor | None = None
+        error: BaseException | None = None
+        try:
+            facts = io.ask("run", {})
+            run = Run(facts, interval=self._interval(facts))
+            supervisor = Supervisor(run, self._task.task_id, start.map_index, io)
+            error = self._execute(start, run, supervisor, io)
+        except BaseException as failure:  # a param that does not fit, for example: before the SDK catches anything
+            error = failure
+            io.say("ERROR", "".join(traceback.format_exception(failure)))
+        return self._report(start, supervisor, error, io)
+
+    def _execute(self, start: Start, run: Run, supervisor: Supervisor, io: AttemptIO) -> BaseException | None:
+        log = TaskLog(io)
+        resumed: dict[str, Any] = {}
+        with supervised(supervisor):
+            while True:
+                instance = self._instance(start, run, resumed)
+                context = instance.get_template_context()
+                state, _, error = task_runner.run(instance, context, log)
+                context["exception"] = error
+                task_runner.finalize(instance, state, context, log, error)
+                final = supervisor.kept.final
+                if type(final).__name__ != "DeferTask":
+                    return error  # type: ignore[no-any-return]
+                io.say("INFO", f"Waits in this process for {final.classpath}.")
+                resumed = _wait_for_trigger(final)
+                supervisor.kept.final = None
+
+    def _instance(self, start: Start, run: Run, resumed: Mapping[str, Any]) -> Any:
+        retries = next(each.retry.retries for each in self._spec.tasks if each.name == self._task.task_id)
+        declared = {param.name: param.default for param in self._spec.params}
+        known = {
+            "dag_run": DagRun(**run.fields(declared)),
+            "task_reschedule_count": run.polls,
+            "max_tries": retries,
+            "should_retry": start.attempt <= retries,
+            **resumed,
+        }
+        return RuntimeTaskInstance.model_construct(
+            id=uuid.uuid5(_SPACE, f"{start.run_id} {start.idx} {start.map_index}"),
+            task_id=self._task.task_id,
+            dag_id=self._task.dag_id,
+            run_id=run.name,
+            try_number=start.attempt,
+            map_index=start.map_index,
+            dag_version_id=uuid.UUID(int=0),
+            task=self._task,
+            bundle_instance=None,
+            _ti_context_from_server=TIRunContext(
+                **{name: value for name, value in known.items() if name in TIRunContext.model_fields}
+            ),
+            max_tries=retries,
+            start_date=datetime.now(UTC),
+            state=TaskInstanceState.RUNNING,
+            hostname=os.uname().nodename,
+        )
+
+    def _interval(self, facts: Mapping[str, Any]) -> tuple[datetime, datetime] | None:
+        """Of a DAG whose runs are for an interval. A run that was triggered by hand is for the last one that is over."""
+        if kind_of(self._task.dag.timetable) not in INTERVAL_TIMETABLES or not self._spec.schedules:
+            return None
+        schedule, at = self._spec.schedules[0].spec, Run(facts).due_at
+        end = at if facts["type"] in ("scheduled", "backfill") else latest_between(schedule, EARLIEST, at) or at
+        start = latest_between(schedule, EARLIEST, end - timedelta(microseconds=1))
+        if start is None:  # the first one: a schedule has no due time before it begins
+            every = schedule.every_seconds
+            start = end if every is None else end - timedelta(seconds=every)
+        return start, end
+
+    def _report(
+        self, start: Start, supervisor: Supervisor | None, error: BaseException | None, io: AttemptIO
+    ) -> Report:
+        number = start.number
+        final = None if supervisor is None else supervisor.kept.final
+        if supervisor is None or final is None:
+            why = described(error, io.hide) if error else "Airflow's SDK ended without a state"
+            return Report(number, OutcomeKind.FAILED, why)
+        name, state = type(final).__name__, str(getattr(final.state, "value", final.state))
+        if name == "RescheduleTask":
+            until = final.reschedule_date.astimezone(UTC).isoformat()
+            return Report(number, OutcomeKind.DEFERRED, None, json.dumps({"poll_at": until}))
+        if name == "SucceedTask":
+            return self._success(number, supervisor, io)
+        if name == "TaskState" and state == "skipped":
+            return Report(number, OutcomeKind.SKIPPED)
+        if lost := supervisor.kept.outputs:
+            io.say("WARNING", f"The attempt did not succeed, so its XComs are not kept: {', '.join(lost)}.")
+        reason = described(error, io.hide) if error else None
+        if name == "RetryTask":
+            delay = getattr(final, "retry_delay_seconds", None)
+            reason = getattr(final, "retry_reason", None) or reason
+            return Report(number, OutcomeKind.FAILED, reason, retry_after_seconds=delay)
+        if name == "TaskState":
+            return Report(number, OutcomeKind.FAILED, reason, no_retry=True)
+        message = f"{name}: Evertick does not support this end of a task of Airflow yet"
+        return Report(number, OutcomeKind.FAILED, message, no_retry=True)
+
+    def _success(self, number: int, supervisor: Supervisor, io: AttemptIO) -> Report:
+        kept = supervisor.kept
+        value, named = kept.outputs.get(RETURN_VALUE), {**kept.outputs}
+        named.pop(RETURN_VALUE, None)
+        text: str | None = None
+        if named or value is not None:
+            encoded = encode_result(value, io.files.max_bytes, named)
+            if encoded.refusal is not None:
+                io.say("ERROR", encoded.refusal)
+                return Report(number, OutcomeKind.FAILED, encoded.refusal, no_retry=True)
+            text = encoded.text
+        return Report(number, OutcomeKind.SUCCESS, None, text, skips=tuple(kept.skips))
+
+
+class TaskLog:
+    """The SDK's own log lines. It has those of structlog's methods that the SDK calls."""
+
+    def __init__(self, io: AttemptIO) -> None:
+        self._io = io
+
+    def bind(self, **_: object) -> TaskLog:
+        return self
+
+    def debug(self, event: object, *_args: object, **_given: object) -> None:
+        pass
+
+    def info(self, event: object, *args: object, **given: object) -> None:
+        if not str(event).startswith("::"):  # groups of Airflow's log page
+            self._say("INFO", event, args, given)
+
+    def warning(self, event: object, *args: object, **given: object) -> None:
+        self._say("WARNING", event, args, given)
+
+    def error(self, event: object, *args: object, **given: object) -> None:
+        self._say("ERROR", event, args, given)
+
+    def exception(self, event: object, *args: object, **given: object) -> None:
+        self._say("ERROR", event, args, given)
+        self._io.say("ERROR", traceback.format_exc())
+
+    def _say(self, level: str, event: object, args: tuple[object, ...], given: Mapping[str, object]) -> None:
+        text = str(event) % args if args else str(event)
+        shown = " ".join(f"{name}={value}" for name, value in given.items() if name not in ("ti", "exc_info"))
+        self._io.say(level, f"{text} {shown}".rstrip())
+
+
+@contextmanager
+def supervised(supervisor: Any) -> Iterator[None]:
+    """The SDK finds its supervisor in a global."""
+    before = getattr(task_runner, "SUPERVISOR_COMMS", None)
+    task_runner.SUPERVISOR_COMMS = supervisor
+    try:
+        yield
+    finally:
+        if before is None:
+            del task_runner.SUPERVISOR_COMMS
+        else:
+            task_runner.SUPERVISOR_COMMS = before
+
+
+class _AtImport:
+    """While a file is imported, variables and connections come from the environment and from secrets backends alone."""
+
+    def send(self, msg: Any) -> Any:
+        kinds = {"GetVariable": "VARIABLE_NOT_FOUND", "GetConnection": "CONNECTION_NOT_FOUND"}
+        if type(msg).__name__ == "MaskSecret":
+            return None
+        kind = exceptions.ErrorType[kinds.get(type(msg).__name__, "GENERIC_ERROR")]
+        return comms.ErrorResponse(error=kind, detail={"message": f"{type(msg).__name__} is not possible at import"})
+
+    async def asend(self, msg: Any) -> Any:
+        return self.send(msg)
+
+
+def values_at_import() -> Any:
+    return supervised(_AtImport())
+
+
+_REHEARSALS = 5
+_ANY_DATE = "2030-01-01T00:00:00+00:00"
+
+
+def rehearse() -> None:
+    """Run a small task in this process, before it forks: what the SDK imports and caches at the first task is then there for
+    all. Plugins do not hear of it."""
+    with DAG("evertick_rehearsal", auto_register=False) as dag:
+        _Rehearsal(task_id="rehearsal", day="{{ ds }}")
+    DagContext.autoregistered_dags.clear()
+    spec = DagSpec(name=dag.dag_id, tasks=(TaskSpec(name="rehearsal"),))
+    task = AirflowTask(dag.task_dict["rehearsal"], spec)
+    start = Start("start", 0, 0, 0, -1, 1, 0, 1, dag.dag_id, "rehearsal", "", _ANY_DATE, "{}", "{}", True, None, "")
+    facts = {
+        "dag": dag.dag_id,
+        "run": "manual__1",
+        "number": 0,
+        "type": "manual",
+        "due_at": _ANY_DATE,
+        "state": "running",
+    }
+    facts |= dict.fromkeys(("fire_at", "created_at", "started_at", "finished_at", "note", "triggered_by", "params"))
+    facts["created_at"] = _ANY_DATE
+    io = AttemptIO(lambda _level, _text: None, ask=lambda _verb, _args: facts)
+    listeners = task_runner.get_listener_manager
+    listeners()
+    task_runner.get_listener_manager = _NoListeners
+    try:
+        with redirect_stdout(StringIO()):
+            for _ in range(_REHEARSALS):
+                task(start, TaskContext(run_id=0, dag=dag.dag_id, task="rehearsal"), io)
+    finally:
+        task_runner.get_listener_manager = listeners
+
+
+class _Rehearsal(BaseOperator):  # type: ignore[misc]  # the class is Any without Airflow
+    """Does what most operators do: it has a template, and returns something."""
+
+    template_fields = ("day",)
+
+    def __init__(self, *, day: str, **given: Any) -> None:
+        super().__init__(**given)
+        self.day = day
+
+    def execute(self, context: Any) -> list[str]:
+        return [self.day]
+
+
+class _NoListeners:
+    """In place of the manager that tells plugins about task instances."""
+
+    def __getattr__(self, _name: str) -> Any:
+        return self
+
+    def __call__(self, **_given: object) -> None:
+        pass
+
+
+def _wait_for_trigger(deferral: Any) -> dict[str, Any]:
+    """Run the trigger until its first event, as Airflow's triggerer does, and return how the task resumes."""
+    serde = _serde()
+    module, _, name = deferral.classpath.rpartition(".")
+    trigger = getattr(import_module(module), name)(**serde.deserialize(deferral.trigger_kwargs))
+    limit = getattr(deferral, "trigger_timeout", None)
+
+    async def first_event() -> Any:
+        async with asyncio.timeout(None if limit is None else limit.total_seconds()):
+            return await anext(trigger.run(), None)
+
+    try:
+        event = asyncio.run(first_event())
+    except TimeoutError:
+        return {"next_method": "__fail__", "next_kwargs": {"error": "Trigger timeout"}}
+    except Exception as error:
+        trace = traceback.format_exception(error)
+        return {"next_method": "__fail__", "next_kwargs": {"error": "Trigger failure", "traceback": trace}}
+    kwargs = dict(serde.deserialize(deferral.next_kwargs) or {}) if deferral.next_kwargs else {}
+    if event is not None:
+        kwargs["event"] = event.payload
+    return {"next_method": deferral.next_method, "next_kwargs": serde.serialize(kwargs)}
+
+
+def _serde() -> Any:
+    try:
+        return import_module("airflow.sdk.serde")
+    except ImportError:  # before 3.2
+        return import_module("airflow.serialization.serde")

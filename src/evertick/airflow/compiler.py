@@ -1,0 +1,115 @@
+"""A DAG of Airflow as a DAG of Evertick, with the findings about everything that is not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evertick.airflow.findings import Findings
+from evertick.airflow.schedules import compile_schedules
+from evertick.airflow.tasks import compile_task, priorities_of, seconds
+from evertick.domain.dags.params import ParamSpec, ParamType
+from evertick.domain.dags.spec import DagSpec
+from evertick.domain.dags.validation import MAX_TAG, MAX_TAGS, arrange, validate
+from evertick.domain.errors import InvalidDag
+from evertick.domain.schedules.misfire import MisfirePolicy
+
+_MOST_LIMIT = 1_000_000
+_TYPES = {each.value: each for each in ParamType}
+# What a param's schema may say without changing which values fit.
+_PLAIN = frozenset(
+    {"type", "title", "description", "description_md", "section", "examples", "values_display", "default"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """`spec` is None if the DAG is refused."""
+
+    spec: DagSpec | None
+    findings: Findings
+
+
+def compile_dag(dag: Any, file: str, lines: dict[str, int], defaults: Mapping[str, Any]) -> Compiled:
+    """`defaults` are Airflow's settings for DAGs that name none."""
+    findings = Findings(file=file, dag=dag.dag_id, lines=lines)
+    _find_ignored(dag, findings)
+    if not dag.task_dict:
+        findings.add("AF509")
+    priorities = priorities_of(dag, findings)
+    tasks = [compile_task(task, priorities, findings) for task in dag.task_dict.values()]
+    at = {task.name: position for position, task in enumerate(tasks)}
+    edges = [(at[up], at[down]) for up, task in dag.task_dict.items() for down in sorted(task.downstream_task_ids)]
+    paused = dag.is_paused_upon_creation
+    made = DagSpec(
+        name=dag.dag_id,
+        tasks=tuple(tasks),
+        edges=tuple(edges),
+        description=dag.description or _first_line(dag.doc_md),
+        tags=tuple(sorted(str(tag)[:MAX_TAG] for tag in dag.tags))[:MAX_TAGS],
+        params=tuple(_param(name, dag.params.get_param(name), findings) for name in sorted(dag.params)),
+        accepts_unknown_params=True,
+        schedules=compile_schedules(dag, findings),
+        max_active_runs=min(dag.max_active_runs, _MOST_LIMIT) if dag.max_active_runs > 0 else None,
+        max_active_tasks=_max_active_tasks(dag, defaults, findings),
+        run_timeout_seconds=None if dag.dagrun_timeout is None else seconds(dag.dagrun_timeout),
+        misfire=MisfirePolicy.ALL if dag.catchup else MisfirePolicy.LATEST,
+        starts_paused=bool(defaults["is_paused"] if paused is None else paused),
+    )
+    if findings.is_refused:
+        return Compiled(spec=None, findings=findings)
+    try:
+        validate(made)
+    except InvalidDag as error:
+        raise InvalidDag(error.message, file=dag.fileloc, line=lines.get(dag.dag_id)) from None
+    return Compiled(spec=arrange(made), findings=findings)
+
+
+def _find_ignored(dag: Any, findings: Findings) -> None:
+    for name in ("on_failure_callback", "on_success_callback"):
+        if getattr(dag, name):
+            findings.add("AF501", name)
+    options = (
+        ("AF502", "fail_fast"),
+        ("AF503", "deadline"),
+        ("AF504", "max_consecutive_failed_dag_runs"),
+        ("AF505", "access_control"),
+        ("AF506", "allowed_run_types"),
+    )
+    for code, name in options:
+        if value := getattr(dag, name, None):
+            findings.add(code, value)
+
+
+def _max_active_tasks(dag: Any, defaults: Mapping[str, Any], findings: Findings) -> int | None:
+    """Airflow's default limits each run; Evertick has no limit unless the DAG names one."""
+    limit: int = dag.max_active_tasks
+    if limit == defaults["max_active_tasks"] or not 1 <= limit <= _MOST_LIMIT:
+        return None
+    findings.add("AF507", limit)
+    return limit
+
+
+def _first_line(text: str | None) -> str | None:
+    return next((line.strip("# ") for line in (text or "").strip().splitlines()), None)
+
+
+def _param(name: str, param: Any, findings: Findings) -> ParamSpec:
+    """Its type and default; the SDK checks the rest of the schema when a task starts."""
+    schema = dict(param.schema)
+    declared = schema.get("type")
+    kinds = [declared] if isinstance(declared, str) else list(declared or ())
+    plain = [kind for kind in kinds if kind != "null"]
+    kind = _TYPES.get(plain[0], ParamType.ANY) if len(plain) == 1 else ParamType.ANY
+    if set(schema) - _PLAIN or len(plain) > 1:
+        findings.add("AF508", name)
+    is_required = not hasattr(param, "has_value") or type(param.value).__name__ == "ArgNotSet"
+    return ParamSpec(
+        name=name,
+        type=kind,
+        default=None if is_required else param.value,
+        required=is_required,
+        nullable="null" in kinds,
+        description=param.description or schema.get("title"),
+    )

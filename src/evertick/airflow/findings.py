@@ -1,0 +1,121 @@
+"""What Evertick does otherwise than Airflow with a DAG file, each with a code, a severity and its place."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evertick.domain.dags.findings import Finding, Severity
+
+_R, _D, _I = Severity.REFUSED, Severity.DIFFERS, Severity.IGNORED
+
+# By code: AF1 tasks, AF2 schedules, AF3 mapping, AF4 operators, AF5 DAGs. docs/howto/airflow-files.md lists them; a test
+# compares both.
+CODES: dict[str, tuple[Severity, str]] = {
+    "AF100": (_R, "the name {value!r} is not allowed here; use ASCII letters, digits, '_', '-' and '.'"),
+    "AF101": (_R, "run_as_user={value!r}; start a runner as that user for a queue of its own, and set queue= instead"),
+    "AF102": (_I, "executor={value!r} is ignored; queues choose where a task runs"),
+    "AF103": (_D, "executor_config is ignored; choose a queue, or give the runner's pods these settings"),
+    "AF104": (_I, "resources= is ignored"),
+    "AF110": (_D, "custom weight_rule {value}; the task has the default priority"),
+    "AF111": (
+        _I,
+        "the names in group {value!r} have no prefix (prefix_group_id=False); its tasks are shown without the group",
+    ),
+    "AF112": (_D, "wait_for_downstream=True; the task waits for its own previous end only, as with depends_on_past"),
+    "AF113": (_D, "max_active_tis_per_dagrun={value}; the limit counts all runs of the DAG together"),
+    "AF114": (_D, "retry_exponential_backoff={value}; each delay is twice the previous one"),
+    "AF115": (_D, "the task's end_date {value} is ignored; only the DAG's counts"),
+    "AF116": (_R, "depends_on_past on a mapped task is not supported; remove it, or map a task without it"),
+    "AF117": (_D, "wait_for_past_depends_before_skipping=True is ignored; the task may be skipped at once"),
+    "AF120": (_D, "queue={value!r}; a runner must serve it (evertick runner --queue {value}), else the task waits"),
+    "AF201": (_R, "the timetable {value} is not supported; use a cron expression, a timedelta, or a list of dates"),
+    "AF202": (_R, "schedule='@continuous' is not supported; use a short interval and max_active_runs=1"),
+    "AF203": (_R, "a schedule of relativedelta {value} is not supported; use a cron expression"),
+    "AF204": (_R, "a schedule on {value} is not supported; name the assets"),
+    "AF205": (_D, "schedule='@once' begins in the past, so no run is created; trigger the DAG once"),
+    "AF206": (
+        _D,
+        "catchup=True: runs of the past are not created by publishing; use `evertick backfills create {value}`",
+    ),
+    "AF207": (_R, "the schedule is not supported: {value}"),
+    "AF208": (_D, "several crons that are due at the same instant create a run each"),
+    "AF209": (_D, "its data interval of {value} is not kept; a run's interval begins and ends at its date"),
+    "AF301": (_R, "the task group {value!r} is mapped; map its tasks instead"),
+    "AF302": (_R, "it is mapped over {value}; map over the result of one task, or over a list"),
+    "AF303": (_R, "a mapped {value} is not supported; map a plain task"),
+    "AF304": (_I, "map_index_template is ignored; an instance is shown by its number"),
+    "AF401": (_D, "a deferrable operator waits in its own process and keeps its slot"),
+    "AF402": (_R, "{value} waits for a person, which is not supported yet; use an approval of Evertick before the DAG"),
+    "AF403": (_D, "{value}: clearing it does not clear tasks of other DAGs"),
+    "AF404": (_D, "outlet {value}: only events of assets with a name are recorded"),
+    "AF405": (_D, "inlets are ignored, and a task that reads inlet_events fails"),
+    "AF501": (_D, "{value} of the DAG is not called; use the callbacks of its tasks, or notification rules"),
+    "AF502": (_D, "fail_fast=True is ignored; running tasks continue after a failure"),
+    "AF503": (_D, "deadline= is ignored; set a deadline alert in Evertick"),
+    "AF504": (_D, "max_consecutive_failed_dag_runs={value} is ignored; the DAG is not paused after failures"),
+    "AF505": (_I, "access_control is ignored; permissions are those of Evertick's users"),
+    "AF506": (_D, "allowed_run_types is ignored; runs of any kind can be created"),
+    "AF507": (_D, "max_active_tasks={value} counts the tasks of all runs together"),
+    "AF508": (_D, "the schema of param {value!r} is checked when a task starts, not when the run is triggered"),
+    "AF509": (_R, "the DAG has no tasks"),
+}
+
+
+@dataclass(slots=True)
+class Findings:
+    """Collects the findings of one DAG. `lines` are where the names of its file stand."""
+
+    file: str
+    dag: str
+    lines: dict[str, int]
+    found: list[Finding] = field(default_factory=list)
+
+    def add(self, code: str, value: object = None, *, task: str | None = None) -> None:
+        severity, text = CODES[code]
+        line = self._line(task) or self._line(self.dag)
+        made = Finding(
+            code=code,
+            severity=severity,
+            file=self.file,
+            line=line,
+            dag=self.dag,
+            task=task,
+            text=text.format(value=value),
+        )
+        if made not in self.found:
+            self.found.append(made)
+
+    @property
+    def is_refused(self) -> bool:
+        return any(each.severity is Severity.REFUSED for each in self.found)
+
+    def _line(self, name: str | None) -> int | None:
+        """Where the file mentions a task by its name, without its groups and the number that makes it unique."""
+        if name is None:
+            return None
+        label = name.rpartition(".")[2]
+        return self.lines.get(name) or self.lines.get(label) or self.lines.get(label.rpartition("__")[0])
+
+
+def lines_of(path: Path) -> dict[str, int]:
+    """The first line of each function and of each text in a file."""
+    found: dict[str, int] = {}
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return found
+    for name, line in sorted(_names(tree), key=lambda each: each[1]):
+        found.setdefault(name, line)
+    return found
+
+
+def _names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=str(name)) | ast.AsyncFunctionDef(name=str(name)):
+                yield name, node.lineno
+            case ast.Constant(value=str(text)) if len(text) <= 250:
+                yield text, node.lineno

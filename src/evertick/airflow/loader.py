@@ -1,0 +1,88 @@
+"""Imports a DAG file of Airflow and finds its DAGs as Airflow's own loader does: the global ones, and those that register
+themselves. Its tasks report through `attempt.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow.configuration import conf
+from airflow.sdk import DAG
+from airflow.sdk.definitions._internal.contextmanager import DagContext
+
+from evertick.airflow.attempt import AirflowTask, rehearse, values_at_import
+from evertick.airflow.compiler import compile_dag
+from evertick.airflow.findings import lines_of
+from evertick.domain.dags.findings import Finding
+from evertick.domain.dags.spec import DagSpec
+from evertick.domain.errors import InvalidDag
+from evertick.sdk.dag import DagFile
+from evertick.sdk.runtime import BoundTask, CompiledDag
+
+
+def load_dag_file(folder: Path, file: str) -> DagFile:
+    """The DAGs that are not refused, and all findings. Raises what the file raises."""
+    folder = folder.absolute()
+    if not (folder / file).is_file():
+        raise InvalidDag(f"there is no file {file} in {folder}.")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    lines, defaults = lines_of(folder / file), _defaults()
+    dags: dict[str, CompiledDag] = {}
+    findings: dict[str, tuple[Finding, ...]] = {}
+    with values_at_import():
+        found = _import(folder / file)
+    for dag in found:
+        if dag.dag_id in findings:
+            message = f"two DAGs are named {dag.dag_id!r}; give one a different dag_id."
+            raise InvalidDag(message, file=str(folder / file), line=lines.get(dag.dag_id))
+        _check(dag, folder / file, lines)
+        compiled = compile_dag(dag, file, lines, defaults)
+        findings[dag.dag_id] = tuple(compiled.findings.found)
+        if compiled.spec is not None:
+            dags[dag.dag_id] = CompiledDag(spec=compiled.spec, tasks=_tasks(dag, compiled.spec))
+    found_all = tuple(each for some in findings.values() for each in some)
+    return DagFile(dags=dags, findings=found_all, rehearse=rehearse)
+
+
+def _tasks(dag: Any, spec: DagSpec) -> dict[str, BoundTask]:
+    return {
+        task.name: BoundTask(name=task.name, retry=task.retry, report=AirflowTask(dag.task_dict[task.name], spec))
+        for task in spec.tasks
+    }
+
+
+def _defaults() -> Mapping[str, Any]:
+    return {
+        "is_paused": conf.getboolean("core", "dags_are_paused_at_creation", fallback=True),
+        "max_active_tasks": conf.getint("core", "max_active_tasks_per_dag", fallback=16),
+    }
+
+
+def _import(path: Path) -> Iterable[Any]:
+    name = f"unusual_prefix_evertick_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    DagContext.autoregistered_dags.clear()
+    DagContext.current_autoregister_module_name = name
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        DagContext.current_autoregister_module_name = None
+    found = {id(each): each for each in vars(module).values() if isinstance(each, DAG)}
+    found |= {id(dag): dag for dag, owner in DagContext.autoregistered_dags if owner.__name__ == name}
+    return found.values()
+
+
+def _check(dag: Any, path: Path, lines: Mapping[str, int]) -> None:
+    """The checks that Airflow makes when it collects a DAG."""
+    try:
+        dag.validate()
+        dag.check_cycle()
+    except Exception as error:
+        raise InvalidDag(f"DAG {dag.dag_id!r}: {error}", file=str(path), line=lines.get(dag.dag_id)) from error

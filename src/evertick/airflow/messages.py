@@ -1,0 +1,300 @@
+"""Answers the messages that a task sends to its supervisor: from memory, with the attempt's report, or by asking the runner.
+
+The classes are those of the installed release. A message that this release of Evertick does not know, or cannot answer, is an
+error of the task that names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from airflow.sdk import exceptions
+from airflow.sdk.execution_time import comms
+
+from evertick.airflow.runs import AIRFLOW_TASK_STATES, Run
+from evertick.attempts.protocol import AskRefused, AttemptIO
+from evertick.domain.stored_values import read_connection, read_extra
+from evertick.logs.format import RENDERED
+
+RETURN_VALUE = "return_value"
+# These end an attempt: `attempt.py` makes its report of them.
+FINAL = frozenset(
+    {"SucceedTask", "TaskState", "RetryTask", "RescheduleTask", "DeferTask", "AwaitInputTask", "SkipDownstreamTasks"}
+)
+
+
+@dataclass(slots=True)
+class Kept:
+    """What goes with the report: outputs by key, tasks to skip, and the message that ended the attempt."""
+
+    outputs: dict[str, Any] = field(default_factory=dict)
+    skips: list[str] = field(default_factory=list)
+    final: Any = None
+
+
+class Supervisor:
+    """What the SDK calls its supervisor, in the process of the task."""
+
+    def __init__(self, run: Run, task: str, map_index: int, io: AttemptIO) -> None:
+        self._run, self._task, self._map_index, self._io = run, task, map_index, io
+        self.kept = Kept()
+
+    def send(self, msg: Any) -> Any:
+        name = type(msg).__name__
+        if name in FINAL:
+            return self._end(name, msg)
+        answer: Callable[[Any], Any] | None = getattr(self, f"_on_{name}", None)
+        if answer is None:
+            raise self._failure(f"Evertick does not support {name} in tasks of Airflow yet")
+        try:
+            return answer(msg)
+        except AskRefused as error:
+            raise self._failure(f"{name}: {error}") from None
+
+    async def asend(self, msg: Any) -> Any:
+        return await asyncio.to_thread(self.send, msg)
+
+    def _end(self, name: str, msg: Any) -> None:
+        if name == "SkipDownstreamTasks":
+            self.kept.skips += [each if isinstance(each, str) else each[0] for each in msg.tasks]
+        else:
+            self.kept.final = msg
+
+    def _failure(self, message: str) -> Exception:
+        kind = exceptions.ErrorType.GENERIC_ERROR
+        error: Exception = exceptions.AirflowRuntimeError(
+            error=comms.ErrorResponse(error=kind, detail={"message": message})
+        )
+        return error
+
+    def _missing(self, kind: str, **detail: object) -> Any:
+        return comms.ErrorResponse(error=exceptions.ErrorType[kind], detail=detail)
+
+    def _ok(self) -> Any:
+        return comms.OKResponse(ok=True)
+
+    # Outputs
+
+    def _on_SetXCom(self, msg: Any) -> Any:
+        if self._is_own(msg):
+            self.kept.outputs[msg.key] = msg.value
+            return self._ok()
+        raise self._failure(f"an XCom of another task ({msg.dag_id}.{msg.task_id}) cannot be set")
+
+    def _on_DeleteXCom(self, msg: Any) -> Any:
+        if self._is_own(msg):
+            self.kept.outputs.pop(msg.key, None)
+            return self._ok()
+        raise self._failure(f"an XCom of another task ({msg.dag_id}.{msg.task_id}) cannot be deleted")
+
+    def _is_own(self, msg: Any) -> bool:
+        index = getattr(msg, "map_index", None)
+        own = (self._run.dag, self._run.name, self._task)
+        is_same = index is None or index == self._map_index
+        return is_same and (msg.dag_id, msg.run_id, msg.task_id) == own
+
+    def _on_GetXCom(self, msg: Any) -> Any:
+        if self._is_own(msg) and msg.key in self.kept.outputs:
+            return comms.XComResult(key=msg.key, value=self.kept.outputs[msg.key])
+        index = -1 if msg.map_index is None else msg.map_index
+        found = dict(self._outputs(msg, is_latest=msg.include_prior_dates))
+        return comms.XComResult(key=msg.key, value=found.get(index))
+
+    def _on_GetXComCount(self, msg: Any) -> Any:
+        return comms.XComCountResponse(len=len(self._outputs(msg)))
+
+    def _on_GetXComSequenceItem(self, msg: Any) -> Any:
+        found = [value for _, value in self._outputs(msg)]
+        if not -len(found) <= msg.offset < len(found):
+            return self._missing("XCOM_NOT_FOUND", key=msg.key, task_id=msg.task_id, offset=msg.offset)
+        return comms.XComSequenceIndexResult(root=found[msg.offset])
+
+    def _on_GetXComSequenceSlice(self, msg: Any) -> Any:
+        found = [value for _, value in self._outputs(msg, is_latest=getattr(msg, "include_prior_dates", False))]
+        return comms.XComSequenceSliceResult(root=found[msg.start : msg.stop : msg.step])
+
+    def _outputs(self, msg: Any, *, is_latest: bool = False) -> list[tuple[int, Any]]:
+        own = self._is_own(msg) and msg.key in self.kept.outputs
+        key = None if msg.key == RETURN_VALUE else msg.key
+        wanted: dict[str, Any] = {"dag": msg.dag_id, "run": msg.run_id, "task": msg.task_id, "key": key}
+        if is_latest:
+            wanted["until"] = self._run.logical_date.isoformat()
+        asked = self._io.ask("latest_xcoms" if is_latest else "xcoms", wanted)
+        found = [(index, value) for index, value in asked]
+        return [(self._map_index, self.kept.outputs[msg.key]), *found] if own else found
+
+    # Values
+
+    def _on_GetVariable(self, msg: Any) -> Any:
+        value = self._value("variable", msg.key)
+        if value is None:
+            return self._missing("VARIABLE_NOT_FOUND", key=msg.key)
+        return comms.VariableResult(key=msg.key, value=value)
+
+    def _on_GetConnection(self, msg: Any) -> Any:
+        text = self._value("connection", msg.conn_id)
+        if text is None:
+            return self._missing("CONNECTION_NOT_FOUND", conn_id=msg.conn_id)
+        found = read_connection(text)
+        extra = read_extra(text) if text.lstrip().startswith("{") else found.extra
+        return comms.ConnectionResult(
+            conn_id=msg.conn_id,
+            conn_type=found.type,
+            host=found.host or None,
+            schema=found.schema or None,
+            login=found.login or None,
+            password=found.password or None,
+            port=found.port,
+            extra=None if not extra else _to_json(extra),
+        )
+
+    def _value(self, kind: str, name: str) -> str | None:
+        try:
+            found: str = self._io.ask("value", {"kind": kind, "name": name})
+        except AskRefused as error:
+            if error.code == "not_found":
+                return None
+            raise
+        return found
+
+    def _on_PutVariable(self, msg: Any) -> Any:
+        changed = {"name": msg.key, "value": msg.value, "description": msg.description}
+        self._io.ask("put_variable", changed)
+        return self._ok()
+
+    def _on_DeleteVariable(self, msg: Any) -> Any:
+        self._io.ask("put_variable", {"name": msg.key, "value": None})
+        return self._ok()
+
+    def _on_MaskSecret(self, _msg: Any) -> None:
+        """The SDK's own masker, in this process, hides it in its log lines."""
+
+    # The attempt itself
+
+    def _on_SetRenderedFields(self, msg: Any) -> Any:
+        for name, value in msg.rendered_fields.items():
+            self._io.say(RENDERED, f"{name} = {_to_json(value)[:4000]}")
+        return self._ok()
+
+    def _on_SetRenderedMapIndex(self, _msg: Any) -> Any:
+        return self._ok()
+
+    def _on_ValidateInletsAndOutlets(self, _msg: Any) -> Any:
+        return comms.InactiveAssetsResult(inactive_assets=[])
+
+    def _on_GetTaskRescheduleStartDate(self, _msg: Any) -> Any:
+        return comms.TaskRescheduleStartDate(start_date=self._run.polling_since)
+
+    # Runs and tasks
+
+    def _on_TriggerDagRun(self, msg: Any) -> Any:
+        if msg.reset_dag_run:
+            raise self._failure(
+                "reset_dag_run=True: an existing run cannot be cleared from a task; clear it in Evertick"
+            )
+        date = None if msg.logical_date is None else msg.logical_date.isoformat()
+        wanted = {"dag": msg.dag_id, "run": msg.run_id, "params": msg.conf or {}, "fire_at": date}
+        made = self._io.ask("trigger", {**wanted, "note": getattr(msg, "note", None)})
+        if not made["is_new"]:
+            return self._missing("DAGRUN_ALREADY_EXISTS", dag_id=msg.dag_id, run_id=msg.run_id)
+        return self._ok()
+
+    def _on_GetDagRun(self, msg: Any) -> Any:
+        found = self._one_run(msg)
+        return comms.DagRunResult(**found.fields()) if isinstance(found, Run) else found
+
+    def _on_GetDagRunState(self, msg: Any) -> Any:
+        found = self._one_run(msg)
+        return comms.DagRunStateResult(state=found.state) if isinstance(found, Run) else found
+
+    def _one_run(self, msg: Any) -> Any:
+        found = self._runs(msg.dag_id, runs=[msg.run_id])
+        return found[0] if found else self._missing("GENERIC_ERROR", message=f"there is no run {msg.run_id!r}")
+
+    def _runs(self, dag: str, *, runs: list[str] | None = None, dates: list[datetime] | None = None) -> list[Run]:
+        found = self._io.ask("runs", {"dag": dag, "runs": runs, "dates": _texts(dates)})
+        return [Run(facts) for facts in found]
+
+    def _on_GetPreviousDagRun(self, msg: Any) -> Any:
+        state = msg.state and str(getattr(msg.state, "value", msg.state))
+        asked = {"dag": msg.dag_id, "before": msg.logical_date.isoformat(), "state": state}
+        found = self._io.ask("previous_run", asked)
+        run = None if found is None else comms.DagRun(**Run(found).fields())
+        return comms.PreviousDagRunResult(dag_run=run)
+
+    def _on_GetPrevSuccessfulDagRun(self, _msg: Any) -> Any:
+        before = self._run.logical_date.isoformat()
+        found = self._io.ask("previous_run", {"dag": self._run.dag, "before": before, "state": "success"})
+        fields = {} if found is None else Run(found).fields()
+        names = ("data_interval_start", "data_interval_end", "start_date", "end_date")
+        return comms.PrevSuccessfulDagRunResult(**{name: fields.get(name) for name in names})
+
+    def _on_GetDRCount(self, msg: Any) -> Any:
+        found = self._runs(msg.dag_id, runs=msg.run_ids, dates=msg.logical_dates)
+        states = msg.states and {str(getattr(each, "value", each)) for each in msg.states}
+        return comms.DRCount(count=sum(states is None or run.state in states for run in found))
+
+    def _on_GetTICount(self, msg: Any) -> Any:
+        states = msg.states and {str(getattr(each, "value", each)) for each in msg.states}
+        return comms.TICount(count=sum(not states or state in states for *_, state in self._tasks(msg)))
+
+    def _on_GetTaskStates(self, msg: Any) -> Any:
+        found: dict[str, dict[str, Any]] = {}
+        for run, task, index, state in self._tasks(msg):
+            found.setdefault(run, {})[task if index < 0 else f"{task}_{index}"] = state
+        return comms.TaskStatesResult(task_states=found)
+
+    def _on_GetTaskBreadcrumbs(self, msg: Any) -> Any:
+        asked = self._io.ask("tasks", {"dag": msg.dag_id, "runs": [msg.run_id], "dates": None})
+        crumbs = [
+            {
+                "task_id": task,
+                "map_index": index,
+                "state": AIRFLOW_TASK_STATES.get(phase),
+                "operator": None,
+                "duration": None,
+            }
+            for _, task, index, phase in asked
+        ]
+        return comms.TaskBreadcrumbsResult(breadcrumbs=crumbs)
+
+    def _tasks(self, msg: Any) -> Iterator[tuple[str, str, int, str | None]]:
+        asked = {"dag": msg.dag_id, "runs": msg.run_ids, "dates": _texts(msg.logical_dates)}
+        wanted, group = msg.task_ids, msg.task_group_id
+        for run, task, index, phase in self._io.ask("tasks", asked):
+            if wanted is not None and task not in wanted:
+                continue
+            if group is not None and not task.startswith(f"{group}."):
+                continue
+            if msg.map_index is not None and index != msg.map_index:
+                continue
+            yield run, task, index, AIRFLOW_TASK_STATES.get(phase)
+
+    def _on_GetDag(self, msg: Any) -> Any:
+        found = self._io.ask("dag", {"dag": msg.dag_id})
+        if found is None:
+            return self._missing("GENERIC_ERROR", message=f"there is no DAG {msg.dag_id!r}")
+        known: Mapping[str, Any] = {
+            "dag_id": msg.dag_id,
+            "is_paused": found["is_paused"],
+            "bundle_name": "evertick",
+            "bundle_version": None,
+            "relative_fileloc": found["file"],
+            "owners": None,
+            "tags": [],
+            "next_dagrun": None,
+        }
+        return comms.DagResult(**{name: known.get(name) for name in comms.DagResult.model_fields if name != "type"})
+
+
+def _texts(dates: list[datetime] | None) -> list[str] | None:
+    return None if dates is None else [each.isoformat() for each in dates]
+
+
+def _to_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,222 @@
+"""One operator of Airflow as a task of Evertick. The operator itself runs through Airflow's SDK; see `attempt.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from evertick.airflow.findings import Findings
+from evertick.airflow.schedules import asset_name
+from evertick.domain.dags.gates import GateKind, GateSpec
+from evertick.domain.dags.mapping import MapHow, MappedList
+from evertick.domain.dags.mapping import Mapping as TaskMapping
+from evertick.domain.dags.spec import TaskSpec
+from evertick.domain.dags.waits import LONGEST_INTERVAL_SECONDS, SHORTEST_INTERVAL_SECONDS, WaitKind, WaitSpec
+from evertick.domain.retry import Backoff, RetryPolicy
+from evertick.domain.states import TriggerRule
+
+# Airflow's own limit of an execution acts first, with `on_kill`; this margin later the process is killed.
+TIMEOUT_MARGIN_SECONDS = 15.0
+_LONGEST_RETRY_DELAY_SECONDS = 86_400.0
+_DEFAULT_PRIORITY, _MOST_PRIORITY = 5, 9
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_FOR_PEOPLE = "airflow.providers.standard.operators.hitl"
+
+
+def compile_task(task: Any, priorities: Mapping[str, int], findings: Findings) -> TaskSpec:
+    name = task.task_id
+    if not _NAME.fullmatch(name):
+        findings.add("AF100", name, task=name)
+    _find_ignored(task, findings)
+    _find_operators(task, findings)
+    return TaskSpec(
+        name=name,
+        group=_group(task, findings),
+        queue=_queue(task, findings),
+        priority=priorities.get(name, _DEFAULT_PRIORITY),
+        trigger_rule=TriggerRule(str(getattr(task.trigger_rule, "value", task.trigger_rule))),
+        retry=_retry(task, findings),
+        timeout_seconds=_timeout(task),
+        is_setup=task.is_setup,
+        is_teardown=task.is_teardown,
+        fails_run=task.is_teardown and task.on_failure_fail_dagrun,
+        summary=task.task_type,
+        inputs=_inputs(task),
+        outlets=_outlets(task, findings),
+        asks=True,
+        gates=tuple(_gates(task, findings)),
+        mapping=_mapping(task, findings) if task.is_mapped else None,
+        wait=_wait(task),
+        doc=task.doc_md or task.doc or None,
+    )
+
+
+def priorities_of(dag: Any, findings: Findings) -> dict[str, int]:
+    """Airflow's weights in order, spread over 0 to 9. Tasks of a DAG without weights all have the default priority."""
+    weights: dict[str, int] = {}
+    for name, task in dag.task_dict.items():
+        rule = str(getattr(task.weight_rule, "value", task.weight_rule))
+        if rule not in ("downstream", "upstream", "absolute"):
+            if type(task.weight_rule).__module__.startswith("airflow."):
+                rule = type(task.weight_rule).__name__.strip("_").partition("Priority")[0].lower()
+            else:
+                findings.add("AF110", type(task.weight_rule).__name__, task=name)
+                continue
+        relatives = () if rule == "absolute" else task.get_flat_relative_ids(upstream=rule == "upstream")
+        weights[name] = task.priority_weight + sum(dag.task_dict[each].priority_weight for each in relatives)
+    if all(task.priority_weight == 1 for task in dag.task_dict.values()) or len(set(weights.values())) < 2:
+        return {}
+    ranks = {weight: rank for rank, weight in enumerate(sorted(set(weights.values())))}
+    most = max(ranks.values())
+    return {name: round(ranks[weight] * _MOST_PRIORITY / most) for name, weight in weights.items()}
+
+
+def _find_ignored(task: Any, findings: Findings) -> None:
+    name = task.task_id
+    settings: list[tuple[str, object]] = [
+        ("AF101", task.run_as_user),
+        ("AF102", task.executor),
+        ("AF103", task.executor_config or None),
+        ("AF104", task.resources),
+        ("AF304", task.map_index_template),
+        ("AF112", task.wait_for_downstream or None),
+        ("AF113", task.max_active_tis_per_dagrun),
+        ("AF117", task.wait_for_past_depends_before_skipping or None),
+        ("AF405", [each for each in task.inlets or () if asset_name(each)] or None),
+    ]
+    for code, value in settings:
+        if value is not None:
+            findings.add(code, value, task=name)
+    if task.end_date is not None and task.end_date != task.get_dag().end_date:
+        findings.add("AF115", task.end_date, task=name)
+
+
+def _find_operators(task: Any, findings: Findings) -> None:
+    name, kind = task.task_id, task.operator_class if task.is_mapped else type(task)
+    if any(base.__module__ == _FOR_PEOPLE for base in kind.__mro__):
+        findings.add("AF402", kind.__name__, task=name)
+    elif option(task, "deferrable") or option(task, "start_from_trigger"):
+        findings.add("AF401", task=name)
+    if any(base.__name__ == "ExternalTaskMarker" for base in kind.__mro__):
+        findings.add("AF403", kind.__name__, task=name)
+    if task.is_mapped:
+        skips = getattr(task, "_can_skip_downstream", False)
+        for is_one, what in ((task.is_setup, "setup"), (task.is_teardown, "teardown"), (skips, "branch")):
+            if is_one:
+                findings.add("AF303", what, task=name)
+
+
+def option(task: Any, name: str) -> Any:
+    """An option of an operator, or of the operator that is mapped."""
+    if task.is_mapped:
+        return task.partial_kwargs.get(name, getattr(task.operator_class, name, None))
+    return getattr(task, name, None)
+
+
+def _group(task: Any, findings: Findings) -> str | None:
+    group, around = getattr(task.task_group, "group_id", None), task.task_group
+    while around is not None:
+        if type(around).__name__ == "MappedTaskGroup":
+            findings.add("AF301", around.group_id, task=task.task_id)
+        around = getattr(around, "task_group", None)
+    if group is None:
+        return None
+    if not task.task_id.startswith(f"{group}."):
+        findings.add("AF111", group, task=task.task_id)
+        return None
+    return str(group)
+
+
+def _queue(task: Any, findings: Findings) -> str | None:
+    if task.queue in (None, "default"):
+        return None
+    findings.add("AF120", task.queue, task=task.task_id)
+    return str(task.queue)
+
+
+def _retry(task: Any, findings: Findings) -> RetryPolicy:
+    growth, most = task.retry_exponential_backoff, task.max_retry_delay
+    if growth and growth not in (True, 2):
+        findings.add("AF114", growth, task=task.task_id)
+    delay = min(seconds(task.retry_delay), _LONGEST_RETRY_DELAY_SECONDS)
+    longest = min(_LONGEST_RETRY_DELAY_SECONDS if most is None else seconds(most), _LONGEST_RETRY_DELAY_SECONDS)
+    return RetryPolicy(
+        retries=task.retries or 0,
+        delay_seconds=min(delay, longest),
+        backoff=Backoff.EXPONENTIAL if growth else Backoff.FIXED,
+        max_delay_seconds=longest,
+    )
+
+
+def seconds(length: Any) -> float:
+    return float(length.total_seconds() if hasattr(length, "total_seconds") else length)
+
+
+def _timeout(task: Any) -> float | None:
+    limit = task.execution_timeout
+    return None if limit is None else seconds(limit) + TIMEOUT_MARGIN_SECONDS
+
+
+def _inputs(task: Any) -> tuple[str, ...]:
+    """The tasks over whose results it is mapped; what else it reads of other tasks, it asks for."""
+    if not task.is_mapped:
+        return ()
+    return tuple(sorted({operator.task_id for operator, _ in task._get_specified_expand_input().iter_references()}))
+
+
+def _outlets(task: Any, findings: Findings) -> tuple[str, ...]:
+    names = []
+    for outlet in task.outlets or ():
+        if (name := asset_name(outlet)) is not None:
+            names.append(name)
+        else:
+            findings.add("AF404", type(outlet).__name__, task=task.task_id)
+    return tuple(names)
+
+
+def _gates(task: Any, findings: Findings) -> list[GateSpec]:
+    gates = []
+    if task.pool and task.pool != "default_pool":
+        gates.append(GateSpec(kind=GateKind.POOL, name=task.pool, weight=task.pool_slots))
+    limits = [each for each in (task.max_active_tis_per_dag, task.max_active_tis_per_dagrun) if each is not None]
+    if limits:
+        gates.append(GateSpec(kind=GateKind.TASK, name="", capacity=min(limits)))
+    if task.depends_on_past or task.wait_for_downstream:
+        if task.is_mapped:
+            findings.add("AF116", task=task.task_id)
+        else:
+            gates.append(GateSpec(kind=GateKind.PAST, name=""))
+    return gates
+
+
+def _wait(task: Any) -> WaitSpec | None:
+    """A sensor in mode `reschedule` names the next time itself; `seconds` only has to be valid."""
+    if option(task, "mode") != "reschedule" or task.is_mapped:
+        return None
+    interval = seconds(option(task, "poke_interval") or 60.0)
+    return WaitSpec(kind=WaitKind.POLL, seconds=min(max(interval, SHORTEST_INTERVAL_SECONDS), LONGEST_INTERVAL_SECONDS))
+
+
+def _mapping(task: Any, findings: Findings) -> TaskMapping | None:
+    """The SDK picks the element of each instance; Evertick needs to know only how many there are."""
+    given = task._get_specified_expand_input().value
+    is_kwargs = not isinstance(given, Mapping)
+    lists = [
+        _mapped_list(task, name, value, findings) for name, value in ({None: given} if is_kwargs else given).items()
+    ]
+    if None in lists:
+        return None
+    how = MapHow.KWARGS if is_kwargs else MapHow.PRODUCT
+    return TaskMapping(how=how, lists=tuple(each for each in lists if each is not None))
+
+
+def _mapped_list(task: Any, argument: str | None, value: Any, findings: Findings) -> MappedList | None:
+    if isinstance(value, Collection):
+        return MappedList(argument=argument, length=len(value))
+    kind = type(value).__name__
+    if kind == "PlainXComArg" and value.key == "return_value":
+        return MappedList(argument=argument, task=value.operator.task_id)
+    shown = {"MapXComArg": ".map()", "ZipXComArg": ".zip()", "ConcatXComArg": ".concat()"}
+    findings.add("AF302", shown.get(kind, "an XCom with a key of its own"), task=task.task_id)
+    return None

@@ -1,0 +1,156 @@
+-- What a running attempt asks: facts about runs, tasks and outputs, and changes on its behalf. Each question names the
+-- attempt with its session and epoch: the answer to one that is no longer held is null.
+
+create function holds_lease(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int)
+returns boolean language sql stable as $$
+    select exists (select 1 from lease l where l.session = p_session and l.run_id = p_run_id and l.idx = p_idx
+                     and l.map_index = p_map_index and l.epoch = p_epoch)
+$$;
+
+-- The same for a change: whatever takes the attempt away locks its run first, so it either waits for the change or has
+-- happened before.
+create function lock_lease(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int)
+returns boolean language plpgsql as $$
+begin
+    perform 1 from run_status s where s.run_id = p_run_id for no key update;
+    return holds_lease(p_session, p_run_id, p_idx, p_map_index, p_epoch);
+end $$;
+
+-- The type is that of the view `listed_run`.
+create function run_facts(p_run_id bigint) returns jsonb language sql stable as $$
+    select jsonb_build_object(
+        'number', r.run_id, 'dag', d.name,
+        'run', run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id),
+        'type', case when r.kind = 'manual' and r.triggered_by ^@ 'run ' then 'operator_triggered'
+                     when r.kind = 'scheduled' and exists (
+                         select 1 from run_trigger c
+                         where c.schedule_id = r.schedule_id and c.fire_at = r.fire_at and c.kind = 'asset')
+                     then 'asset_triggered' else r.kind::text end,
+        'fire_at', r.fire_at, 'created_at', r.created_at,
+        'due_at', case when r.kind = 'manual' then r.created_at else coalesce(r.fire_at, r.created_at) end,
+        'started_at', s.started_at, 'finished_at', s.finished_at, 'state', s.state, 'params', r.params,
+        'triggered_by', r.triggered_by,
+        'note', (select n.content from note n where n.run_id = r.run_id and n.idx = -1 and n.map_index = -1))
+    from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id where r.run_id = p_run_id
+$$;
+
+-- The tasks of a run, [run, task, map_index, phase], with the phases of the view `listed_task`.
+create function tasks_of_runs(p_runs bigint[]) returns jsonb language sql stable as $$
+    select coalesce(jsonb_agg(jsonb_build_array(t.run, t.name, t.map_index, t.phase)), '[]')
+    from (select run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as run, p.name,
+                 coalesce(k.map_index, -1) as map_index,
+                 case when k.state is null then 'waiting'
+                      when k.state = 'pending' and k.not_before is not null then 'retrying'
+                      when k.state = 'deferred' and not p.is_wait then 'polling' else k.state::text end as phase
+          from run r join run_status s on s.run_id = r.run_id join task_spec p on p.version_id = s.version_id
+          left join task k on k.run_id = r.run_id and k.idx = p.idx
+          where r.run_id = any(p_runs) order by r.run_id, p.idx, k.map_index limit 100000) t
+$$;
+
+create function find_run(p_dag text, p_run text) returns bigint language sql stable as $$
+    select r.run_id from dag d join run r on r.dag_id = d.dag_id
+    where d.name = p_dag and run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) = p_run limit 1
+$$;
+
+-- The runs of a DAG by their ids, by their dates, or the newest ones.
+create function select_runs(p_dag text, p_runs jsonb, p_dates jsonb) returns bigint[] language sql stable as $$
+    select array(
+        select r.run_id from dag d join run r on r.dag_id = d.dag_id
+        where d.name = p_dag
+          and (p_runs is null or run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id)
+                                 in (select jsonb_array_elements_text(p_runs)))
+          and (p_dates is null or r.fire_at in (select x::timestamptz from jsonb_array_elements_text(p_dates) x))
+        order by r.run_id desc limit 1000)
+$$;
+
+-- A named output of a task, of each instance that has it: [[map_index, value], ...].
+create function outputs_of(p_run_id bigint, p_task text, p_key text) returns jsonb language sql stable as $$
+    select coalesce(jsonb_agg(jsonb_build_array(o.map_index, o.value) order by o.map_index), '[]')
+    from (select v.map_index, x.value from run_status s
+          join task_spec t on t.version_id = s.version_id and t.name = p_task
+          join result v on v.run_id = s.run_id and v.idx = t.idx
+          cross join lateral (select case
+              when v.value->>'$evertick' is distinct from 'outputs' then case when p_key is null then v.value end
+              when p_key is null then nullif(v.value->'value', 'null')
+              else v.value->'named'->p_key end as value) x
+          where s.run_id = p_run_id and x.value is not null order by v.map_index limit 100000) o
+$$;
+
+-- The same of the newest of the last runs up to an instant that has it.
+create function latest_outputs_of(p_dag text, p_until timestamptz, p_task text, p_key text)
+returns jsonb language sql stable as $$
+    select coalesce((
+        select o.found
+        from (select r.run_id from dag d join run r on r.dag_id = d.dag_id
+              where d.name = p_dag and coalesce(r.fire_at, r.created_at) <= p_until
+              order by r.run_id desc limit 1000) n
+        cross join lateral (select outputs_of(n.run_id, p_task, p_key) as found offset 0) o
+        where o.found <> '[]' order by n.run_id desc limit 1), '[]')
+$$;
+
+-- p_verb: run, xcoms, latest_xcoms, runs, previous_run, tasks or dag. {"value": …}, or null if the attempt is not held.
+create function answer_ask(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_verb text,
+                           p_args jsonb) returns jsonb language plpgsql stable as $$
+declare
+    found_value jsonb;
+begin
+    if not holds_lease(p_session, p_run_id, p_idx, p_map_index, p_epoch) then
+        return null;
+    end if;
+    case p_verb
+    when 'run' then
+        found_value := run_facts(p_run_id) || jsonb_build_object(
+            'polls', (select jsonb_build_array(q.since, q.polls) from sensor_poll q
+                      where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index));
+    when 'xcoms' then
+        found_value := outputs_of(coalesce(find_run(p_args->>'dag', p_args->>'run'), 0), p_args->>'task',
+                                  p_args->>'key');
+    when 'latest_xcoms' then
+        found_value := latest_outputs_of(p_args->>'dag', (p_args->>'until')::timestamptz, p_args->>'task',
+                                         p_args->>'key');
+    when 'runs' then
+        select coalesce(jsonb_agg(run_facts(n)), '[]') into found_value
+        from unnest(select_runs(p_args->>'dag', nullif(p_args->'runs', 'null'), nullif(p_args->'dates', 'null'))) n;
+    when 'previous_run' then
+        select run_facts(x.run_id) into found_value
+        from (select r.run_id, r.fire_at from dag d join run r on r.dag_id = d.dag_id
+              join run_status s on s.run_id = r.run_id
+              where d.name = p_args->>'dag' and r.fire_at < (p_args->>'before')::timestamptz
+                and (p_args->>'state' is null or s.state::text = p_args->>'state')
+              order by r.run_id desc limit 1000) x
+        order by x.fire_at desc limit 1;
+    when 'tasks' then
+        found_value := tasks_of_runs(select_runs(p_args->>'dag', nullif(p_args->'runs', 'null'),
+                                                 nullif(p_args->'dates', 'null')));
+    when 'dag' then
+        select jsonb_build_object('dag', d.name, 'is_paused', d.is_paused, 'file', d.file) into found_value
+        from dag d where d.name = p_args->>'dag' and d.deleted_at is null;
+    else
+        raise exception 'ask % is unknown', p_verb using errcode = 'invalid_parameter_value';
+    end case;
+    return jsonb_build_object('value', found_value);
+end $$;
+
+-- A run that an attempt triggers; null if the attempt is not held or the DAG was deleted.
+create function trigger_for_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
+                                    p_dag_id int, p_params jsonb, p_key text, p_fire_at timestamptz, p_note text,
+                                    p_actor actor)
+returns table (run_id bigint, is_new boolean, defers boolean) language plpgsql as $$
+begin
+    if lock_lease(p_session, p_run_id, p_idx, p_map_index, p_epoch) then
+        return query select * from trigger_run(p_dag_id, p_params, p_key, p_actor, p_fire_at, p_note);
+    end if;
+end $$;
+
+-- A variable that an attempt changes; p_content null deletes it. Null if the attempt is not held.
+create function put_variable_for_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
+                                         p_name text, p_content text, p_key_id text, p_description text, p_actor actor)
+returns boolean language plpgsql as $$
+begin
+    if not lock_lease(p_session, p_run_id, p_idx, p_map_index, p_epoch) then
+        return null;
+    elsif p_content is null then
+        return delete_value('variable', p_name, p_actor);
+    end if;
+    return put_value('variable', p_name, p_content, p_key_id, p_description, p_actor, false);
+end $$;

@@ -1,0 +1,122 @@
+"""answer_ask, trigger_for_attempt and put_variable_for_attempt: what a running attempt asks for. Each names the attempt with
+its session and epoch; a session that does not hold it changes nothing and learns nothing (LeaseLost)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from psycopg import AsyncConnection
+
+from evertick.db.queries.secrets import AttemptHolder
+from evertick.db.statements import sql_function
+from evertick.domain.access import Actor
+from evertick.domain.attempt import TaskKey
+from evertick.domain.dags.params import JsonValue
+from evertick.domain.dags.validation import check_run_params
+from evertick.domain.encryption import Keyring
+from evertick.domain.errors import LeaseLost
+from evertick.domain.stored_values import ValueKind, check_name, check_value
+from evertick.engine.runs import Particulars, Triggered, find_dag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variable:
+    name: str
+    description: str | None
+
+
+@sql_function
+async def _answer_ask(
+    conn: AsyncConnection, task: TaskKey, *, epoch: int, session: int, verb: str, args: dict[str, object]
+) -> dict[str, JsonValue] | None:
+    """`{"value": ...}`, or None: the session does not hold the attempt."""
+
+
+@sql_function
+async def _trigger_for_attempt(
+    conn: AsyncConnection,
+    task: TaskKey,
+    about: Particulars,
+    *,
+    epoch: int,
+    session: int,
+    dag_id: int,
+    params: dict[str, object],
+    actor: Actor,
+) -> Triggered | None: ...
+
+
+@sql_function(retries=False)
+async def _put_variable_for_attempt(
+    conn: AsyncConnection,
+    task: TaskKey,
+    about: _Variable,
+    *,
+    epoch: int,
+    session: int,
+    content: str | None,
+    key_id: str | None,
+    actor: Actor,
+) -> bool | None: ...
+
+
+async def ask(conn: AsyncConnection, holder: AttemptHolder, verb: str, args: Mapping[str, object]) -> JsonValue:
+    """A fact about runs, tasks or outputs; see `answer_ask`."""
+    answer = await _answer_ask(conn, holder.key, epoch=holder.epoch, session=holder.session, verb=verb, args=dict(args))
+    if answer is None:
+        raise _lost(holder)
+    return answer["value"]
+
+
+async def trigger(
+    conn: AsyncConnection, holder: AttemptHolder, *, dag: str, params: Mapping[str, object], about: Particulars
+) -> Triggered:
+    """Trigger a run for an attempt. The same key twice is one run."""
+    row, spec = await find_dag(conn, dag)
+    checked: dict[str, object] = {**check_run_params(spec, params, accepts_unknown=True)}
+    actor = Actor(f"run {holder.key.run_id}")
+    made = await _trigger_for_attempt(
+        conn,
+        holder.key,
+        about,
+        epoch=holder.epoch,
+        session=holder.session,
+        dag_id=row.dag_id,
+        params=checked,
+        actor=actor,
+    )
+    if made is None:
+        raise _lost(holder)
+    return made
+
+
+async def put_variable(
+    conn: AsyncConnection,
+    keyring: Keyring,
+    holder: AttemptHolder,
+    *,
+    name: str,
+    value: str | None,
+    description: str | None = None,
+) -> bool:
+    """Set a variable for an attempt, or delete it (None). Whether it is new, or existed."""
+    name = check_name(ValueKind.VARIABLE, name)
+    content = None if value is None else keyring.seal("variable", name, check_value(ValueKind.VARIABLE, value))
+    changed = await _put_variable_for_attempt(
+        conn,
+        holder.key,
+        _Variable(name=name, description=description),
+        epoch=holder.epoch,
+        session=holder.session,
+        content=content,
+        key_id=keyring.first_id,
+        actor=Actor(f"run {holder.key.run_id}"),
+    )
+    if changed is None:
+        raise _lost(holder)
+    return changed
+
+
+def _lost(holder: AttemptHolder) -> LeaseLost:
+    return LeaseLost(f"attempt {holder.epoch} of task {holder.key} was taken away from this runner")

@@ -1,0 +1,75 @@
+"""Answers what running attempts ask: outputs, variables, connections and facts about runs, and changes on their behalf.
+
+Every answer is fenced by the attempt's session and epoch. A question may arrive again after a failure of the database: a
+change that is made twice has the effect of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from evertick.config import Settings
+from evertick.db.notify import Channel
+from evertick.db.queries.secrets import AttemptHolder
+from evertick.domain.attempt import AttemptOrder
+from evertick.domain.errors import UserError
+from evertick.domain.stored_values import ValueKind
+from evertick.engine import asks
+from evertick.engine.runs import Particulars
+from evertick.runtime.connections import Notifier, ReconnectingConnection
+from evertick.secrets.backends import SecretProvider
+
+# Answered by `answer_ask` alone.
+FACTS = frozenset({"run", "xcoms", "latest_xcoms", "runs", "previous_run", "tasks", "dag"})
+
+
+class Asks:
+    """The answers of one session."""
+
+    def __init__(
+        self, settings: Settings, *, link: ReconnectingConnection, grants: SecretProvider, notifier: Notifier
+    ) -> None:
+        self._settings, self._link, self._grants, self._notifier = settings, link, grants, notifier
+
+    async def answer(self, order: AttemptOrder, verb: str, args: Mapping[str, Any]) -> object:
+        """Raises NotFound, UserError or LeaseLost for the attempt, and psycopg's errors while the database is
+        unreachable."""
+        holder = AttemptHolder(key=order.key, epoch=order.epoch, session=order.session)
+        try:
+            if verb in FACTS:
+                return await asks.ask(await self._link.get(), holder, verb, args)
+            if verb == "value":
+                wanted = (ValueKind(args["kind"]), str(args["name"]))
+                return (await self._grants.values(self._link.get, [wanted], holder))[wanted]
+            if verb == "put_variable":
+                return await self._put_variable(holder, args)
+            if verb == "trigger":
+                return await self._trigger(holder, args)
+        except (psycopg.DataError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"the question {verb!r} is not valid: {error}") from None
+        raise UserError(
+            f"{verb!r} is unknown to this runner. Do its version and that of the DAG's code belong together?"
+        )
+
+    async def _put_variable(self, holder: AttemptHolder, args: Mapping[str, Any]) -> bool:
+        from evertick.secrets.keyring import load_keyring
+
+        conn, keyring = await self._link.get(), load_keyring(self._settings)
+        name, description = str(args["name"]), args.get("description")
+        return await asks.put_variable(conn, keyring, holder, name=name, value=args["value"], description=description)
+
+    async def _trigger(self, holder: AttemptHolder, args: Mapping[str, Any]) -> Mapping[str, object]:
+        fire_at = args.get("fire_at")
+        about = Particulars(
+            key=str(args["run"]), fire_at=fire_at and datetime.fromisoformat(fire_at), note=args.get("note")
+        )
+        conn = await self._link.get()
+        made = await asks.trigger(conn, holder, dag=str(args["dag"]), params=args.get("params") or {}, about=about)
+        self._notifier.wake(Channel.TASKS)
+        if made.defers:
+            self._notifier.wake(Channel.SCHEDULE)
+        return {"number": made.run_id, "is_new": made.is_new}

@@ -1,0 +1,48 @@
+"""Where Airflow may be imported, and that the how-to page has every finding."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+
+from evertick.airflow.findings import CODES
+from tests.source_tree import ROOT, SOURCE, modules
+
+# The only modules that import Airflow, and so only in an interpreter that has it.
+IN_AIRFLOW = {"airflow/attempt", "airflow/loader", "airflow/messages", "airflow/runs"}
+
+
+def test_only_the_modules_that_run_in_airflows_interpreter_import_it() -> None:
+    found = set()
+    for module in modules(SOURCE):
+        for node in ast.walk(ast.parse((SOURCE / f"{module.name}.py").read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            if any(name.partition(".")[0] == "airflow" for name in names):
+                found.add(module.name)
+    assert found == IN_AIRFLOW
+
+
+def test_no_process_of_evertick_loads_these_modules() -> None:
+    """Every module that a service or a command starts with."""
+    roots = (
+        "cli.main",
+        "runner.session",
+        "publisher.publisher",
+        "scheduler.scheduler",
+        "api.app",
+        "attempts.fork_server",
+    )
+    roots += ("bundles.loader_process", "cli.commands.airflow", "agent.agent")
+    code = f"import sys\nfor name in {roots!r}: __import__('evertick.' + name)\nprint([n for n in sys.modules if 'airflow' in n])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(ast.literal_eval(done.stdout))
+    assert not [name for name in loaded if name.partition(".")[0] == "airflow"]
+    assert not {f"evertick.{name.replace('/', '.')}" for name in IN_AIRFLOW} & loaded
+
+
+def test_the_how_to_page_lists_every_finding() -> None:
+    page = (ROOT / "docs" / "howto" / "airflow-files.md").read_text()
+    assert set(re.findall(r"AF\d{3}", page)) == set(CODES)

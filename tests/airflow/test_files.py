@@ -1,0 +1,153 @@
+"""DAG files of Airflow, published and run by a real scheduler and a real runner, with Airflow in an interpreter of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.bundles.loader import LoadedFile
+from evertick.config import Settings
+from evertick.db.queries import tasks
+from evertick.domain.access import Actor
+from evertick.domain.dags.findings import Severity
+from evertick.domain.stored_values import ValueKind
+from evertick.engine.runs import trigger
+from evertick.engine.secrets import put_value
+from evertick.publisher.publisher import deploy, find_dag_files, load_files
+from evertick.runner.runner import Runner
+from evertick.scheduler.scheduler import Scheduler
+from evertick.secrets.keyring import load_keyring, make_key
+from tests.engine import invariants
+from tests.engine.world import run_state, value
+from tests.system.hosting import Said, hosted, quick
+from tests.waiting import eventually
+
+DAGS = Path(__file__).parent / "dags"
+pytestmark = [pytest.mark.long]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    home = tmp_path_factory.mktemp("airflow")
+    return {"PATH": "/usr/bin:/bin", "HOME": str(home), "AIRFLOW_HOME": str(home), "AIRFLOW_VAR_REGION": "eu"}
+
+
+@pytest.fixture(scope="module")
+def settings(airflow_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    home = tmp_path_factory.mktemp("home")
+    return Settings(airflow_python=airflow_python, home=home, load_timeout_seconds=120)
+
+
+@pytest.fixture(scope="module")
+def loaded(settings: Settings, environment: dict[str, str]) -> list[LoadedFile]:
+    files = find_dag_files(DAGS, with_airflow=True)
+    assert files == ["classic.py", "waits.py"]
+    found = asyncio.run(load_files(DAGS, files, settings, environment))
+    assert [file.error for file in found] == [None, None]
+    return found
+
+
+def test_everything_that_is_not_kept_is_a_finding_with_its_line(loaded: Sequence[LoadedFile]) -> None:
+    classic, waits = loaded
+    assert {dag.name for dag in classic.dags} == {"classic", "target"}
+    assert classic.findings == ()
+    assert {dag.name for dag in waits.dags} == {"deferred"}
+    assert set(waits.refused) == {"endless", "mapped_group"}
+    lines = (DAGS / "waits.py").read_text().splitlines()
+    found = {each.code: each for each in waits.findings}
+    assert {code: each.severity for code, each in found.items()} == {
+        "AF206": Severity.DIFFERS,
+        "AF401": Severity.DIFFERS,
+        "AF202": Severity.REFUSED,
+        "AF301": Severity.REFUSED,
+    }
+    assert "TimeDeltaSensor" in lines[(found["AF401"].line or 0) - 1]
+    assert "def endless" in lines[(found["AF202"].line or 0) - 1]
+    (deferred,) = waits.dags
+    assert [each.spec.expression for each in deferred.spec.schedules] == ["0 6 * * *"]
+
+
+async def test_a_dag_of_airflow_runs_unchanged(
+    conn: AsyncConnection,
+    database: str,
+    tmp_path: Path,
+    loaded: Sequence[LoadedFile],
+    settings: Settings,
+    environment: dict[str, str],
+) -> None:
+    await invariants.install(conn)
+    ours = quick(database, tmp_path / "home", airflow_python=settings.airflow_python)
+    make_key(ours)
+    ring = load_keyring(ours)
+    await put_value(
+        conn, ring, kind=ValueKind.CONNECTION, name="shop", value="http://:s3cret-pass@shop.example", actor=Actor("t")
+    )
+    actor = Actor("test")
+    folder = tmp_path / "dags"
+    shutil.copytree(DAGS, folder)
+    usable = [replace(file, findings=()) for file in loaded]
+    await deploy(conn, usable, folder=folder, name="test", settings=ours, actor=actor)
+    params = {"told": str(tmp_path / "told"), "poked": str(tmp_path / "poked"), "extra": 1}
+    classic = (await trigger(conn, dag="classic", params=params, actor=actor)).run_id
+    deferred = (await trigger(conn, dag="deferred", params={}, actor=actor)).run_id
+    said = Said()
+    scheduler = Scheduler(ours, url=database, owner="s0", log=said.log)
+    runner = Runner(ours, url=database, log=said.log, environment=environment)
+    async with hosted(scheduler), hosted(runner):
+
+        async def ended() -> bool:
+            open_runs = "select count(*) from run_status where state in ('queued', 'running')"
+            return await value(conn, open_runs) == 0 and await value(conn, "select count(*) from run") == 4
+
+        try:
+            await eventually(ended, 120)
+        except AssertionError:
+            raise AssertionError((await outcomes(conn, classic), said.all[-12:])) from None
+    assert await outcomes(conn, classic) == {
+        **dict.fromkeys(("extract", "pull", "late", "values", "retried", "after", "sensor", "branch"), "success"),
+        **dict.fromkeys(("left", "join", "numbers", "total", "told_total", "trigger"), "success"),
+        **dict.fromkeys(("double[0]", "double[1]", "double[2]"), "success"),
+        **dict.fromkeys(("skip", "below_skip", "right"), "skipped"),
+        "hopeless": "failed",
+    }
+    assert await run_state(conn, classic) == "success"
+    assert await run_state(conn, deferred) == "success"
+    results = await outputs(conn, classic)
+    day = results["extract"].partition(" ")[0]
+    assert results["pull"] == [f"{day} True", f"{day} True"]
+    assert results["late"] == f"{day} True"
+    assert results["values"] == ["shop.example", "s3cret-pass", {}, "eu"]
+    assert results["retried"]["value"] == 2 and results["retried"]["named"] == {"lost": 2}
+    assert results["told_total"] == 12
+    assert (tmp_path / "told").read_text() == "hopeless"
+    assert (tmp_path / "poked").read_text() == "xxx"
+    targets = await value(
+        conn,
+        "select jsonb_object_agg(d.triggered_by, v.value) from run d join result v using (run_id)"
+        " join dag using (dag_id) where dag.name = 'target'",
+    )
+    assert sorted(map(str, targets.values())) == sorted(["{}", json.dumps({"day": day})])  # type: ignore[attr-defined]
+    assert await value(conn, "select count(*) from stored_value where name = 'last_run'") == 1
+    assert await invariants.violations(conn) == []
+
+
+async def outcomes(conn: AsyncConnection, run: int) -> dict[str, str]:
+    rows = await tasks.list_of_run(conn, run_id=run)
+    return {row.task if row.map_index < 0 else f"{row.task}[{row.map_index}]": row.state for row in rows}
+
+
+async def outputs(conn: AsyncConnection, run: int) -> dict[str, Any]:
+    cursor = await conn.execute(
+        "select s.name, v.value from result v join run_status r using (run_id)"
+        " join task_spec s on s.version_id = r.version_id and s.idx = v.idx where v.run_id = %s",
+        [run],
+    )
+    return dict(await cursor.fetchall())
