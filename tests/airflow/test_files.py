@@ -49,14 +49,14 @@ def settings(airflow_python: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def loaded(settings: Settings, environment: dict[str, str]) -> list[LoadedFile]:
     files = find_dag_files(DAGS, with_airflow=True)
-    assert files == ["classic.py", "waits.py"]
+    assert files == ["children.py", "classic.py", "waits.py"]
     found = asyncio.run(load_files(DAGS, files, settings, environment))
-    assert [file.error for file in found] == [None, None]
+    assert [file.error for file in found] == [None, None, None]
     return found
 
 
 def test_everything_that_is_not_kept_is_a_finding_with_its_line(loaded: Sequence[LoadedFile]) -> None:
-    classic, waits = loaded
+    _, classic, waits = loaded
     assert {dag.name for dag in classic.dags} == {"classic", "target"}
     assert classic.findings == ()
     assert {dag.name for dag in waits.dags} == {"deferred"}
@@ -98,6 +98,8 @@ async def test_a_dag_of_airflow_runs_unchanged(
     params = {"told": str(tmp_path / "told"), "poked": str(tmp_path / "poked"), "extra": 1}
     classic = (await trigger(conn, dag="classic", params=params, actor=actor)).run_id
     deferred = (await trigger(conn, dag="deferred", params={}, actor=actor)).run_id
+    await put_value(conn, ring, kind=ValueKind.VARIABLE, name="color", value="green", actor=actor)
+    children = (await trigger(conn, dag="children", params={}, actor=actor)).run_id
     said = Said()
     scheduler = Scheduler(ours, url=database, owner="s0", log=said.log)
     runner = Runner(ours, url=database, log=said.log, environment=environment)
@@ -105,7 +107,7 @@ async def test_a_dag_of_airflow_runs_unchanged(
 
         async def ended() -> bool:
             open_runs = "select count(*) from run_status where state in ('queued', 'running')"
-            return await value(conn, open_runs) == 0 and await value(conn, "select count(*) from run") == 4
+            return await value(conn, open_runs) == 0 and await value(conn, "select count(*) from run") == 5
 
         try:
             await eventually(ended, 120)
@@ -120,6 +122,7 @@ async def test_a_dag_of_airflow_runs_unchanged(
     }
     assert await run_state(conn, classic) == "success"
     assert await run_state(conn, deferred) == "success"
+    assert await outputs(conn, children) == {"read": "green", "reread": "green"}
     results = await outputs(conn, classic)
     day = results["extract"].partition(" ")[0]
     assert results["pull"] == [f"{day} True", f"{day} True"]

@@ -12,7 +12,7 @@ import os
 import traceback
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from io import StringIO
@@ -29,6 +29,7 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from evertick.airflow.messages import RETURN_VALUE, Supervisor
 from evertick.airflow.runs import Run
 from evertick.airflow.schedules import INTERVAL_TIMETABLES, kind_of
+from evertick.airflow.side_door import side_door
 from evertick.attempts.body import described, encode_result
 from evertick.attempts.protocol import AttemptIO, Report, Start
 from evertick.domain.attempt import OutcomeKind
@@ -63,7 +64,8 @@ class AirflowTask:
     def _execute(self, start: Start, run: Run, supervisor: Supervisor, io: AttemptIO) -> BaseException | None:
         log = TaskLog(io)
         resumed: dict[str, Any] = {}
-        with supervised(supervisor):
+        door = side_door(supervisor.send, io.say) if self._starts_interpreters() else nullcontext()
+        with supervised(supervisor), door:
             while True:
                 instance = self._instance(start, run, resumed)
                 context = instance.get_template_context()
@@ -76,6 +78,11 @@ class AirflowTask:
                 io.say("INFO", f"Waits in this process for {final.classpath}.")
                 resumed = _wait_for_trigger(final)
                 supervisor.kept.final = None
+
+    def _starts_interpreters(self) -> bool:
+        task = self._task
+        kind = task.operator_class if task.is_mapped else type(task)
+        return any(base.__name__ == "_BasePythonVirtualenvOperator" for base in kind.__mro__)
 
     def _instance(self, start: Start, run: Run, resumed: Mapping[str, Any]) -> Any:
         retries = next(each.retry.retries for each in self._spec.tasks if each.name == self._task.task_id)

@@ -37,6 +37,10 @@ def compile_dag(dag: Any, file: str, lines: dict[str, int], defaults: Mapping[st
     _find_ignored(dag, findings)
     if not dag.task_dict:
         findings.add("AF509")
+    # Only the text tells: a task names its store when it runs.
+    for name in ("task_state_store", "asset_state_store"):
+        if name in lines:
+            findings.add("AF406", name)
     priorities = priorities_of(dag, findings)
     tasks = [compile_task(task, priorities, findings) for task in dag.task_dict.values()]
     at = {task.name: position for position, task in enumerate(tasks)}

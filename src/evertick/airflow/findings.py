@@ -52,6 +52,9 @@ CODES: dict[str, tuple[Severity, str]] = {
     "AF403": (_D, "{value}: clearing it does not clear tasks of other DAGs"),
     "AF404": (_D, "outlet {value}: only events of assets with a name are recorded"),
     "AF405": (_D, "inlets are ignored, and a task that reads inlet_events fails"),
+    "AF406": (_R, "its file uses {value}, which is not supported yet; keep the state in a table or a variable"),
+    "AF407": (_R, "{value} asks for assets by name, which is not supported yet; use a plain task with outlets"),
+    "AF408": (_D, "reset_dag_run=True: if the run exists, the task fails; clear that run in Evertick"),
     "AF501": (_D, "{value} of the DAG is not called; use the callbacks of its tasks, or notification rules"),
     "AF502": (_D, "fail_fast=True is ignored; running tasks continue after a failure"),
     "AF503": (_D, "deadline= is ignored; set a deadline alert in Evertick"),
@@ -101,7 +104,7 @@ class Findings:
 
 
 def lines_of(path: Path) -> dict[str, int]:
-    """The first line of each function and of each text in a file."""
+    """The first line of each function, parameter and text in a file."""
     found: dict[str, int] = {}
     try:
         tree = ast.parse(path.read_bytes())
@@ -116,6 +119,8 @@ def _names(tree: ast.AST) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=str(name)) | ast.AsyncFunctionDef(name=str(name)):
+                yield name, node.lineno
+            case ast.arg(arg=str(name)):
                 yield name, node.lineno
             case ast.Constant(value=str(text)) if len(text) <= 250:
                 yield text, node.lineno

@@ -193,13 +193,13 @@ class Supervisor:
     # Runs and tasks
 
     def _on_TriggerDagRun(self, msg: Any) -> Any:
-        if msg.reset_dag_run:
-            raise self._failure(
-                "reset_dag_run=True: an existing run cannot be cleared from a task; clear it in Evertick"
-            )
         date = None if msg.logical_date is None else msg.logical_date.isoformat()
         wanted = {"dag": msg.dag_id, "run": msg.run_id, "params": msg.conf or {}, "fire_at": date}
         made = self._io.ask("trigger", {**wanted, "note": getattr(msg, "note", None)})
+        if not made["is_new"] and msg.reset_dag_run:
+            raise self._failure(
+                f"run {msg.run_id!r} of {msg.dag_id} exists, and reset_dag_run=True cannot clear it here"
+            )
         if not made["is_new"]:
             return self._missing("DAGRUN_ALREADY_EXISTS", dag_id=msg.dag_id, run_id=msg.run_id)
         return self._ok()

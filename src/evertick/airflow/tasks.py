@@ -100,6 +100,10 @@ def _find_operators(task: Any, findings: Findings) -> None:
         findings.add("AF401", task=name)
     if any(base.__name__ == "ExternalTaskMarker" for base in kind.__mro__):
         findings.add("AF403", kind.__name__, task=name)
+    if any(base.__name__ == "_AssetMainOperator" for base in kind.__mro__):
+        findings.add("AF407", "@asset", task=name)
+    if option(task, "reset_dag_run"):
+        findings.add("AF408", task=name)
     if task.is_mapped:
         skips = getattr(task, "_can_skip_downstream", False)
         for is_one, what in ((task.is_setup, "setup"), (task.is_teardown, "teardown"), (skips, "branch")):
