@@ -81,6 +81,7 @@ ENVIRONMENT_READERS = {
     "cli": "passes its environment to the services that it supervises",
     "supervisor/postgres.environment": "PostgreSQL's programs get no variable that would change their behavior",
     "supervisor/fork_server._ForkServer._become": "a fork adopts the environment of its request, as a new process would",
+    "airflow/side_door.side_door": "Airflow's SDK names the descriptor to child interpreters by a variable",
     "processes/linux.forget_variable": "the first password is removed from it",
     "processes/portable.forget_variable": "the first password is removed from it",
     "processes/portable.first_environment": "that of another process",

@@ -13,15 +13,18 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.bundles.bundle import pack
 from evertick.bundles.loader import LoadedFile
 from evertick.config import Settings
 from evertick.db.queries import tasks
 from evertick.domain.access import Actor
 from evertick.domain.dags.findings import Severity
+from evertick.domain.deployments import DeploymentChange, DeploymentKind
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.runs import trigger
 from evertick.engine.secrets import put_value
-from evertick.publisher.publisher import deploy, find_dag_files, load_files
+from evertick.publisher.deployment import LoadedFolder, deploy, load_files
+from evertick.publisher.publisher import find_dag_files
 from evertick.runner.runner import Runner
 from evertick.scheduler.scheduler import Scheduler
 from evertick.secrets.keyring import load_keyring, make_key
@@ -94,7 +97,9 @@ async def test_a_dag_of_airflow_runs_unchanged(
     folder = tmp_path / "dags"
     shutil.copytree(DAGS, folder)
     usable = [replace(file, findings=()) for file in loaded]
-    await deploy(conn, usable, folder=folder, name="test", settings=ours, actor=actor)
+    bundles = {file.file: pack(folder, file.file, file.closure) for file in usable}
+    change = DeploymentChange(name="test", kind=DeploymentKind.UPLOAD, is_whole=True)
+    await deploy(conn, LoadedFolder(files=usable, bundles=bundles), change, settings=ours, actor=actor)
     params = {"told": str(tmp_path / "told"), "poked": str(tmp_path / "poked"), "extra": 1}
     classic = (await trigger(conn, dag="classic", params=params, actor=actor)).run_id
     deferred = (await trigger(conn, dag="deferred", params={}, actor=actor)).run_id

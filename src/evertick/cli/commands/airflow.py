@@ -1,4 +1,4 @@
-"""`evertick airflow`: check what becomes of a folder of Airflow's DAG files, and make an environment that runs them.
+"""`evertick airflow`: check what becomes of a folder of Airflow's DAG files, import values, and make an environment.
 
 Airflow is never imported here: the interpreter of that environment loads each file, in a process of its own.
 """
@@ -20,14 +20,18 @@ import typer
 from evertick.bundles import airflow_setup
 from evertick.bundles.loader import LoadedFile, find_duplicates
 from evertick.cli.app import Group
-from evertick.cli.options import Json, noun
-from evertick.cli.output import heading, hint, line, print_json, show
+from evertick.cli.options import DryRun, Json, noun
+from evertick.cli.output import Cell, heading, hint, line, print_json, show, table
+from evertick.client.local import LocalContext, local_caller
 from evertick.config import Settings, read_settings, user_environment
+from evertick.db.notify import Channel
 from evertick.domain.dags.findings import Severity
 from evertick.domain.dags.gates import GateKind
 from evertick.domain.errors import UserError
+from evertick.operations.airflow_import import Imported, Item, import_item, read_export
 from evertick.publisher.deployment import load_files
 from evertick.publisher.publisher import find_dag_files
+from evertick.secrets.keyring import load_keyring
 
 app = Group()
 
@@ -72,6 +76,48 @@ def check_command(path: Folder, python: Python = None, as_json: Json = False) ->
         _show_report(report, loaded)
     if report["refused"] or report["broken"]:
         raise typer.Exit(1)
+
+
+@app.command("import", epilog="Example: evertick airflow import connections.json variables.json pools.json")
+def import_command(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="What `airflow connections|variables|pools export` wrote: JSON or env."),
+    ],
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Store exported connections, variables and pools. Existing ones are replaced. Exit with 1 if one was refused."""
+    items = [item for file in files for item in read_export(_read(file), str(file))]
+    settings = read_settings()
+    done = asyncio.run(_import(settings, items, dry_run=dry_run))
+    if as_json:
+        print_json({"items": done, "is_dry_run": dry_run})
+    else:
+        rows: list[list[Cell]] = [[each.kind, each.name, each.result, each.reason] for each in done]
+        show(table(("KIND", "NAME", "RESULT", "REASON"), rows))
+        counts = Counter(each.result for each in done)
+        told = ", ".join(f"{count} {result}" for result, count in sorted(counts.items())) or "nothing to import"
+        show(hint(f"{'Nothing was stored; it would be' if dry_run else 'Imported'}: {told}."))
+    if any(each.result == "refused" for each in done):
+        raise typer.Exit(1)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{file} is not text in UTF-8.") from None
+
+
+async def _import(settings: Settings, items: Sequence[Item], *, dry_run: bool) -> list[Imported]:
+    keyring, context = load_keyring(settings), LocalContext(settings)
+    try:
+        caller = local_caller(context)
+        async with caller.write(Channel.SCHEDULE) as conn:
+            return [await import_item(conn, keyring, item, actor=caller.actor, dry_run=dry_run) for item in items]
+    finally:
+        await context.close()
 
 
 @app.command("setup", epilog="Example: evertick airflow setup --airflow 3.3 --providers http,postgres")
