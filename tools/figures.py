@@ -290,8 +290,11 @@ def undeclared(tree: Tree) -> tuple[int, Found]:
             targets = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 targets = [node.module]
-            # Only pytest loads the plug-in for it.
-            own = {PACKAGE, "pytest"} if name == "pytest_plugin" else {PACKAGE}
+            own = {PACKAGE}
+            if name == "pytest_plugin":  # only pytest loads it
+                own |= {"pytest"}
+            elif name.startswith("airflow/"):  # runs in an interpreter that has Airflow
+                own |= {"airflow", "msgspec"}
             for top in {target.split(".")[0] for target in targets} - sys.stdlib_module_names - own:
                 if not {_normal(one) for one in provides.get(top, [top])} & declared:
                     found[top].add(name)

@@ -231,19 +231,19 @@ def values_at_import() -> Any:
     return supervised(_AtImport())
 
 
-_REHEARSALS = 5
+_WARM_UP_RUNS = 5
 _ANY_DATE = "2030-01-01T00:00:00+00:00"
 
 
-def rehearse() -> None:
+def warm_up() -> None:
     """Run a small task in this process, before it forks: what the SDK imports and caches at the first task is then there for
-    all. Plugins do not hear of it."""
-    with DAG("evertick_rehearsal", auto_register=False) as dag:
-        _Rehearsal(task_id="rehearsal", day="{{ ds }}")
+    all. Plugins receive no notification of it."""
+    with DAG("evertick_warm_up", auto_register=False) as dag:
+        _WarmUpTask(task_id="warm_up", day="{{ ds }}")
     DagContext.autoregistered_dags.clear()
-    spec = DagSpec(name=dag.dag_id, tasks=(TaskSpec(name="rehearsal"),))
-    task = AirflowTask(dag.task_dict["rehearsal"], spec)
-    start = Start("start", 0, 0, 0, -1, 1, 0, 1, dag.dag_id, "rehearsal", "", _ANY_DATE, "{}", "{}", True, None, "")
+    spec = DagSpec(name=dag.dag_id, tasks=(TaskSpec(name="warm_up"),))
+    task = AirflowTask(dag.task_dict["warm_up"], spec)
+    start = Start("start", 0, 0, 0, -1, 1, 0, 1, dag.dag_id, "warm_up", "", _ANY_DATE, "{}", "{}", True, None, "")
     facts = {
         "dag": dag.dag_id,
         "run": "manual__1",
@@ -260,13 +260,13 @@ def rehearse() -> None:
     task_runner.get_listener_manager = _NoListeners
     try:
         with redirect_stdout(StringIO()):
-            for _ in range(_REHEARSALS):
-                task(start, TaskContext(run_id=0, dag=dag.dag_id, task="rehearsal"), io)
+            for _ in range(_WARM_UP_RUNS):
+                task(start, TaskContext(run_id=0, dag=dag.dag_id, task="warm_up"), io)
     finally:
         task_runner.get_listener_manager = listeners
 
 
-class _Rehearsal(BaseOperator):  # type: ignore[misc]  # the class is Any without Airflow
+class _WarmUpTask(BaseOperator):  # type: ignore[misc]  # the class is Any without Airflow
     """Does what most operators do: it has a template, and returns something."""
 
     template_fields = ("day",)

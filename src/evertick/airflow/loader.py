@@ -13,7 +13,7 @@ from airflow.configuration import conf
 from airflow.sdk import DAG
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
-from evertick.airflow.attempt import AirflowTask, rehearse, values_at_import
+from evertick.airflow.attempt import AirflowTask, warm_up, values_at_import
 from evertick.airflow.compiler import compile_dag
 from evertick.airflow.findings import lines_of
 from evertick.domain.dags.findings import Finding
@@ -45,7 +45,7 @@ def load_dag_file(folder: Path, file: str) -> DagFile:
         if compiled.spec is not None:
             dags[dag.dag_id] = CompiledDag(spec=compiled.spec, tasks=_tasks(dag, compiled.spec))
     found_all = tuple(each for some in findings.values() for each in some)
-    return DagFile(dags=dags, findings=found_all, rehearse=rehearse)
+    return DagFile(dags=dags, findings=found_all, warm_up=warm_up)
 
 
 def _tasks(dag: Any, spec: DagSpec) -> dict[str, BoundTask]:

@@ -380,8 +380,8 @@ def load(folder: str, file: str) -> Loaded:
     """Import the file. Any exception, even SystemExit, becomes the failure."""
     try:
         found = load_dag_file(Path(folder), file)
-        if found.rehearse is not None:
-            found.rehearse()
+        if found.warm_up is not None:
+            found.warm_up()
         return Loaded(dags=found.dags)
     except BaseException as error:
         return Loaded(failure=f"{file} cannot be imported: {described(error)}", traceback=user_traceback(error))

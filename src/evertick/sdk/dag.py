@@ -354,12 +354,12 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DagFile:
-    """The DAGs of a file by name, and what Evertick does otherwise than the engine that the file was written for. `rehearse`
+    """The DAGs of a file by name, and what Evertick does otherwise than the engine that the file was written for. `warm_up`
     prepares the process that loaded it for running its tasks."""
 
     dags: Mapping[str, CompiledDag]
     findings: tuple[Finding, ...] = ()
-    rehearse: Callable[[], None] | None = None
+    warm_up: Callable[[], None] | None = None
 
 
 def load_dag_file(folder: Path, file: str) -> DagFile:
