@@ -13,7 +13,7 @@ from airflow.configuration import conf
 from airflow.sdk import DAG
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
-from evertick.airflow.attempt import AirflowTask, warm_up, values_at_import
+from evertick.airflow.attempt import AirflowTask, values_at_import, warm_up
 from evertick.airflow.compiler import compile_dag
 from evertick.airflow.findings import lines_of
 from evertick.domain.dags.findings import Finding
