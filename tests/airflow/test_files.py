@@ -15,6 +15,7 @@ from psycopg import AsyncConnection
 
 from evertick.bundles.bundle import pack
 from evertick.bundles.loader import LoadedFile
+from evertick.cli.main import main
 from evertick.config import Settings
 from evertick.db.queries import tasks
 from evertick.domain.access import Actor
@@ -76,6 +77,15 @@ def test_everything_that_is_not_kept_is_a_finding_with_its_line(loaded: Sequence
     assert "def endless" in lines[(found["AF202"].line or 0) - 1]
     (deferred,) = waits.dags
     assert [each.spec.expression for each in deferred.spec.schedules] == ["0 6 * * *"]
+
+
+def test_check_prints_what_becomes_of_a_folder(airflow_python: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["airflow", "check", str(DAGS), "--python", str(airflow_python), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["environment"]["airflow"].startswith("3.")
+    assert (report["files"], report["dags"], report["broken"]) == (3, 6, [])
+    assert report["as_they_are"] == ["children", "classic", "target"]
+    assert (report["differing"], report["refused"]) == (["deferred"], ["endless", "mapped_group"])
 
 
 async def test_a_dag_of_airflow_runs_unchanged(

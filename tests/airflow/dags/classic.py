@@ -6,13 +6,13 @@ import json
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from airflow.exceptions import AirflowSkipException
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.providers.standard.operators.python import BranchPythonOperator, PythonOperator
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.providers.standard.sensors.python import PythonSensor
 from airflow.sdk import DAG, Asset, BaseHook, Variable, task
-from airflow.sdk.exceptions import AirflowSkipException
 
 ORDERS = Asset("orders")
 
