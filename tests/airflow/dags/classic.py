@@ -12,7 +12,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.providers.standard.operators.python import BranchPythonOperator, PythonOperator
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.providers.standard.sensors.python import PythonSensor
-from airflow.sdk import DAG, Asset, BaseHook, Variable, task
+from airflow.sdk import DAG, Asset, Connection, Variable, task
 
 ORDERS = Asset("orders")
 
@@ -30,7 +30,7 @@ def poked(path):
 
 
 def read_values(ti):
-    connection = BaseHook.get_connection("shop")
+    connection = Connection.get("shop")
     Variable.set("last_run", ti.run_id)
     return [connection.host, connection.password, connection.extra_dejson, Variable.get("region")]
 
