@@ -256,7 +256,7 @@ class Environments:
             python = await self._run(
                 str(_python_of(built)), "-I", "-c", "import platform as p; print(p.python_version())"
             )
-            await asyncio.to_thread(_complete, built, lock, python.strip())
+            await asyncio.to_thread(_complete, built, python.strip())
             await asyncio.to_thread(_put_in_place, built, place)
         finally:
             await asyncio.to_thread(shutil.rmtree, making, ignore_errors=True)
@@ -445,14 +445,15 @@ def _is_usable(place: Path) -> bool:
     return (place / _MARKER).is_file() and os.access(_python_of(place), os.X_OK) and keep(place)
 
 
-def _complete(built: Path, lock: Lock, python: str) -> None:
+def _complete(built: Path, python: str) -> None:
     """Write the marker last, after everything else is on disk: a power failure must not leave a folder that looks
     complete."""
     size = sum(path.lstat().st_size for path in built.rglob("*"))
-    packages = re.findall(r"(?m)^([A-Za-z0-9._-]+)==(\S+)", lock.requirements)
+    installed = (path.name.removesuffix(".dist-info") for path in built.glob("lib/*/site-packages/*.dist-info"))
+    packages = sorted(" ".join(name.rsplit("-", 1)).replace("_", "-") for name in installed)
     os.sync()
     with (built / _MARKER).open("w", encoding="utf-8") as marker:
-        found = {"python": python, "packages": [" ".join(each) for each in packages], "bytes": size}
+        found = {"python": python, "packages": packages, "bytes": size}
         json.dump({**found, "built_at": time.time()}, marker)
         marker.flush()
         os.fsync(marker.fileno())
