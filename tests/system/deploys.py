@@ -216,7 +216,7 @@ def main() -> int:
     given = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as home, own_cluster(Path(home, "pg")) as cluster:
-        stage = Stage(cluster.database_url(cluster.create()), Path(home), given.seed)
+        stage = Stage(cluster.database_url(cluster.create(cluster.template())), Path(home), given.seed)
         dice = random.Random(given.seed)
         faults = dice.choices(("kill", "cut", None), (0.1, 0.25, 0.65), k=given.count)
         asyncio.run(stage.run(given.count, lambda release: faults[release - 1]))
