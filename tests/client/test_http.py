@@ -19,7 +19,8 @@ def test_parameters_go_to_the_path_and_the_query() -> None:
 
 def test_a_body_is_json_and_names_are_quoted() -> None:
     method, path, query, headers, content = call(clear_run, run_id=7, body=ClearRequest(tasks=["a"], is_preview=True))
-    assert (method, path, query, headers) == ("POST", "/runs/7/clear", {}, {})
+    assert (method, path, query) == ("POST", "/runs/7/clear", {})
+    assert headers == {"Content-Type": "application/json"}
     assert content == (
         b'{"tasks":["a"],"only_failed":false,"with_downstream":false,"run_on_latest_version":false,"is_preview":true}'
     )

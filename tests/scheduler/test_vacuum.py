@@ -314,6 +314,7 @@ async def test_a_round_deletes_all_kinds_in_small_steps(database: str, conn: Asy
         "runners": 1,
         "versions": 1,
         "bundles": 1,
+        "deployments": 0,
     }
     assert steps > 8
     assert (

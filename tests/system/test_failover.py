@@ -271,7 +271,9 @@ async def test_a_commit_that_waits_on_the_old_primary_is_given_up_once_the_new_o
     conn = await work.get()
     await watch.tick()
     pair.promote()
-    writing = asyncio.create_task(conn.execute("insert into import_error values ('f', 1, 'm', '', now())"))
+    writing = asyncio.create_task(
+        conn.execute("insert into import_error (file, line, message, occurred_at) values ('f', 1, 'm', now())")
+    )
     waiting = "select 1 from pg_stat_activity where wait_event = 'SyncRep'"
     await eventually(lambda: pair.first.rows(waiting))
     monkeypatch.setattr("evertick.runtime.server_watch.LOOK_AROUND_SECONDS", 0.0)

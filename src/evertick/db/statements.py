@@ -161,10 +161,11 @@ def functions() -> dict[str, dict[str, str]]:
 
 
 def parameters_of(function: str) -> dict[str, str]:
-    """As `functions` has them, which reads all: a command declares few functions, and all of them take 3 ms."""
+    """As `functions` has them, which reads all: a command declares few functions, and all of them take 3 ms. Of several with
+    this name it is the last."""
     head = f"\ncreate function {function}("
-    for script in function_files(FUNCTIONS_DIRECTORY).values():
-        at = script.find(head)
+    for script in reversed(function_files(FUNCTIONS_DIRECTORY).values()):
+        at = script.rfind(head)
         if at >= 0 and (found := _FUNCTION.match(script, at + 1)):
             return _parameters(found[2])
     raise LookupError(f"There is no stored function {function} in {FUNCTIONS_DIRECTORY}.")

@@ -363,9 +363,9 @@ class DagFile:
 
 
 def load_dag_file(folder: Path, file: str) -> DagFile:
-    """The DAGs of a file, which may be one of Airflow: then this interpreter must have it."""
+    """The DAGs of a file, which may be one of Airflow: without Airflow in this interpreter, its import is the error."""
     path = folder / file
-    if path.is_file() and is_airflow_file(path.read_bytes()):
+    if path.is_file() and is_airflow_file(path.read_bytes()) and importlib.util.find_spec("airflow") is not None:
         # Imports Airflow, which Evertick's own processes never do.
         loaded: DagFile = importlib.import_module("evertick.airflow.loader").load_dag_file(folder, file)
         return loaded

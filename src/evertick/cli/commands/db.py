@@ -53,6 +53,7 @@ _NAMES = {
     Kind.RUNNERS: ("runner that is gone", "runners that are gone"),
     Kind.VERSIONS: ("DAG version", "DAG versions"),
     Kind.BUNDLES: ("bundle of code", "bundles of code"),
+    Kind.DEPLOYMENTS: ("old deployment", "old deployments"),
 }
 
 OlderThan = Annotated[
