@@ -26,6 +26,7 @@ from evertick.sdk.dag import DagFile, load_dag_file
 from evertick.sdk.runtime import CompiledDag
 
 MAX_MODULES = 5_000
+_END_SECONDS = 0.1
 
 
 def find_closure(folder: Path, file: str, loaded: Iterable[str] = ()) -> tuple[str, ...]:
@@ -177,7 +178,15 @@ def _is_within(folder: Path, file: str) -> bool:
 
 
 def _threads() -> list[str]:
-    """The threads that importing left running, which make a later fork unsafe; native ones by their name."""
+    """The threads that importing left running, which make a later fork unsafe; native ones by their name. One that has ended,
+    as that of faulthandler, is in the kernel's list for a moment longer."""
+    deadline = time.monotonic() + _END_SECONDS
+    while (found := _native_threads()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return found
+
+
+def _native_threads() -> list[str]:
     known = {thread.native_id: thread.name for thread in threading.enumerate()}
     main_thread = threading.main_thread().native_id
     return sorted(known.get(number) or name for number, name in native_threads().items() if number != main_thread)
