@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from evertick.domain.attempt import FORK_SERVER_MARK as MARK
 from evertick.domain.attempt import session_text
 from evertick.processes.tree import find_orphans, kill_orphans
+from tests.waiting import eventually_sync
 
-SESSION, OTHER, THIRD = 0x1234_5678_9ABC_DEF0, 0x0FED_CBA9_8765_4321, 0x2468_ACE0_1357_9BDF
+# Of this process alone: the tests next to it look for processes, too.
+SESSION, OTHER, THIRD = (secrets.randbits(63) for _ in range(3))
 
 
 def mark_of(session: int) -> str:
@@ -28,6 +32,8 @@ class Processes:
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(arguments, env={**os.environ, **environment}, start_new_session=True)
         self._started.append(process)
+        # The kernel shows the command line and the environment a moment after the program has begun.
+        eventually_sync(psutil.Process(process.pid).environ)
         return process
 
     def end(self) -> None:
