@@ -16,7 +16,7 @@ from tools.figures import WALK_GOALS, Tree, class_names, code, cycles, equal_bod
 from tools.guards import Guard, find_guards
 from tools.mutants import known_survivors
 from tools.requirements import marked_tests, requirements
-from tools.test import Stage, child_environment, run_all, serial_files, slowest, stages, totals
+from tools.test import Stage, child_environment, failed_tests, run_all, serial_files, slowest, stages, totals
 from tools.walk import Walk, path_of, walk_in
 from tools.walk_trace import Entry
 
@@ -213,6 +213,15 @@ def test_the_slowest_tests_and_the_totals_are_read_from_what_pytest_wrote(tmp_pa
     missing = tmp_path / "missing.xml"
     assert slowest([report, missing], 1) == [(2.5, "tests.test_a::test_slow")]
     assert totals([report, report, missing]) == "2 failed, 4 passed, 2 skipped"
+
+
+def test_the_failed_tests_are_named_as_pytest_takes_them(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    failure = '<testcase classname="tests.a.test_b" name="test_c[1 2]"><failure message="no"/></testcase>'
+    error = '<testcase classname="tests.test_d" name="test_e"><error message="no"/></testcase>'
+    report.write_text(REPORT.replace("</testsuite>", f"{failure}{error}</testsuite>"))
+    assert failed_tests(report) == ["tests/a/test_b.py::test_c[1 2]", "tests/test_d.py::test_e"]
+    assert failed_tests(tmp_path / "missing.xml") == []
 
 
 def test_make_test_checks_the_code_and_runs_everything(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 from airflow.sdk import exceptions
 from airflow.sdk.execution_time import comms
 
-from evertick.airflow.runs import AIRFLOW_TASK_STATES, Run
+from evertick.airflow.runs import Run
 from evertick.attempts.protocol import AskRefused, AttemptIO
+from evertick.domain.states import AIRFLOW_TASK_STATES
 from evertick.domain.stored_values import read_connection, read_extra
 from evertick.logs.format import RENDERED
 

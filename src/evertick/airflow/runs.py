@@ -9,22 +9,6 @@ from typing import Any
 from airflow.sdk.execution_time.comms import DagRun
 from airflow.utils.types import DagRunType
 
-# By the phases of the view `listed_task`; a task that waits has no state there.
-AIRFLOW_TASK_STATES: Mapping[str, str] = {
-    "pending": "scheduled",
-    "available": "queued",
-    "queued": "queued",
-    "running": "running",
-    "retrying": "up_for_retry",
-    "deferred": "deferred",
-    "polling": "up_for_reschedule",
-    "success": "success",
-    "failed": "failed",
-    "skipped": "skipped",
-    "canceled": "failed",
-    "upstream_failed": "upstream_failed",
-}
-
 
 def airflow_run_state(state: str) -> str:
     return "failed" if state == "canceled" else state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -78,3 +79,20 @@ class TriggerRule(StrEnum):
     NONE_FAILED_MIN_ONE_SUCCESS = "none_failed_min_one_success"
     ALL_SKIPPED = "all_skipped"
     ALWAYS = "always"
+
+
+# Airflow's names of the phases of the view `listed_task`; a task that waits has no state there.
+AIRFLOW_TASK_STATES: Mapping[str, str] = {
+    "pending": "scheduled",
+    "available": "queued",
+    "queued": "queued",
+    "running": "running",
+    "retrying": "up_for_retry",
+    "deferred": "deferred",
+    "polling": "up_for_reschedule",
+    "success": "success",
+    "failed": "failed",
+    "skipped": "skipped",
+    "canceled": "failed",
+    "upstream_failed": "upstream_failed",
+}

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from evertick.api.problems import headers_of, status_of
 from evertick.db.queries.listings import ListedOutput, ListedTask
 from evertick.db.queries.run_lists import ListedRun
+from evertick.domain.states import AIRFLOW_TASK_STATES
 
 _SPACE = uuid.UUID("7d0f6d5e-6a3c-5c57-9a26-6a4c1b8f0d11")
 BUNDLE = "dags-folder"
@@ -38,21 +39,7 @@ RUN_TYPES = {
 }
 # The trigger of runs that no user started.
 _STARTED_BY = {"backfill": "backfill", "operator_triggered": "operator", "asset_triggered": "asset"}
-TASK_STATES: Mapping[str, str | None] = {
-    "waiting": None,
-    "pending": "scheduled",
-    "retrying": "up_for_retry",
-    "available": "queued",
-    "queued": "queued",
-    "running": "running",
-    "deferred": "deferred",
-    "polling": "up_for_reschedule",
-    "success": "success",
-    "failed": "failed",
-    "skipped": "skipped",
-    "canceled": "failed",
-    "upstream_failed": "upstream_failed",
-}
+TASK_STATES: Mapping[str, str | None] = {"waiting": None, **AIRFLOW_TASK_STATES}
 # The stored state of phases that are not states.
 _STATE_OF = {"retrying": "pending", "polling": "deferred"}
 # Without `waiting`: finished runs can contain waiting tasks, too.

@@ -52,14 +52,18 @@ create function find_run(p_dag text, p_run text) returns bigint language sql sta
     where d.name = p_dag and run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) = p_run limit 1
 $$;
 
--- The runs of a DAG by their ids, by their dates, or the newest ones.
+-- The runs of a DAG by their ids, which an index finds, by their dates, or the newest ones.
 create function select_runs(p_dag text, p_runs jsonb, p_dates jsonb) returns bigint[] language sql stable as $$
     select array(
-        select r.run_id from dag d join run r on r.dag_id = d.dag_id
-        where d.name = p_dag
-          and (p_runs is null or run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id)
-                                 in (select jsonb_array_elements_text(p_runs)))
-          and (p_dates is null or r.fire_at in (select x::timestamptz from jsonb_array_elements_text(p_dates) x))
+        select r.run_id
+        from (select r.run_id, r.fire_at from jsonb_array_elements_text(p_runs) x cross join dag d
+              join run r on r.dag_id = d.dag_id
+                        and run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) = x
+              where d.name = p_dag
+              union all
+              select r.run_id, r.fire_at from dag d join run r on r.dag_id = d.dag_id
+              where p_runs is null and d.name = p_dag) r
+        where p_dates is null or r.fire_at in (select x::timestamptz from jsonb_array_elements_text(p_dates) x)
         order by r.run_id desc limit 1000)
 $$;
 
