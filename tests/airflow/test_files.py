@@ -147,6 +147,7 @@ async def test_a_dag_of_airflow_runs_unchanged(
     assert results["values"] == ["shop.example", "s3cret-pass", {}, "eu"]
     assert results["retried"]["value"] == 2 and results["retried"]["named"] == {"lost": 2}
     assert results["told_total"] == 12
+    assert results["after"] == ["half", [1]], "XComs of an attempt that failed"
     assert (tmp_path / "told").read_text() == "hopeless"
     assert (tmp_path / "poked").read_text() == "xxx"
     targets = await value(

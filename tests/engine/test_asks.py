@@ -29,8 +29,8 @@ async def runner(conn: AsyncConnection) -> Runner:
     return await Runner.join(conn)
 
 
-async def first_claim(conn: AsyncConnection, runner: Runner) -> ExchangeRow:
-    await start(conn, "chain", key="one")
+async def first_claim(conn: AsyncConnection, runner: Runner, key: str = "one") -> ExchangeRow:
+    await start(conn, "chain", key=key)
     (claim,) = await runner.claim()
     return claim
 
@@ -65,7 +65,7 @@ async def test_an_attempt_that_was_taken_away_reads_and_changes_nothing(conn: As
     held = holder(runner, a)
     stale = AttemptHolder(key=held.key, epoch=held.epoch - 1, session=held.session)
     foreign = AttemptHolder(key=held.key, epoch=held.epoch, session=held.session + 1)
-    await runner.finish(a, OutcomeKind.SUCCESS)
+    await runner.step([(a, "success", {"result": "kept"})], free=0)
     runs_before = await value(conn, "select count(*) from run")
     for lost in (held, stale, foreign):
         with pytest.raises(LeaseLost):
@@ -74,8 +74,30 @@ async def test_an_attempt_that_was_taken_away_reads_and_changes_nothing(conn: As
             await asks.trigger(conn, lost, dag="chain", params={}, about=Particulars(key="two"))
         with pytest.raises(LeaseLost):
             await asks.put_variable(conn, ring, lost, name="region", value="eu")
+        for text in ("[1]", None):
+            with pytest.raises(LeaseLost):
+                await asks.put_outputs(conn, lost, text)
     assert await value(conn, "select count(*) from run") == runs_before
     assert await value(conn, "select count(*) from stored_value") == 0
+    assert await value(conn, "select value from result where idx = 0") == "kept"
+
+
+async def test_outputs_of_an_attempt_that_fails_stay_until_it_deletes_or_replaces_them(
+    conn: AsyncConnection, runner: Runner
+) -> None:
+    a = await first_claim(conn, runner)
+    held = holder(runner, a)
+    for text in ("[1]", '{"$evertick": "outputs", "value": null, "named": {"day": "monday"}}'):
+        assert await asks.put_outputs(conn, held, text)
+    facts = await asks.ask(conn, held, "run", {})
+    assert isinstance(facts, dict) and facts["outputs"] == json.loads(text)
+    await runner.finish(a, OutcomeKind.FAILED)
+    assert await value(conn, "select value->'named' from result where run_id = %s", a.run_id) == {"day": "monday"}
+    b = await first_claim(conn, runner, "two")
+    assert await asks.put_outputs(conn, holder(runner, b), "[1]") and await asks.put_outputs(
+        conn, holder(runner, b), None
+    )
+    assert await value(conn, "select count(*) from result where run_id = %s", b.run_id) == 0
 
 
 async def test_a_run_that_an_attempt_triggers_twice_is_one_run(conn: AsyncConnection, runner: Runner) -> None:

@@ -26,12 +26,12 @@ from airflow.sdk.execution_time import comms, task_runner
 from airflow.sdk.execution_time.comms import DagRun
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-from evertick.airflow.messages import RETURN_VALUE, Supervisor
+from evertick.airflow.messages import Supervisor, by_key
 from evertick.airflow.runs import Run
 from evertick.airflow.schedules import INTERVAL_TIMETABLES, kind_of
 from evertick.airflow.side_door import side_door
-from evertick.attempts.body import described, encode_result
-from evertick.attempts.protocol import AttemptIO, Report, Start
+from evertick.attempts.body import described
+from evertick.attempts.protocol import AskRefused, AttemptIO, Report, Start
 from evertick.domain.attempt import OutcomeKind
 from evertick.domain.dags.spec import DagSpec, TaskSpec
 from evertick.domain.schedules.misfire import latest_between
@@ -92,6 +92,8 @@ class AirflowTask:
             "task_reschedule_count": run.polls,
             "max_tries": retries,
             "should_retry": start.attempt <= retries,
+            # Airflow deletes those of earlier attempts when a task starts, but not when it resumes.
+            "xcom_keys_to_clear": [] if resumed else list(by_key(run.outputs)),
             **resumed,
         }
         return RuntimeTaskInstance.model_construct(
@@ -130,6 +132,8 @@ class AirflowTask:
     ) -> Report:
         number = start.number
         final = None if supervisor is None else supervisor.kept.final
+        if supervisor is not None and type(final).__name__ != "SucceedTask":
+            self._store(supervisor, io)
         if supervisor is None or final is None:
             why = described(error, io.hide) if error else "Airflow's SDK ended without a state"
             return Report(number, OutcomeKind.FAILED, why)
@@ -141,8 +145,6 @@ class AirflowTask:
             return self._success(number, supervisor, io)
         if name == "TaskState" and state == "skipped":
             return Report(number, OutcomeKind.SKIPPED)
-        if lost := supervisor.kept.outputs:
-            io.say("WARNING", f"The attempt did not succeed, so its XComs are not kept: {', '.join(lost)}.")
         reason = described(error, io.hide) if error else None
         if name == "RetryTask":
             delay = getattr(final, "retry_delay_seconds", None)
@@ -154,17 +156,18 @@ class AirflowTask:
         return Report(number, OutcomeKind.FAILED, message, no_retry=True)
 
     def _success(self, number: int, supervisor: Supervisor, io: AttemptIO) -> Report:
-        kept = supervisor.kept
-        value, named = kept.outputs.get(RETURN_VALUE), {**kept.outputs}
-        named.pop(RETURN_VALUE, None)
-        text: str | None = None
-        if named or value is not None:
-            encoded = encode_result(value, io.files.max_bytes, named)
-            if encoded.refusal is not None:
-                io.say("ERROR", encoded.refusal)
-                return Report(number, OutcomeKind.FAILED, encoded.refusal, no_retry=True)
-            text = encoded.text
-        return Report(number, OutcomeKind.SUCCESS, None, text, skips=tuple(kept.skips))
+        encoded = supervisor.encoded()
+        if encoded.refusal is not None:
+            io.say("ERROR", encoded.refusal)
+            return Report(number, OutcomeKind.FAILED, encoded.refusal, no_retry=True)
+        return Report(number, OutcomeKind.SUCCESS, None, encoded.text, skips=tuple(supervisor.kept.skips))
+
+    def _store(self, supervisor: Supervisor, io: AttemptIO) -> None:
+        """A return value that was pushed before the attempt did not succeed; the other XComs are stored already."""
+        try:
+            supervisor.store()
+        except (exceptions.AirflowRuntimeError, AskRefused) as failure:
+            io.say("ERROR", f"Its XComs are not stored: {failure}")
 
 
 class TaskLog:

@@ -17,7 +17,9 @@ from airflow.sdk import exceptions
 from airflow.sdk.execution_time import comms
 
 from evertick.airflow.runs import Run
+from evertick.attempts.body import DEFAULT_RESULT_BYTES, EncodedResult, encode_result
 from evertick.attempts.protocol import AskRefused, AttemptIO
+from evertick.domain.attempt import RESULT_TAG
 from evertick.domain.states import AIRFLOW_TASK_STATES
 from evertick.domain.stored_values import read_connection, read_extra
 from evertick.logs.format import RENDERED
@@ -31,9 +33,11 @@ FINAL = frozenset(
 
 @dataclass(slots=True)
 class Kept:
-    """What goes with the report: outputs by key, tasks to skip, and the message that ended the attempt."""
+    """What goes with the report: outputs by key, tasks to skip, and the message that ended the attempt. `unstored`: the database
+    does not have all of these outputs yet."""
 
     outputs: dict[str, Any] = field(default_factory=dict)
+    unstored: bool = False
     skips: list[str] = field(default_factory=list)
     final: Any = None
 
@@ -43,7 +47,7 @@ class Supervisor:
 
     def __init__(self, run: Run, task: str, map_index: int, io: AttemptIO) -> None:
         self._run, self._task, self._map_index, self._io = run, task, map_index, io
-        self.kept = Kept()
+        self.kept = Kept(outputs=by_key(run.outputs))
 
     def send(self, msg: Any) -> Any:
         name = type(msg).__name__
@@ -82,16 +86,35 @@ class Supervisor:
     # Outputs
 
     def _on_SetXCom(self, msg: Any) -> Any:
-        if self._is_own(msg):
-            self.kept.outputs[msg.key] = msg.value
-            return self._ok()
-        raise self._failure(f"an XCom of another task ({msg.dag_id}.{msg.task_id}) cannot be set")
+        if not self._is_own(msg):
+            raise self._failure(f"an XCom of another task ({msg.dag_id}.{msg.task_id}) cannot be set")
+        self.kept.outputs[msg.key], self.kept.unstored = msg.value, True
+        if msg.key != RETURN_VALUE:  # nearly always the last message of a successful attempt, whose report has it
+            self.store()
+        return self._ok()
 
     def _on_DeleteXCom(self, msg: Any) -> Any:
-        if self._is_own(msg):
-            self.kept.outputs.pop(msg.key, None)
-            return self._ok()
-        raise self._failure(f"an XCom of another task ({msg.dag_id}.{msg.task_id}) cannot be deleted")
+        if not self._is_own(msg):
+            raise self._failure(f"an XCom of another task ({msg.dag_id}.{msg.task_id}) cannot be deleted")
+        if msg.key in self.kept.outputs:
+            del self.kept.outputs[msg.key]
+            self.kept.unstored = True
+            self.store()
+        return self._ok()
+
+    def store(self) -> None:
+        """Store the outputs at once, so that they are there however the attempt ends."""
+        if not self.kept.unstored:
+            return
+        encoded = self.encoded()
+        if encoded.refusal is not None:
+            raise self._failure(encoded.refusal)
+        self._io.ask("put_outputs", {"value": encoded.text})
+        self.kept.unstored = False
+
+    def encoded(self) -> EncodedResult:
+        named = {**self.kept.outputs}
+        return encode_result(named.pop(RETURN_VALUE, None), DEFAULT_RESULT_BYTES, named)
 
     def _is_own(self, msg: Any) -> bool:
         index = getattr(msg, "map_index", None)
@@ -291,6 +314,15 @@ class Supervisor:
             "next_dagrun": None,
         }
         return comms.DagResult(**{name: known.get(name) for name in comms.DagResult.model_fields if name != "type"})
+
+
+def by_key(value: Any) -> dict[str, Any]:
+    """Stored outputs by their keys."""
+    if isinstance(value, dict) and value.get(RESULT_TAG) == "outputs":
+        returned, named = value["value"], value["named"]
+    else:
+        returned, named = value, {}
+    return {**named, **({} if returned is None else {RETURN_VALUE: returned})}
 
 
 def _texts(dates: list[datetime] | None) -> list[str] | None:

@@ -44,6 +44,11 @@ class Run:
         polls = self._facts.get("polls")
         return 0 if polls is None else int(polls[1])
 
+    @property
+    def outputs(self) -> Any:
+        """The stored outputs of the attempts before; None if there are none."""
+        return self._facts.get("outputs")
+
     def fields(self, declared: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """For the installed release's `DagRun`, which knows only some of them. `declared` are the defaults of the params:
         what equals them was not given."""

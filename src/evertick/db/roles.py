@@ -33,6 +33,7 @@ MAY: dict[str, tuple[str, ...]] = {
         *("finish_and_claim", "claim_selected", "extend_leases", "runners.queued_tasks", "runners.names"),
         *("runners.published", "dags.version", "dags.bundle", "values_of_attempt", "logs.append", "logs.shipped_until"),
         *("runs.existing", "mark_runner_dead", "answer_ask", "trigger_for_attempt", "put_variable_for_attempt"),
+        "put_outputs_for_attempt",
         *("dags.find", "dags.names"),
         # For a runner that drives a remote executor.
         *("claim_for_dispatch", "queue_selected", "runners.list_of", "runners.known", "runners.note_*", "end_queued"),

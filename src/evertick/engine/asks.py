@@ -1,5 +1,5 @@
-"""answer_ask, trigger_for_attempt and put_variable_for_attempt: what a running attempt asks for. Each names the attempt with
-its session and epoch; a session that does not hold it changes nothing and learns nothing (LeaseLost)."""
+"""What a running attempt asks for and changes. Each statement names the attempt with its session and epoch; a session that does
+not hold it changes nothing and learns nothing (LeaseLost)."""
 
 from __future__ import annotations
 
@@ -61,6 +61,12 @@ async def _put_variable_for_attempt(
 ) -> bool | None: ...
 
 
+@sql_function
+async def _put_outputs_for_attempt(
+    conn: AsyncConnection, task: TaskKey, *, epoch: int, session: int, value: str | None
+) -> bool | None: ...
+
+
 async def ask(conn: AsyncConnection, holder: AttemptHolder, verb: str, args: Mapping[str, object]) -> JsonValue:
     """A fact about runs, tasks or outputs; see `answer_ask`."""
     answer = await _answer_ask(conn, holder.key, epoch=holder.epoch, session=holder.session, verb=verb, args=dict(args))
@@ -116,6 +122,14 @@ async def put_variable(
     if changed is None:
         raise _lost(holder)
     return changed
+
+
+async def put_outputs(conn: AsyncConnection, holder: AttemptHolder, value: str | None) -> bool:
+    """Store the outputs of an attempt before its end, as JSON, in place of those before; None deletes them."""
+    done = await _put_outputs_for_attempt(conn, holder.key, epoch=holder.epoch, session=holder.session, value=value)
+    if done is None:
+        raise _lost(holder)
+    return done
 
 
 def _lost(holder: AttemptHolder) -> LeaseLost:

@@ -45,6 +45,8 @@ class Asks:
             if verb == "value":
                 wanted = (ValueKind(args["kind"]), str(args["name"]))
                 return (await self._grants.values(self._link.get, [wanted], holder))[wanted]
+            if verb == "put_outputs":
+                return await asks.put_outputs(await self._link.get(), holder, args["value"])
             if verb == "put_variable":
                 return await self._put_variable(holder, args)
             if verb == "trigger":

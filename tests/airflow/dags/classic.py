@@ -36,10 +36,17 @@ def read_values(ti):
 
 
 def unsteady(ti):
-    ti.xcom_push(key="lost", value=ti.try_number)
+    assert ti.xcom_pull(task_ids="retried", key="first") is None, "a retry begins without the XComs of the try before"
+    ti.xcom_push(key="first" if ti.try_number == 1 else "lost", value=ti.try_number)
     if ti.try_number == 1:
         raise ValueError("not yet")
     return ti.try_number
+
+
+def hopeless_but_told(ti):
+    ti.xcom_push(key="found", value=[ti.try_number])
+    ti.xcom_push(key="return_value", value="half")
+    raise ZeroDivisionError
 
 
 def skipped():
@@ -66,8 +73,12 @@ with DAG(
     extract >> pull >> late
     values = PythonOperator(task_id="values", python_callable=read_values)
     retried = PythonOperator(task_id="retried", python_callable=unsteady, retries=1, retry_delay=timedelta(seconds=0.1))
-    hopeless = PythonOperator(task_id="hopeless", python_callable=lambda: 1 / 0, on_failure_callback=told)
-    after = EmptyOperator(task_id="after", trigger_rule="all_done")
+    hopeless = PythonOperator(task_id="hopeless", python_callable=hopeless_but_told, on_failure_callback=told)
+    after = PythonOperator(
+        task_id="after",
+        trigger_rule="all_done",
+        python_callable=lambda ti: [ti.xcom_pull("hopeless"), ti.xcom_pull("hopeless", key="found")],
+    )
     [hopeless, retried] >> after
     sensor = PythonSensor(
         task_id="sensor",

@@ -105,7 +105,9 @@ begin
     when 'run' then
         found_value := run_facts(p_run_id) || jsonb_build_object(
             'polls', (select jsonb_build_array(q.since, q.polls) from sensor_poll q
-                      where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index));
+                      where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index),
+            'outputs', (select v.value from result v
+                        where v.run_id = p_run_id and v.idx = p_idx and v.map_index = p_map_index));
     when 'xcoms' then
         found_value := outputs_of(coalesce(find_run(p_args->>'dag', p_args->>'run'), 0), p_args->>'task',
                                   p_args->>'key');
@@ -157,4 +159,20 @@ begin
         return delete_value('variable', p_name, p_actor);
     end if;
     return put_value('variable', p_name, p_content, p_key_id, p_description, p_actor, false);
+end $$;
+
+-- The outputs of an attempt that may not succeed, all together; p_value null deletes them. Null if the attempt is not
+-- held. The end of a successful attempt stores its own.
+create function put_outputs_for_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
+                                        p_value jsonb) returns boolean language plpgsql as $$
+begin
+    if not lock_lease(p_session, p_run_id, p_idx, p_map_index, p_epoch) then
+        return null;
+    elsif p_value is null then
+        delete from result v where v.run_id = p_run_id and v.idx = p_idx and v.map_index = p_map_index;
+        return true;
+    end if;
+    insert into result (run_id, idx, map_index, epoch, value) values (p_run_id, p_idx, p_map_index, p_epoch, p_value)
+    on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value;
+    return true;
 end $$;
