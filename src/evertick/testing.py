@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.durations import parse_duration
 from evertick.domain.errors import UserError
-from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, SkipReason
+from evertick.domain.schedules.misfire import LONGEST_WINDOW_SECONDS, MOST_MISSED, MisfirePolicy, SkipReason
 from evertick.domain.schedules.simulation import Policies, simulate_schedule
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.domain.schedules.time_zones import find_zone, first_instant
@@ -139,11 +139,14 @@ def _schedules(
     for each in spec.schedules:
         own = each.catchup_window_seconds if window is None else None
         within = own if own is not None else seconds
+        if within is None:
+            within = LONGEST_WINDOW_SECONDS if each.spec.catchup else DEFAULT_WINDOW_SECONDS
+        own_policy = each.misfire or (MisfirePolicy.ALL if each.spec.catchup else policy)
         yield (
             each,
             Policies(
-                misfire=each.misfire or policy if misfire is None else policy,
-                window_seconds=DEFAULT_WINDOW_SECONDS if within is None else within,
+                misfire=own_policy if misfire is None else policy,
+                window_seconds=within,
                 most_missed=each.catchup_limit or spec.catchup_limit or MOST_MISSED,
             ),
         )

@@ -13,8 +13,8 @@ from evertick.db.connect import Purpose, connect
 from evertick.db.queries import schedules
 from evertick.domain.access import Actor
 from evertick.domain.dags.gates import GateKind, GateSpec
-from evertick.domain.dags.spec import NamedSchedule
-from evertick.domain.errors import Conflict, NotFound
+from evertick.domain.dags.spec import DagSpec, NamedSchedule
+from evertick.domain.errors import Conflict, InvalidSchedule, NotFound
 from evertick.domain.schedules.misfire import MisfirePolicy, delay_of
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine.dags import pause, unpause
@@ -307,3 +307,41 @@ async def test_changes_race_a_firing_leader_and_lose_no_fire(database: str) -> N
     finally:
         for conn in people:
             await conn.close()
+
+
+@pytest.mark.requirement("I2", "V1")
+async def test_a_schedule_with_catchup_begins_in_the_past_once(conn: AsyncConnection) -> None:
+    """The first publication leaves its cursor at `start_at`, in its own transaction: a crash loses no run, and repeating it adds
+    none. A pause from the start, another expression and `max_active_runs` hold back runs and lose none."""
+    await invariants.install(conn)
+    await set_clock(conn, T0)
+
+    def of(when: str, **options: object) -> DagSpec:
+        spec = parse_schedule(when, start_at=later(-60), anchor_at=T0, catchup=True)
+        made = make_dag("one", ONE, max_active_runs=2, **options)
+        return replace(made, schedules=(NamedSchedule(name="default", spec=spec),))
+
+    await put(conn, of("@every 10s", starts_paused=True))
+    epoch = await lead(conn)
+    await set_clock(conn, later(5))
+    assert (await fire_schedules(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
+    await put(conn, of("@every 20s", starts_paused=True))
+    (seen,) = await preview(conn, dag="one", catch_up=CatchUp())
+    assert [(run - T0).total_seconds() for run in seen.runs] == [-60, -40, -20, 0]
+    await unpause(conn, dag="one", actor=Actor("ann"))
+    assert await fires(conn) == [-60, -40, -20, 0]
+    for _ in range(2):
+        await put(conn, of("@every 20s", starts_paused=True))
+        await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
+    assert (await fires(conn), await skipped(conn)) == ([-60, -40, -20, 0], [])
+    assert await value(conn, "select count(*) from run_status where state = 'running'") == 2
+    await set_clock(conn, later(45))
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
+    assert await fires(conn) == [-60, -40, -20, 0, 20, 40]
+    await pause(conn, dag="one", actor=Actor("ann"))
+    await set_clock(conn, later(65))
+    await unpause(conn, dag="one", actor=Actor("ann"), catch_up=CatchUp(policy=MisfirePolicy.SKIP))
+    assert (await fires(conn))[-1] == 40 and await skipped(conn) == [(60, 60, 1, "paused")]
+    assert await invariants.violations(conn) == []
+    with pytest.raises(InvalidSchedule, match="write start_at"):
+        parse_schedule("@every 10s", catchup=True)

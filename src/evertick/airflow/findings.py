@@ -35,10 +35,9 @@ CODES: dict[str, tuple[Severity, str]] = {
     "AF202": (_R, "schedule='@continuous' is not supported; use a short interval and max_active_runs=1"),
     "AF203": (_R, "a schedule of relativedelta {value} is not supported; use a cron expression"),
     "AF204": (_R, "a schedule on {value} is not supported; name the assets"),
-    "AF205": (_D, "schedule='@once' begins in the past, so no run is created; trigger the DAG once"),
     "AF206": (
         _D,
-        "catchup=True: runs of the past are not created by publishing; use `evertick backfills create {value}`",
+        "catchup=True: of {value:,} runs of the past the newest 1,000 are created; use `evertick backfills create` for more",
     ),
     "AF207": (_R, "the schedule is not supported: {value}"),
     "AF208": (_D, "several crons that are due at the same instant create a run each"),

@@ -11,7 +11,8 @@ from evertick.airflow.findings import Findings
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import InvalidSchedule
 from evertick.domain.schedules.dependencies import Asset, Condition, Source
-from evertick.domain.schedules.spec import parse_schedule
+from evertick.domain.schedules.misfire import MOST_MISSED, count_between
+from evertick.domain.schedules.spec import EARLIEST, parse_schedule
 
 # Their logical date is the start of the interval that a run is for, and they are due at its end.
 INTERVAL_TIMETABLES = frozenset({"CronDataIntervalTimetable", "DeltaDataIntervalTimetable"})
@@ -21,10 +22,14 @@ _DELTA = frozenset({"DeltaTriggerTimetable", "DeltaDataIntervalTimetable"})
 
 def compile_schedules(dag: Any, findings: Findings) -> tuple[NamedSchedule, ...]:
     try:
-        return tuple(_schedules_of(dag, dag.timetable, findings))
+        made = tuple(_schedules_of(dag, dag.timetable, findings))
     except InvalidSchedule as error:
         findings.add("AF207", error)
         return ()
+    past = [count_between(each.spec, EARLIEST, datetime.now(UTC)) for each in made if each.spec.catchup]
+    if past and max(past) > MOST_MISSED:
+        findings.add("AF206", max(past))
+    return made
 
 
 def kind_of(timetable: Any) -> str:
@@ -46,8 +51,6 @@ def asset_name(asset: Any) -> str | None:
 
 def _schedules_of(dag: Any, timetable: Any, findings: Findings) -> Iterator[NamedSchedule]:
     kind = kind_of(timetable)
-    if dag.catchup and dag.start_date is not None and kind not in ("NullTimetable", "OnceTimetable"):
-        findings.add("AF206", dag.dag_id)
     if kind in ("NullTimetable", "PartitionedAtRuntime"):
         return
     if kind in _CRON or kind in _DELTA:
@@ -61,10 +64,8 @@ def _schedules_of(dag: Any, timetable: Any, findings: Findings) -> Iterator[Name
             "default", {"kind": "times", "times": [plain(each) for each in timetable.event_dates], **_bounds(dag)}
         )
     elif kind == "OnceTimetable":
-        if dag.start_date is None or dag.start_date <= datetime.now(UTC):
-            findings.add("AF205")
-        else:
-            yield _named("default", {"kind": "once", "at": plain(dag.start_date)})
+        if dag.start_date is not None:  # without one it never runs, as under Airflow
+            yield _named("default", {"kind": "once", "at": plain(dag.start_date), "catchup": True})
     elif kind == "ContinuousTimetable":
         findings.add("AF202")
     elif kind in ("AssetTriggeredTimetable", "AssetOrTimeSchedule"):
@@ -102,9 +103,10 @@ def _named(name: str, fields: dict[str, object]) -> NamedSchedule:
     return NamedSchedule(name=name, spec=parse_schedule(fields))
 
 
-def _bounds(dag: Any) -> dict[str, datetime]:
-    bounds = {"start_at": dag.start_date, "end_at": dag.end_date}
-    return {name: plain(instant) for name, instant in bounds.items() if instant is not None}
+def _bounds(dag: Any) -> dict[str, object]:
+    given = {"start_at": dag.start_date, "end_at": dag.end_date}
+    bounds: dict[str, object] = {name: plain(instant) for name, instant in given.items() if instant is not None}
+    return {**bounds, "catchup": True} if dag.catchup and dag.start_date is not None else bounds
 
 
 def plain(instant: datetime) -> datetime:

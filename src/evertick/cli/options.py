@@ -63,7 +63,11 @@ ExpectVersion = Annotated[
     typer.Option("--expect-version", min=0, help="Refuse if it is not at this version; 0: it must not exist yet."),
 ]
 CatchUpOption = Annotated[
-    MisfirePolicy, typer.Option("--catch-up", help="Which missed fires run now: none, the last, or all.")
+    MisfirePolicy | None,
+    typer.Option(
+        "--catch-up",
+        help="Which missed fires run now: none, the last, or all. Default: none; of schedules with catchup, all.",
+    ),
 ]
 WindowOption = Annotated[float | None, duration("--window", "Maximum age of fires to catch up, as 3d.")]
 CronOption = Annotated[
@@ -96,8 +100,8 @@ def task_instance(text: str) -> tuple[str, int | None]:
     return (name, int(index)) if is_instance else (text, None)
 
 
-def check_catch_up(policy: MisfirePolicy, window_seconds: float | None) -> None:
-    if window_seconds is not None and policy is MisfirePolicy.SKIP:
+def check_catch_up(policy: MisfirePolicy | None, window_seconds: float | None) -> None:
+    if window_seconds is not None and policy in (None, MisfirePolicy.SKIP):
         raise UserError("--window limits what is caught up: add --catch-up latest, or --catch-up all.")
 
 

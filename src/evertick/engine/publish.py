@@ -32,7 +32,15 @@ from evertick.domain.states import TriggerRule
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.fire_schedules import JsonObject, is_same_spec, plan_end
 from evertick.engine.runs import find_dag_row
-from evertick.engine.schedules import Planner, outlets_of, read_snapshot, refuse_loops, schedule_row, until_unmoved
+from evertick.engine.schedules import (
+    Planner,
+    outlets_of,
+    plan_replaced,
+    read_snapshot,
+    refuse_loops,
+    schedule_row,
+    until_unmoved,
+)
 
 NO_RULES = Routing()
 
@@ -185,7 +193,7 @@ def _ends_of_changed(spec: DagSpec) -> Planner:
         """The due fires of a schedule that this changes or removes."""
         new = declared.get(old.name)
         is_kept = old.origin == "user" or (new is not None and not differs(old, schedule_row(spec, new, now, old=old)))
-        return None if is_kept else plan_end(old, now)
+        return None if is_kept else plan_replaced(old, new, now)
 
     return plan
 

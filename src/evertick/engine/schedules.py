@@ -24,7 +24,15 @@ from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.dags.validation import check_run_params
 from evertick.domain.errors import Conflict, CyclicDependency, InvalidSchedule, NotFound
 from evertick.domain.schedules.dependencies import Condition, Source, find_loop, read_text
-from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, SkipRange, SkipReason, delay_of, skip_until
+from evertick.domain.schedules.misfire import (
+    LONGEST_WINDOW_SECONDS,
+    MOST_MISSED,
+    MisfirePolicy,
+    SkipRange,
+    SkipReason,
+    delay_of,
+    skip_until,
+)
 from evertick.domain.schedules.spec import EARLIEST, ScheduleKind, ScheduleSpec, next_after
 from evertick.domain.schedules.time_zones import EPOCH
 from evertick.engine.fire_schedules import (
@@ -36,6 +44,7 @@ from evertick.engine.fire_schedules import (
     plan_if_possible,
     plan_row,
     plan_skip,
+    read_spec,
     skip_row,
     spec_json,
 )
@@ -91,6 +100,9 @@ _MOST_TRIES = 100
 
 
 T = TypeVar("T")
+
+
+_TICK = timedelta(microseconds=1)
 
 
 Planner = Callable[[DagSchedule, datetime], JsonObject | None]
@@ -213,7 +225,10 @@ async def put_schedule(
             conn, before, schedule=wanted, expected=expected_version, request=stored, origin=origin, actor=actor
         )
 
-    version = await change_schedules(conn, put, dag=dag, plan=plan_end, name=schedule.name, dag_id=row.dag_id)
+    def plan(old: DagSchedule, now: datetime) -> JsonObject | None:
+        return plan_replaced(old, schedule, now)
+
+    version = await change_schedules(conn, put, dag=dag, plan=plan, name=schedule.name, dag_id=row.dag_id)
     if version == _OTHER_REQUEST:
         raise Conflict(f"Key {request!r} belongs to another change of schedule {schedule.name!r}: choose another key.")
     if version is None:
@@ -241,11 +256,16 @@ def schedule_row(spec: DagSpec, schedule: NamedSchedule, now: datetime, *, old: 
     keeps = old is not None and _pattern(old.spec) == _pattern(schedule.spec.to_json())
     first = next_after(schedule.spec, now - timedelta(seconds=old.delay_seconds) if old and keeps else now)
     window = spec.catchup_window_seconds if schedule.catchup_window_seconds is None else schedule.catchup_window_seconds
+    misfire = schedule.misfire or spec.misfire
+    if schedule.spec.catchup:
+        window, misfire = LONGEST_WINDOW_SECONDS if window is None else window, schedule.misfire or MisfirePolicy.ALL
+        if (since := _caught_up(old)) is not None:
+            first = next_after(schedule.spec, since)
     return {
         "name": schedule.name,
         "spec": spec_json(schedule.spec),
         "params": check_run_params(spec, schedule.params),
-        "misfire": schedule.misfire or spec.misfire,
+        "misfire": misfire,
         "window_seconds": DEFAULT_WINDOW_SECONDS if window is None else window,
         "catchup_limit": schedule.catchup_limit or spec.catchup_limit,
         "overlap": schedule.overlap or spec.overlap,
@@ -253,8 +273,22 @@ def schedule_row(spec: DagSpec, schedule: NamedSchedule, now: datetime, *, old: 
         "finish_within": schedule.finish_within_seconds or spec.finish_within_seconds,
         "delay_seconds": delay.total_seconds(),
         "next_due": (first + delay).isoformat() if first else None,
-        "skipped": None if keeps else skip_row(_passed(schedule.spec, now)),
+        "skipped": None if keeps or schedule.spec.catchup else skip_row(_passed(schedule.spec, now)),
     }
+
+
+def plan_replaced(old: DagSchedule, new: NamedSchedule | None, now: datetime) -> JsonObject | None:
+    """The plan for what is due until `now` of a schedule that is about to change or end. One that catches up takes over what
+    the pause of its predecessor held back."""
+    return None if new is not None and new.spec.catchup and old.paused else plan_end(old, now)
+
+
+def _caught_up(old: DagSchedule | None) -> datetime | None:
+    """The instant after which a schedule that catches up begins: before its first one when it is new, and where a paused one
+    stands. None: after now, as others do."""
+    if old is None:
+        return EARLIEST
+    return old.next_due - _TICK - timedelta(seconds=old.delay_seconds) if old.paused and old.next_due else None
 
 
 def _pattern(text: str) -> object:
@@ -275,17 +309,18 @@ def _passed(spec: ScheduleSpec, now: datetime) -> SkipRange | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchUp:
-    """`policy` SKIP runs none of them. Others go back as far as `window_seconds`, or the schedule's own window."""
+    """`policy` SKIP runs none of them. Others go back as far as `window_seconds`, or the schedule's own window. None: those of
+    a schedule that catches up, by its own policy, and none of another."""
 
-    policy: MisfirePolicy = MisfirePolicy.SKIP
+    policy: MisfirePolicy | None = None
     window_seconds: float | None = None
 
     def plan(self, schedule: DagSchedule, now: datetime) -> JsonObject | None:
         """A plan for `settle_schedules`, complete: a remainder would fall under the schedule's own policy."""
-        if self.policy is MisfirePolicy.SKIP:
-            return plan_skip(schedule, now, SkipReason.PAUSED)
         most = schedule.catchup_limit or MOST_MISSED
         try:
+            if self.policy is MisfirePolicy.SKIP or (self.policy is None and not read_spec(schedule.spec).catchup):
+                return plan_skip(schedule, now, SkipReason.PAUSED)
             return plan_row(schedule, now, most_fires=most, policy=self.policy, window_seconds=self.window_seconds)
         except UNPLANNABLE:
             return None

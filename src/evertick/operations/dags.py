@@ -120,10 +120,10 @@ class DagDetails(Dag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchUpOptions(RequestBody):
-    """`catch_up`: which of the fires that the pause prevented run now, not older than `window_seconds`. `is_preview` lists
-    them and changes nothing."""
+    """`catch_up`: which of the fires that the pause prevented run now, not older than `window_seconds`; by default none,
+    except for schedules with `catchup`. `is_preview` lists them and changes nothing."""
 
-    catch_up: MisfirePolicy = MisfirePolicy.SKIP
+    catch_up: MisfirePolicy | None = None
     window_seconds: Annotated[float, Ge(0), Le(10**9)] | None = None
     is_preview: bool = False
 

@@ -21,8 +21,6 @@ _XCOM = "pass the result of a task as an argument, as in load(extract())"
 OPTIONS = {
     "access_control": "give users roles and tag limits",
     "bash_command": "write shell('name', 'command')",
-    "catchup": "use `misfire` of @dag for missed fires (the default, 'latest', is catchup=False), or "
-    "`evertick backfills create` for past dates",
     "concurrency": "use `max_active_tasks` of @dag",
     "dag_id": "use `name`; the default is the function's name",
     "dagrun_timeout": "use `run_timeout` of @dag",

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 # The options of a single schedule, which the DAG can also set for all its schedules.
-_WHEN = ("timezone", "start_at", "end_at", "anchor_at", "jitter")
+_WHEN = ("timezone", "start_at", "end_at", "anchor_at", "jitter", "catchup")
 
 
 _RULES: dict[str, tuple[str, Callable[[object], object]]] = {
@@ -84,7 +84,7 @@ class DagOptions(TypedDict, total=False):
 
     `schedule` is a cron expression, "@every 5s", a timedelta, a datetime, a list of datetimes or `after(...)`; `schedules` names
     several, each such a value or a dict with one (`{"schedule": ..., "params": ...}`), which may have its own time zone, bounds,
-    jitter and policies (misfire, catchup_window, catchup_limit, overlap, start_within, finish_within). `task_defaults` are
+    jitter, catchup and policies (misfire, catchup_window, catchup_limit, overlap, start_within, finish_within). `task_defaults` are
     options for every task that does not set them.
     """
 
@@ -98,6 +98,7 @@ class DagOptions(TypedDict, total=False):
     end_at: datetime | str
     anchor_at: datetime | str
     jitter: Seconds
+    catchup: bool
     misfire: MisfirePolicy | Literal["latest", "all", "skip"]
     catchup_window: Seconds
     catchup_limit: int

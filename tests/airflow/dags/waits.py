@@ -8,7 +8,7 @@ from airflow.providers.standard.sensors.time_delta import TimeDeltaSensor
 from airflow.sdk import dag, task, task_group
 
 
-@dag(start_date=datetime(2026, 1, 1), schedule="0 6 * * *", catchup=True, is_paused_upon_creation=False)
+@dag(start_date=datetime(2026, 1, 1), schedule="0 6 * * *", is_paused_upon_creation=False)
 def deferred():
     TimeDeltaSensor(task_id="wait", delta=timedelta(seconds=0), deferrable=True) >> done()
 

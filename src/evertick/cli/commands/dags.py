@@ -29,7 +29,6 @@ from evertick.db.queries.dags import ImportErrorRow
 from evertick.domain.dags.validation import past_hints
 from evertick.domain.durations import relative
 from evertick.domain.errors import Forbidden, UserError
-from evertick.domain.schedules.misfire import MisfirePolicy
 from evertick.domain.schedules.spec import describe
 from evertick.operations import dags
 from evertick.operations.dags import CatchUpOptions, Dag, RollbackRequest, TriggerRequest
@@ -261,10 +260,7 @@ def pause_command(
 
 @app.command("unpause", epilog="Example: evertick dags unpause etl --catch-up latest --dry-run")
 def unpause_command(
-    dag: DagName,
-    catch_up: options.CatchUpOption = MisfirePolicy.SKIP,
-    window: options.WindowOption = None,
-    dry_run: DryRun = False,
+    dag: DagName, catch_up: options.CatchUpOption = None, window: options.WindowOption = None, dry_run: DryRun = False
 ) -> None:
     """Resume a paused DAG. Waiting tasks run now; its schedules continue with their next fire, or catch up if asked.
 

@@ -181,7 +181,7 @@ def pause_command(
 def unpause_command(
     dag: DagName,
     name: ScheduleName,
-    catch_up: options.CatchUpOption = MisfirePolicy.SKIP,
+    catch_up: options.CatchUpOption = None,
     window: options.WindowOption = None,
     expect_version: ExpectVersion = None,
     dry_run: DryRun = False,

@@ -217,15 +217,17 @@ def check_schedule(spec: DagSpec, schedule: NamedSchedule) -> None:
 
 
 def past_hints(spec: DagSpec, now: datetime) -> list[str]:
-    """For schedules whose author may expect runs for the past: a schedule begins when it is published, whatever its `start_at`."""
+    """For schedules whose author may expect runs for the past: without `catchup` a schedule begins when it is published."""
     hints = []
     for each in spec.schedules:
         start = each.spec.start_at
-        if (each.misfire or spec.misfire) is MisfirePolicy.ALL and start is not None and start < now:
+        is_all = (each.misfire or spec.misfire) is MisfirePolicy.ALL and not each.spec.catchup
+        if is_all and start is not None and start < now:
             chosen = f" --schedule {each.name}" if len(spec.schedules) > 1 else ""
             hints.append(
                 f"schedule {each.name!r} of DAG {spec.name!r} starts at {start.isoformat()}, in the past, and creates no runs for"
-                f" that time. Use a backfill: evertick backfills create {spec.name} --from {start.isoformat()}{chosen}"
+                " that time. Set catchup=True before you publish it, or use a backfill: evertick backfills create"
+                f" {spec.name} --from {start.isoformat()}{chosen}"
             )
     return hints
 

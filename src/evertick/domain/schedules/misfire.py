@@ -24,7 +24,7 @@ ON_TIME_SECONDS = 10.0
 MOST_MISSED = 1000
 
 
-_LONGEST_WINDOW_SECONDS = 3e9
+LONGEST_WINDOW_SECONDS = 3e9
 
 
 _TICK = timedelta(microseconds=1)
@@ -117,7 +117,7 @@ def _catch_up(
 ) -> FirePlan:
     """The same for a cursor that is behind; `due` is the instant and the one after it."""
     next_due, following = due
-    window = _LONGEST_WINDOW_SECONDS if window_seconds is None else min(window_seconds, _LONGEST_WINDOW_SECONDS)
+    window = LONGEST_WINDOW_SECONDS if window_seconds is None else min(window_seconds, LONGEST_WINDOW_SECONDS)
     oldest = now - timedelta(seconds=max(window, ON_TIME_SECONDS))
     if policy is MisfirePolicy.ALL:
         return _fire_since(spec, next_due, now, _oldest_of(spec, next_due, now, oldest, most_missed), limit)

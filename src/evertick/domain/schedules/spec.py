@@ -72,6 +72,12 @@ def read_jitter(raw: object) -> float | None:
     return round(float(raw), 3) or None
 
 
+def read_catchup(raw: object) -> bool | None:
+    if not isinstance(raw, bool):
+        raise InvalidSchedule(f"catchup {raw!r:.40} is not allowed: it is True or False")
+    return raw or None
+
+
 def read_instant(name: str, raw: object, zone: str) -> datetime | None:
     if raw is None:
         return None
@@ -115,7 +121,7 @@ _OWN_FIELD = {
 }
 
 
-_BOUNDS = frozenset(("start_at", "end_at", "jitter_seconds"))
+_BOUNDS = frozenset(("start_at", "end_at", "jitter_seconds", "catchup"))
 
 
 _FITTING = {
@@ -129,6 +135,7 @@ _FITTING = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSpec:
     """A validated schedule, created by `parse_schedule`. The bounds are inclusive; the default anchor is 1970-01-01.
+    With `catchup` it begins at its first instant, even if that is past when it is first published.
 
     `jitter_seconds` spreads schedules that fire at the same instant: the delay of each is fixed, see domain/schedules/misfire.py.
     """
@@ -144,6 +151,7 @@ class ScheduleSpec:
     times: tuple[datetime, ...] | None = None
     after: str | None = None
     jitter_seconds: float | None = None
+    catchup: bool | None = None
 
     def to_json(self) -> str:
         """Canonical text: equal schedules give equal bytes. Sorted keys, no spaces, only what is set."""
@@ -192,6 +200,7 @@ def parse_schedule(
     end_at: datetime | None = None,
     anchor_at: datetime | None = None,
     jitter_seconds: float | None = None,
+    catchup: bool | None = None,
 ) -> ScheduleSpec:
     """Parse and validate any accepted form: text, a `timedelta`, a `datetime`, a list of those, or the fields that
     `to_json` writes.
@@ -202,7 +211,7 @@ def parse_schedule(
     if isinstance(raw, ScheduleSpec):
         return raw
     bounds = {"start_at": start_at, "end_at": end_at, "anchor_at": anchor_at}
-    asked = {"timezone": timezone, **bounds, "jitter_seconds": jitter_seconds}
+    asked = {"timezone": timezone, **bounds, "jitter_seconds": jitter_seconds, "catchup": catchup}
     return _checked(_set(asked) | _set(_fields_of(raw)))
 
 
@@ -333,6 +342,7 @@ def _checked(given: Mapping[str, object]) -> ScheduleSpec:
         times=read_times(given["times"], zone) if "times" in given else None,
         after=read_condition(given["after"]) if "after" in given else None,
         jitter_seconds=read_jitter(given["jitter_seconds"]) if "jitter_seconds" in given else None,
+        catchup=read_catchup(given["catchup"]) if "catchup" in given else None,
     )
     return _within_bounds(spec)
 
@@ -346,6 +356,8 @@ def _expression(raw: object, zone: str) -> str:
 def _within_bounds(spec: ScheduleSpec) -> ScheduleSpec:
     """Refuse bounds within which the schedule never fires."""
     start, end = spec.start_at, spec.end_at
+    if spec.catchup and start is None and spec.kind in (ScheduleKind.CRON, ScheduleKind.INTERVAL):
+        raise InvalidSchedule("catchup runs every fire since start_at, and there is none: write start_at")
     if start is None and end is None:
         return spec
     if start is not None and end is not None and end < start:
