@@ -44,6 +44,7 @@ def test_the_names_that_dag_files_import() -> None:
 def test_the_options_of_dags() -> None:
     assert sorted(DagOptions.__annotations__) == [
         "anchor_at",
+        "catchup",
         "catchup_limit",
         "catchup_window",
         "description",
