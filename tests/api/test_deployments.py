@@ -46,6 +46,30 @@ async def put(caller: Client, name: str, files: dict[str, str], **query: Any) ->
     return await caller.request("PUT", path, json={"archive_hash": archive_hash}, params=query)
 
 
+async def test_a_deployment_is_compared_and_deleted(conn: AsyncConnection, admin: Client, signed: Signed) -> None:
+    viewer = await signed(Role.VIEWER)
+    path = f"{API}/deployments/shop"
+    await put(admin, "shop", {"one.py": FILE.format(name="first"), "two.py": FILE.format(name="second")})
+    await put(admin, "shop", {"one.py": FILE.format(name="first") + "# new\n", "two.py": FILE.format(name="third")})
+    diff = await viewer.ok("GET", f"{path}/diff")
+    assert (diff["old"], diff["new"]) == (1, 2)
+    changes = [("first", 1, 2), ("second", 1, None), ("third", None, 1)]
+    assert [(each["name"], each["before"], each["after"]) for each in diff["dags"]] == changes
+    missing = await viewer.request("GET", f"{path}/diff", params={"old": 7})
+    assert missing.status_code == 404 and "has no version 7" in missing.text
+    assert (await viewer.request("DELETE", path)).status_code == 403
+    stale = await admin.request("DELETE", path, headers={"If-Match": '"1"'})
+    assert stale.status_code == 412 and await dags.names(conn) == ["first", "third"]
+    assert (await admin.request("DELETE", path, headers={"If-Match": '"2"'})).status_code == 204
+    again = await admin.request("DELETE", path)
+    assert again.status_code == 404 and "is deleted already" in again.text
+    assert (await admin.request("DELETE", f"{API}/deployments/none")).status_code == 404
+    assert await dags.names(conn) == [] and (await admin.ok("GET", f"{API}/deployments"))["items"] == []
+    assert (await admin.ok("GET", path))["deleted_at"] is not None
+    back = await put(admin, "shop", {"one.py": FILE.format(name="first")})
+    assert (back.status_code, back.json()["version"]) == (201, 4)
+
+
 async def test_an_archive_becomes_a_version_and_the_same_one_again_changes_nothing(
     conn: AsyncConnection, admin: Client
 ) -> None:

@@ -105,6 +105,8 @@ async def test_nothing_is_published_if_one_file_is_broken(cli: Cli, conn: AsyncC
     assert "does not exist" in await cli.refused("deploy", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert "contains no DAG file" in await cli.refused("deploy", tmp_path / "empty")
+    (tmp_path / "empty/helper.py").write_text("from evertick import dag\n")
+    assert "No DAG is defined: helper.py" in await cli.refused("deploy", tmp_path / "empty")
     assert "not a valid name for a deployment" in await cli.refused("deploy", folder, "--name", "a b")
 
 
@@ -163,6 +165,17 @@ async def test_a_dag_that_is_gone_is_retired_and_comes_back_with_a_rollback(
     assert (version["commit_hash"], version["author"]) == ("abc123", "Ann")
     assert "not at version 1" in (told := await cli.refused("deploy", folder, "--expect-version", 1, status=1)) or told
     assert "There is no deployment 'b'" in await cli.refused("deployments", "show", "b")
+    (shop, store) = (await cli.json("deployments", "diff", "a"))["dags"]
+    assert (shop, store) == ({"name": "shop", "before": None, "after": 1}, {"name": "store", "before": 1, "after": None})
+    assert "They have the same DAGs" in (await cli("deployments", "diff", "a", 1, 3)).out
+    deleted = (await cli("deployments", "delete", "a", "--yes")).out
+    assert "Deleted a." in deleted and "evertick deployments rollback a" in deleted
+    assert "is deleted already" in await cli.refused("deployments", "delete", "a", "--yes")
+    assert await dags.names(conn) == []
+    assert "No deployments yet" in (await cli("deployments", "list")).out
+    shown = (await cli("deployments", "show", "a")).out
+    assert "Deleted" in shown and "4 (current)" in shown
+    assert "a is at version 5, which has the DAGs of version 3" in (await cli("deployments", "rollback", "a", "-y")).out
 
 
 async def test_a_webhook_to_which_nothing_is_sent_is_a_warning(

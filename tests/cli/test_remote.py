@@ -492,7 +492,8 @@ connections delete x --yes|secrets list|secrets get x|secrets set x|secrets dele
 audit|alerts list|quarantine|notifications list|notifications show 1|notifications retry 1
 users list|users add bob --no-password|users set bob --role viewer|users password bob|users link bob
 tokens list|tokens create ann x|tokens revoke 999 --yes
-deploy folder|deployments list|deployments show x|deployments rollback x --yes
+deploy folder|deployments list|deployments show x|deployments diff x|deployments rollback x --yes
+deployments delete x --yes
 """
 NEAR_ONLY = """
 db migrate|db status|db prune|db roles|shards set 2|secrets rotate|notifications test email:a@example.com

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
 
 import psycopg
 import pytest
@@ -17,11 +18,12 @@ from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.deployments import DeploymentChange, DeploymentKind, check_name, one_line
 from evertick.domain.errors import Conflict, CyclicDependency, NotFound, NotOwned, UserError
 from evertick.domain.schedules.spec import parse_schedule
-from evertick.engine.deployments import note_deployment, roll_back
+from evertick.engine.deployments import delete, note_deployment, roll_back
 from evertick.engine.publish import NO_RULES, Published, PublishedDag, publish, publish_all
 from tests.engine.world import make_dag, start, value
 from tests.waiting import eventually
 
+T = TypeVar("T")
 ME = Actor("me")
 ONE = {"a": []}
 
@@ -39,7 +41,7 @@ async def deployed(
     return await publish_all(conn, change, given, retired=retired, actor=ME)
 
 
-async def waiting(conn: AsyncConnection, work: Awaitable[Published]) -> asyncio.Task[Published]:
+async def waiting(conn: AsyncConnection, work: Awaitable[T]) -> asyncio.Task[T]:
     """The work, once it waits for a lock of another transaction."""
     task = asyncio.ensure_future(work)
     query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
@@ -151,6 +153,57 @@ async def test_dags_of_one_deployment_cannot_start_each_other_endlessly(conn: As
     with pytest.raises(CyclicDependency, match="endlessly"):
         await deployed(conn, *ring)
     assert await dags.names(conn) == []
+
+
+async def test_a_deleted_deployment_retires_its_dags_alone_and_can_be_rolled_back(conn: AsyncConnection) -> None:
+    await deployed(conn, make_dag("other", ONE), name="other")
+    await deployed(conn, scheduled_dag("a", "@every 1h"), make_dag("b", ONE))
+    await deployed(conn, scheduled_dag("a", "@every 1h"), retired=("b",))
+    for place in ("shop", "other"):
+        await dags.put_import_error(conn, deployment=place, file="x.py", line=None, message="broken")
+    run = await start(conn, "a")
+    assert await delete(conn, "shop", expected=2, actor=ME) == ["a"]
+    assert await delete(conn, "shop", expected=3, actor=ME) is None, "it is deleted already"
+    assert [row.name for row in await deployments.page(conn, after="", limit=9)] == ["other"]
+    assert [row.deployment for row in await dags.import_errors(conn)] == ["other"]
+    assert await dags.names(conn) == ["other"]
+    assert await value(conn, "select count(*) from schedule where deleted_at is null") == 0
+    assert await value(conn, "select state::text from run_status where run_id = %s", run) == "running"
+    audited = "select detail->>'dags' from audit_log where action = 'delete_deployment'"
+    assert await value(conn, audited) == '["a"]'
+    assert await value(conn, "select count(*) from audit_log where action = 'delete'") == 2, "b was retired before"
+    with pytest.raises(Conflict, match="is at version 3, not at 2: another change finished first"):
+        await deployed(conn, make_dag("a", ONE), expected=2)
+    assert [each.dag_count for each in await deployments.versions(conn, "shop")] == [0, 1, 2]
+    with pytest.raises(Conflict, match="Version 3 has no DAGs"):
+        await roll_back(conn, "shop", number=3, actor=ME, routing=NO_RULES)
+    restored = await roll_back(conn, "shop", number=None, actor=ME, routing=NO_RULES)
+    assert (restored.version, restored.restores, restored.dags) == (4, 2, ["a"])
+    row = await deployments.find(conn, "shop")
+    assert row is not None and row.deleted_at is None
+    changes = await deployments.changes(conn, "shop", old=1, new=4)
+    assert [(each.name, each.before, each.after) for each in changes] == [("b", 1, None)]
+
+
+async def test_a_deployment_that_changes_meanwhile_is_not_deleted(
+    conn: AsyncConnection, other: AsyncConnection, third: AsyncConnection
+) -> None:
+    await deployed(conn, make_dag("a", ONE))
+    async with other.transaction():
+        await deployed(other, make_dag("a", ONE), make_dag("b", ONE), expected=1)
+        late = await waiting(third, delete(conn, "shop", expected=1, actor=ME))
+    with pytest.raises(Conflict, match="is at version 2, not at 1: another change finished first"):
+        await late
+    assert await dags.names(conn) == ["a", "b"]
+
+
+async def test_a_deleted_folder_has_no_versions_and_comes_back_with_its_next_file(conn: AsyncConnection) -> None:
+    await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
+    for _ in range(2):
+        await publish(conn, spec=make_dag("a", ONE), file="f.py", bundle_hash="b", actor=ME, deployment="team")
+        assert await delete(conn, "team", expected=0, actor=ME) == ["a"]
+    assert await deployments.versions(conn, "team") == []
+    assert (await deployed(conn, make_dag("a", ONE), name="team")).version == 1, "its name is free for another kind"
 
 
 async def test_a_version_without_all_of_its_dags_is_not_restored(conn: AsyncConnection) -> None:

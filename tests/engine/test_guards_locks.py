@@ -19,6 +19,7 @@ from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.dags import delete, pause, unpause
+from evertick.engine.deployments import delete as delete_deployment
 from evertick.engine.fire_schedules import _fire_schedules
 from evertick.engine.maintenance import promote_due_tasks, reconcile_runs
 from evertick.engine.runs import cancel
@@ -121,6 +122,10 @@ async def deletes(scene: Scene) -> None:
     await delete(scene.actor, dag="busy", actor=Actor("me"))
 
 
+async def deletes_its_deployment(scene: Scene) -> None:
+    assert await delete_deployment(scene.actor, "default", expected=0, actor=Actor("me")) == ["busy"]
+
+
 async def republishes(scene: Scene) -> None:
     await put(scene.actor, make_dag("busy", ONE, every="@every 30s"))
 
@@ -148,7 +153,7 @@ async def test_unpausing_locks_the_runs_before_the_dag(scene: Scene) -> None:
     await waits_untouching(scene, held=FIRST_RUN, verb=unpauses, untouched="select from dag")
 
 
-@pytest.mark.parametrize("verb", [pauses, deletes, republishes], ids=lambda verb: verb.__name__)
+@pytest.mark.parametrize("verb", [pauses, deletes, deletes_its_deployment, republishes], ids=lambda verb: verb.__name__)
 async def test_whoever_changes_a_dag_locks_its_schedules_first(scene: Scene, verb: Verb) -> None:
     held: LiteralString = "select from schedule_state for no key update"
     await waits_untouching(scene, held=held, verb=verb, untouched="select from dag")

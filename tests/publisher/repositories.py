@@ -1,4 +1,4 @@
-"""Git repositories for tests: commits, and a server that asks for a password."""
+"""Git repositories for tests: commits, and a server that asks for a password and repeats a wrong one in its answer."""
 
 from __future__ import annotations
 
@@ -78,8 +78,11 @@ def served(repository: Repository, *, user: str, password: str) -> Iterator[str]
             if self.headers.get("Authorization") != expected:
                 self.send_response(401)
                 self.send_header("WWW-Authenticate", 'Basic realm="git"')
-                self.send_header("Content-Length", "0")
+                told = f"No user has {self.headers.get('Authorization')}".encode()
+                self.send_header("Content-Type", "text/plain")
+                self.send_header("Content-Length", str(len(told)))
                 self.end_headers()
+                self.wfile.write(told)
                 return
             parts = urlsplit(self.path)
             environment = {

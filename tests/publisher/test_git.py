@@ -171,6 +171,7 @@ async def test_a_secret_is_in_no_command_log_or_table(
     seen = told.read_text() + (tmp_path / "log").read_text()
     seen += str(await value(conn, "select string_agg(d::text, ' ') from deployment d"))
     assert "ls-remote" in seen and "t0ken" not in seen
+    assert "No user has Basic ***" in seen, "also encoded, as the server got it"
     await publisher._link.close()
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from psycopg import AsyncConnection
 
 from evertick.api.auth import GuardedRoute
-from evertick.db.queries import runners
+from evertick.db.queries import dags, runners
 from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.access import Actor, Permission
 from evertick.domain.attempt import TaskKey
@@ -19,9 +19,11 @@ from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.params import Param, declare_params
 from evertick.domain.dags.spec import TaskKind
 from evertick.domain.dags.waits import WaitKind, WaitSpec
+from evertick.domain.deployments import DeploymentChange, DeploymentKind
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.gates import set_pool
 from evertick.engine.maintenance import promote_due_tasks
+from evertick.engine.publish import PublishedDag, publish_all
 from evertick.engine.runs import of_run, write_note
 from evertick.engine.waits import wake
 from evertick.ui.app import PAGES as MODULES
@@ -54,6 +56,8 @@ ACTIONS = {
     "/dags/{dag}/schedules/save": "test_new_pages.test_instants_are_edited_a_line_for_each",
     "/dags/{dag}/schedules/{name}/{change}": "test_new_pages.test_a_schedule_is_paused_on_its_page",
     "/dags/{dag}/versions/{number}/rollback": "test_new_pages.test_a_version_is_rolled_back_with_a_look_before",
+    "/deployments/{name}/versions/{number}/rollback": "test_new_pages.test_a_deployment_is_rolled_back_and_deleted",
+    "/deployments/{name}/delete": "test_new_pages.test_a_deployment_is_rolled_back_and_deleted",
     "/runs/{run_id}/cancel": "test_run_browser.test_a_run_is_watched_and_canceled_without_a_reload",
     "/runs/{run_id}/clear": "test_run_browser.test_clear_with_a_look_before_by_keyboard_alone",
     "/runs/{run_id}/mark": "test_new_pages.test_a_run_is_marked_triggered_again_with_its_parameters_and_deleted",
@@ -179,6 +183,9 @@ def furnish(site: Site) -> dict[str, str | None]:
         "/backfills/new?dag=billing": None,
         backfill: "backfill",
         "/assets": None,
+        "/deployments": None,
+        "/deployments/shop": None,
+        "/deployments/shop?from=1": None,
         "/pools": "pools",
         "/pools/warehouse": None,
         "/keys": None,
@@ -218,6 +225,7 @@ async def _furnish(conn: AsyncConnection) -> tuple[int, int]:
         "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at, state, ended_at)"
         " values (0, 'https://chat.example/hook', 'failure', '{}', clock(), clock(), clock(), 'failed', clock())"
     )
+    await _deploy(conn)
     await set_pool(conn, name="warehouse", slots=1, actor=Actor("test"))
     gates = (GateSpec(kind=GateKind.POOL, name="warehouse"), GateSpec(kind=GateKind.MUTEX, name="invoices"))
     per_task = {"book": {"outlets": ("invoices", "s3://books/2026")}}
@@ -236,6 +244,28 @@ async def _furnish(conn: AsyncConnection) -> tuple[int, int]:
     asking = await start(conn, "release")
     await wake(conn, shard=0, epoch=epoch, batch=100)
     return failed, asking
+
+
+async def _deploy(conn: AsyncConnection) -> None:
+    """Two versions of a deployment with a broken file."""
+    await dags.put_bundle(conn, bundle_hash="b", file="shop/prices.py", archive=b"", uses_threads=None)
+    for number, names in enumerate((("stock", "prices"), ("prices", "returns")), start=1):
+        change = DeploymentChange(
+            name="shop",
+            kind=DeploymentKind.GIT,
+            source={"url": "https://git.example.com/shop.git", "ref": "main", "path": "dags"},
+            is_whole=True,
+            commit_hash=f"{number}f8a01c2" * 5,
+            author="Anna <anna@example.com>",
+            message="Read prices in one query",
+        )
+        specs = [make_dag(name, {"read": [], f"write_{number}": ["read"]}, tags=("finance",)) for name in names]
+        given = [PublishedDag(spec=spec, file=f"{spec.name}.py", bundle_hash="b") for spec in specs]
+        retired = ["stock"] if number > 1 else []
+        await publish_all(conn, change, given, retired=retired, actor=Actor("publisher"))
+    await dags.put_import_error(
+        conn, deployment="shop", file="returns.py", line=4, message="NameError: name 'fetch' is not defined"
+    )
 
 
 async def _wait_for_everything(conn: AsyncConnection) -> int:

@@ -169,6 +169,38 @@ def test_a_version_shows_its_deployment_commit_and_author(site: Site, people: di
     assert "<dd>team</dd>" in people["viewer"].get("/dags/committed/details").text
 
 
+def test_a_deployment_is_rolled_back_and_deleted(site: Site, people: dict[str, HttpVisitor]) -> None:
+    async def deployed(conn: AsyncConnection) -> None:
+        await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
+        for number, names in enumerate((("kept", "gone"), ("kept", "new")), start=1):
+            change = DeploymentChange(
+                name="shop", kind=DeploymentKind.UPLOAD, is_whole=True, commit_hash=f"{number}abc", author="Ann <a@x>"
+            )
+            specs = [make_dag(f"shop_{name}", {name: [], f"v{number}": []}) for name in names]
+            given = [PublishedDag(spec=spec, file="f.py", bundle_hash="b") for spec in specs]
+            await publish_all(conn, change, given, retired=["shop_gone"], actor=Actor("test"))
+        await dags.put_import_error(conn, deployment="shop", file="bad.py", line=7, message="NameError: <x>")
+
+    site.do(deployed)
+    viewer, editor, path = people["viewer"], people["editor"], "/deployments/shop"
+    assert "shop" in rows_of(viewer.get("/deployments").text)
+    shown = viewer.get(path).raise_for_status().text
+    assert rows_of(shown) == ["bad.py", "f.py", "shop_gone", "shop_kept", "shop_new", "v2", "v1"]
+    assert "line 7: NameError: &lt;x&gt;" in shown and "1abc</span> <bdi>Ann &lt;a@x&gt;" in shown
+    assert 'href="/dags/shop_kept/versions?from=1&amp;to=2"' in shown and "/rollback" not in shown
+    assert "Version 1 is the first" in viewer.get(f"{path}?to=1").text
+    assert viewer.get(f"{path}?from=9").status_code == 404
+    back = f"{path}/versions/1/rollback"
+    assert back in editor.get(path).text and viewer.press(back).status_code == 403
+    assert editor.press(back, etag='"1"').status_code == 412, "another version than the page showed"
+    assert said(editor.press(back, etag='"2"')) == "shop is at version 3, which has the DAGs of version 1."
+    assert viewer.press(f"{path}/delete").status_code == 403
+    assert editor.press(f"{path}/delete", etag='"2"').status_code == 412
+    assert said(editor.press(f"{path}/delete", etag='"3"')) == "Deployment shop deleted."
+    assert "shop" not in rows_of(viewer.get("/deployments").text)
+    assert "/delete" not in editor.get(path).text and editor.press(back, etag='"4"').status_code == 204
+
+
 def test_dags_are_sorted_by_what_one_looks_for(site: Site, people: dict[str, HttpVisitor]) -> None:
     async def three(conn: AsyncConnection) -> None:
         now = datetime.now(UTC)

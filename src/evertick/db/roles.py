@@ -73,6 +73,7 @@ MAY: dict[str, tuple[str, ...]] = {
         "explain_task",
         *(
             "publish_dags",
+            "delete_deployment",
             "put_upload_piece",
             "delete_upload",
             "pause_dag",

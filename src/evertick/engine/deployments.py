@@ -1,10 +1,11 @@
-"""Versions of whole deployments: roll back to one, and the archives that become one."""
+"""Versions of whole deployments: roll back to one, delete all, and the archives that become one."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
+import psycopg
 from psycopg import AsyncConnection
 
 from evertick.db.queries import dags, deployments
@@ -15,8 +16,9 @@ from evertick.domain.dags.spec import from_json
 from evertick.domain.deployments import DeploymentChange
 from evertick.domain.errors import Conflict, NotFound
 from evertick.domain.routing import Routing
-from evertick.engine.fire_schedules import JsonObject
-from evertick.engine.publish import PublishedDag, publish_all
+from evertick.engine.fire_schedules import JsonObject, plan_end
+from evertick.engine.publish import DEPLOYMENT_CHANGED, PublishedDag, publish_all, refusal
+from evertick.engine.schedules import read_snapshot, until_unmoved
 
 
 @sql_function
@@ -32,6 +34,12 @@ async def delete_upload(conn: AsyncConnection, *, hash: str, owner: str) -> None
 async def note_deployment(
     conn: AsyncConnection, *, name: str, kind: str, source: JsonObject, problem: str | None
 ) -> None: ...
+
+
+@sql_function(retries=False)
+async def delete_deployment(
+    conn: AsyncConnection, *, name: str, expected: int, seen: JsonObject, settle: list[JsonObject], actor: Actor
+) -> list[str] | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +80,24 @@ async def roll_back(
     return Restored(version=done.version, restores=wanted.number, dags=sorted(names), retired=retired)
 
 
+async def delete(conn: AsyncConnection, name: str, *, expected: int, actor: Actor) -> list[str] | None:
+    """Retire all DAGs of a deployment, which may be at version `expected` only. Returns them; None: it is deleted already."""
+
+    async def once() -> list[str] | None:
+        seen, settle = dict[str, object](), list[JsonObject]()
+        for row in await dags.files(conn, name):
+            before = await read_snapshot(conn, dag=row.name, plan=plan_end)
+            seen[row.name], settle = before.seen, [*settle, *before.settle]
+        return await delete_deployment(conn, name=name, expected=expected, seen=seen, settle=settle, actor=actor)
+
+    try:
+        return await until_unmoved(once)
+    except psycopg.Error as error:
+        if error.sqlstate != DEPLOYMENT_CHANGED:
+            raise
+        raise await refusal(conn, name, expected) from None
+
+
 def _wanted(name: str, number: int | None, listed: list[DeploymentVersionRow]) -> DeploymentVersionRow:
     """A version by its number; without one, the version before the current."""
     if not listed:
@@ -79,7 +105,7 @@ def _wanted(name: str, number: int | None, listed: list[DeploymentVersionRow]) -
             f"Deployment {name!r} has no versions: it is a folder. Roll back its DAGs with `evertick dags rollback`."
         )
     if number is None:
-        earlier = [each for each in listed if not each.is_current]
+        earlier = [each for each in listed if not each.is_current and each.dag_count]
         if not earlier:
             raise NotFound(f"Deployment {name!r} has only version {listed[0].number}.")
         return earlier[0]
@@ -87,6 +113,8 @@ def _wanted(name: str, number: int | None, listed: list[DeploymentVersionRow]) -
     if found is None:
         known = ", ".join(str(each.number) for each in listed[:10])
         raise NotFound(f"Deployment {name!r} has no version {number}; it has: {known}. Old versions are pruned.")
+    if not found.dag_count:
+        raise Conflict(f"Version {number} has no DAGs: deployment {name!r} was deleted. Choose another one.")
     if found.is_current:
         raise Conflict(f"Deployment {name!r} is already at version {number}.")
     return found

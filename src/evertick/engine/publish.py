@@ -85,7 +85,7 @@ async def publish_dags(
 ) -> Published: ...
 
 
-_CHANGED, _OTHER_KIND, _OTHER_OWNER = "EV004", "EV005", "EV006"
+DEPLOYMENT_CHANGED, _OTHER_KIND, _OTHER_OWNER = "EV004", "EV005", "EV006"
 
 
 async def publish(
@@ -148,10 +148,10 @@ async def publish_all(
     try:
         return await until_unmoved(once)
     except psycopg.Error as error:
-        if error.sqlstate not in (_CHANGED, _OTHER_KIND, _OTHER_OWNER):
+        if error.sqlstate not in (DEPLOYMENT_CHANGED, _OTHER_KIND, _OTHER_OWNER):
             raise
         await refuse_unpublishable(conn, change.name, [each.spec for each in given])
-        raise await _refusal(conn, change) from None
+        raise await refusal(conn, change.name, change.expected) from None
 
 
 async def refuse_unpublishable(conn: AsyncConnection, deployment: str, specs: Sequence[DagSpec]) -> None:
@@ -172,17 +172,17 @@ async def refuse_unpublishable(conn: AsyncConnection, deployment: str, specs: Se
     )
 
 
-async def _refusal(conn: AsyncConnection, change: DeploymentChange) -> Conflict:
+async def refusal(conn: AsyncConnection, name: str, expected: int | None) -> Conflict:
     """Why the database refused the change of a deployment."""
-    found = await deployments.find(conn, change.name)
-    if found is None or (change.expected is not None and found.version != change.expected):
+    found = await deployments.find(conn, name)
+    if found is None or (expected is not None and found.version != expected):
         version = found.version if found else 0
         return Conflict(
-            f"Deployment {change.name!r} is at version {version}, not at {change.expected}: another change finished first."
-            " Nothing was published. Check it, and deploy again."
+            f"Deployment {name!r} is at version {version}, not at {expected}: another change finished first. Nothing was"
+            " changed. Check it, and try again."
         )
     return Conflict(
-        f"The DAGs of deployment {change.name!r} come from {DeploymentKind(found.kind).about}. Choose another name."
+        f"The DAGs of deployment {name!r} come from {DeploymentKind(found.kind).about}. Choose another name."
     )
 
 

@@ -1,4 +1,4 @@
-"""Deployments: upload and publish a folder as a whole, list, show, versions, and roll back.
+"""Deployments: upload and publish a folder as a whole, list, show, compare versions, roll back, and delete.
 
 An archive is uploaded first, in pieces, under the hash of its content; a client continues after the last piece that arrived.
 """
@@ -25,7 +25,7 @@ from evertick.config import user_environment
 from evertick.db.notify import Channel
 from evertick.db.queries import deployments
 from evertick.db.queries.dags import files
-from evertick.db.queries.deployments import DeploymentRow, DeploymentVersionRow
+from evertick.db.queries.deployments import DagChange, DeploymentRow, DeploymentVersionRow
 from evertick.domain.deployments import DeploymentChange, DeploymentKind, check_name, one_line
 from evertick.domain.errors import Conflict, NotFound, TooLarge
 from evertick.engine import deployments as verbs
@@ -53,6 +53,7 @@ MOST_KEPT_BYTES = 4 * MOST_ARCHIVE_BYTES
 _NEWEST = 2**31 - 1
 _LONGEST_TEXT = 1000
 
+_NUMBER = (Ge(1), Le(_NEWEST))
 Name = Annotated[str, MaxLen(LONGEST_NAME), Doc("The deployment's name.")]
 Hash = Annotated[str, TextPattern("^[0-9a-f]{64}$"), Doc("The SHA-256 hash of the archive, in hexadecimal.")]
 Text = Annotated[str, MaxLen(_LONGEST_TEXT)]
@@ -61,7 +62,8 @@ Text = Annotated[str, MaxLen(_LONGEST_TEXT)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """`kind`: where its DAGs come from: a watched folder, uploads, or git. `version` is 0 for a folder, which has no versions.
-    `problem`: why the newest commit of a git repository is not published."""
+    `problem`: why the newest commit of a git repository is not published. `deleted_at`: it is no longer listed, and can be
+    rolled back."""
 
     name: str
     kind: DeploymentKind
@@ -73,12 +75,13 @@ class Deployment:
     published_commit: str | None
     problem: str | None
     created_at: datetime
+    deleted_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentVersion:
     """`restores`: the version that a rollback published again. `is_complete`: it can be restored, because no DAG version of it
-    was pruned."""
+    was pruned. A version without DAGs is the deletion of the deployment."""
 
     number: int
     commit_hash: str | None
@@ -114,7 +117,7 @@ class DeployRequest(RequestBody):
 class DeploymentRollback(RequestBody):
     """`number`: the version to restore; by default the one before the current version."""
 
-    number: Annotated[int, Ge(1), Le(_NEWEST)] | None = None
+    number: Annotated[int, *_NUMBER] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +128,15 @@ class RestoredVersion:
     restores: int
     dags: list[str]
     retired: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentDiff:
+    """The DAGs that differ between two versions. `before` and `after` are the versions of a DAG; null: it is not there."""
+
+    old: int
+    new: int
+    dags: list[DagChange]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +174,26 @@ async def list_deployment_versions(
         await _find(conn, name)
         found = await deployments.versions(conn, name, before=min(before, _NEWEST), limit=limit)
     return page_of(found, limit, lambda row: (row.number,), _version)
+
+
+async def diff_deployment_versions(
+    caller: Caller,
+    *,
+    name: Name,
+    old: Annotated[int | None, *_NUMBER, Doc("By default the version before the other one.")] = None,
+    new: Annotated[int | None, *_NUMBER, Doc("By default the current version.")] = None,
+) -> DeploymentDiff:
+    """Compare the DAGs of two versions of a deployment."""
+    async with caller.read() as conn:
+        row = await _find(conn, name)
+        after = row.version if new is None else new
+        before = old if old is not None else max(after - 1, 0)
+        for number in {before, after} - {0}:
+            found = await deployments.versions(conn, name, before=number + 1, limit=1)
+            if not found or found[0].number != number:
+                raise NotFound(f"Deployment {name!r} has no version {number}. Old versions are pruned.")
+        changes = await deployments.changes(conn, name, old=before, new=after)
+    return DeploymentDiff(old=before, new=after, dags=changes)
 
 
 async def show_upload(caller: Caller, *, archive_hash: Hash) -> Upload:
@@ -279,6 +311,15 @@ async def roll_back_deployment(
             conn, name, number=body.number if body else None, actor=caller.actor, routing=routing
         )
     return record_of(RestoredVersion, done)
+
+
+async def delete_deployment(caller: Caller, *, name: Name, if_match: IfMatch = None) -> None:
+    """Delete a deployment: its DAGs are retired as if its files were deleted. Their history remains, and open runs continue."""
+    async with caller.write(Channel.SCHEDULE) as conn:
+        row = await _find(conn, name)
+        refuse_stale(if_match, _etag(row.version))
+        if await verbs.delete(conn, name, expected=row.version, actor=caller.actor) is None:
+            raise NotFound(f"Deployment {name!r} is deleted already.")
 
 
 async def _find(conn: AsyncConnection, name: str) -> DeploymentRow:

@@ -110,7 +110,8 @@ class LoadedFolder:
 async def load_folder(
     folder: Path, settings: Settings, environment: Mapping[str, str], known: Mapping[str, Lock]
 ) -> LoadedFolder:
-    """Load and pack every DAG file of the folder. Raises BrokenFiles with the problems of all."""
+    """Load and pack every DAG file of the folder. Raises BrokenFiles with the problems of all. Refuses a folder without DAGs,
+    which would retire all DAGs of the deployment."""
     files = await asyncio.to_thread(_files_of, folder, with_airflow=settings.airflow_python is not None)
     loaded = await load_files(folder, files, settings, environment, known)
     loaded = [replace(each, error=each.error or next(iter(each.refused.values()), None)) for each in loaded]
@@ -118,6 +119,12 @@ async def load_folder(
         message = f"DAG {name!r} is also defined in {owners[0]}. Rename one of them."
         loaded = [_with_problem(each, message) if each.file in owners[1:] else each for each in loaded]
     refuse_broken(loaded)
+    if not any(each.dags for each in loaded):
+        names = ", ".join(each.file for each in loaded[:10])
+        raise UserError(
+            f"No DAG is defined: {names} import `dag` but call no function with @dag. Nothing was published. To retire all DAGs,"
+            " delete the deployment: evertick deployments delete NAME"
+        )
     bundles: dict[str, Bundle] = {}
     for number, file in enumerate(loaded):
         try:

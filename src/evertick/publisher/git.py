@@ -7,6 +7,7 @@ git through its environment, never through a command line or a URL. A webhook on
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import os
 import re
@@ -273,9 +274,11 @@ class _Credentials:
             self._key.unlink(missing_ok=True)
 
     def hide(self, text: str) -> str:
-        """The text without the secret, which git does not write, but a server might."""
-        for part in {self._secret, self.environment.get("EVT_GIT_PASSWORD")} - {None, ""}:
-            text = text.replace(str(part), "***")
+        """The text without the secret, which git does not write, but a server might, also as it received it."""
+        user, password = self.environment.get("EVT_GIT_USER", ""), self.environment.get("EVT_GIT_PASSWORD", "")
+        sent = base64.b64encode(f"{user}:{password}".encode()).decode() if password else ""
+        for part in {self._secret or "", password, sent} - {""}:
+            text = text.replace(part, "***")
         return text
 
 

@@ -24,6 +24,7 @@ from evertick.ui.pages import (
     dag,
     dag_schedules,
     dags,
+    deployments,
     login,
     monitoring,
     overview,
@@ -34,7 +35,7 @@ from evertick.ui.pages import (
 )
 
 # Each module has a `router`. Routes match in this order.
-DAG_PAGES = (dags, dag, dag_schedules)
+DAG_PAGES = (dags, dag, dag_schedules, deployments)
 RUN_PAGES = (run_list, runs, task, waits, backfills)
 OTHER_PAGES = (monitoring, capacity, admin)
 PAGES = (login, overview, *DAG_PAGES, *RUN_PAGES, *OTHER_PAGES)

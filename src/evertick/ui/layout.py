@@ -107,6 +107,7 @@ ENTRIES = (
     Entry("backfills", "Backfills", "/backfills", Permission.READ_BACKFILLS, "backfills", "b"),
     Entry("schedules", "Schedules", "/schedules", Permission.READ_SCHEDULES, "clock", "f"),
     Entry("assets", "Assets", "/assets", Permission.READ_GATES, "assets", "e"),
+    Entry("deployments", "Deployments", "/deployments", Permission.READ_DEPLOYMENTS, "deployments", "m"),
     Entry("alerts", "Alerts", "/alerts", Permission.READ_SCHEDULES, "upstream_failed", "i", "Monitoring"),
     Entry(
         "notifications", "Notifications", "/notifications", Permission.READ_NOTIFICATIONS, "external", "o", "Monitoring"

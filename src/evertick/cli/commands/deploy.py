@@ -1,4 +1,4 @@
-"""`evertick deploy` publishes a folder as a version of a deployment, and `evertick deployments` shows and restores versions.
+"""`evertick deploy` publishes a folder as a version of a deployment; `evertick deployments` shows, compares, restores, deletes.
 
 The files are packed here; the database's side or a server loads each of them in a process of its own.
 """
@@ -19,11 +19,17 @@ from evertick.cli.app import Group, Single
 from evertick.cli.options import DryRun, Json, Limit, Yes, confirm, noun
 from evertick.cli.output import Cell, document, hint, line, print_json, show, table
 from evertick.client.connect import Client, call, open_client, read_pages
-from evertick.domain.deployments import check_name
+from evertick.domain.deployments import DeploymentKind, check_name
 from evertick.domain.durations import relative
 from evertick.domain.errors import BrokenFiles, UserError
 from evertick.operations import deployments
-from evertick.operations.deployments import PIECE_BYTES, Deployment, DeploymentRollback, DeployRequest
+from evertick.operations.deployments import (
+    PIECE_BYTES,
+    Deployment,
+    DeploymentRollback,
+    DeploymentVersion,
+    DeployRequest,
+)
 from evertick.publisher.deployment import DeployResult
 from evertick.publisher.publisher import find_dag_files
 
@@ -42,6 +48,8 @@ ExpectVersion = Annotated[
     typer.Option("--expect-version", min=0, help="Refuse if the deployment is not at this version; 0: it is new."),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The deployment's name.")]
+Old = Annotated[int | None, typer.Argument(metavar="VERSION", min=1, help="A version.")]
+New = Annotated[int | None, typer.Argument(metavar="OTHER", min=1, help="Another version; by default the current.")]
 Number = Annotated[
     int | None, typer.Argument(metavar="VERSION", min=1, help="A version; by default the one before the current.")
 ]
@@ -148,6 +156,8 @@ def show_command(name: Name, limit: Limit = 10, as_json: Json = False) -> None:
         show(line(origin))
     if found.problem:
         show(line(found.problem, "red"))
+    if found.deleted_at:
+        show(line(f"Deleted {relative(found.deleted_at, now)}.", "yellow"))
     show(line(", ".join(found.dags) or "No DAGs."))
     rows: list[list[Cell]] = [
         [
@@ -157,12 +167,27 @@ def show_command(name: Name, limit: Limit = 10, as_json: Json = False) -> None:
             each.dag_count,
             each.commit_hash[:12] if each.commit_hash else None,
             each.author,
-            f"restores version {each.restores}" if each.restores else each.message,
+            _message(each),
         ]
         for each in versions
     ]
     if rows:
         show(table(("VERSION", "DEPLOYED", "BY", "#DAGS", "COMMIT", "AUTHOR", "MESSAGE"), rows))
+
+
+@deployments_app.command("diff", epilog="Example: evertick deployments diff shop 5 7")
+def diff_command(name: Name, number: Old = None, other: New = None, as_json: Json = False) -> None:
+    """List the DAGs that differ between two versions. Without numbers: the current version and the one before."""
+    found = call(deployments.diff_deployment_versions, name=name, old=number, new=other)
+    if as_json:
+        return print_json(document(found))
+    show(line(f"{name}: version {found.old} to {found.new}", "bold"))
+    if not found.dags:
+        return show(hint("They have the same DAGs."))
+    show(table(("DAG", "BEFORE", "AFTER"), [[each.name, each.before, each.after] for each in found.dags]))
+    changed = next((each for each in found.dags if each.before and each.after), None)
+    if changed:
+        show(hint(f"See what changed with: evertick dags diff {changed.name} {changed.before} {changed.after}"))
 
 
 @deployments_app.command("rollback", epilog="Example: evertick deployments rollback shop 7")
@@ -175,6 +200,26 @@ def rollback_command(name: Name, number: Number = None, yes: Yes = False, as_jso
     show(line(f"{name} is at version {done.version}, which has the DAGs of version {done.restores}."))
     if done.retired:
         show(hint(f"Retired: {', '.join(done.retired)}"))
+
+
+@deployments_app.command("delete", epilog="Example: evertick deployments delete shop --yes")
+def delete_command(name: Name, yes: Yes = False) -> None:
+    """Retire all DAGs of a deployment, as if its files were deleted. Their history is kept, and open runs continue."""
+    with open_client() as client:
+        found = client.call(deployments.show_deployment, name=name)
+        confirm(f"Delete {name} with {noun(found.record.dag_count, 'DAG')}? Their history is kept.", yes=yes)
+        client.call(deployments.delete_deployment, name=name, if_match=found.etag)
+    show(line(f"Deleted {name}."))
+    if found.record.kind is not DeploymentKind.FOLDER:
+        show(hint(f"Restore it with: evertick deployments rollback {name}"))
+    if found.record.kind is not DeploymentKind.UPLOAD:
+        show(hint("Stop its publisher, too, or it publishes the next change."))
+
+
+def _message(version: DeploymentVersion) -> str | None:
+    if not version.dag_count:
+        return "deleted"
+    return f"restores version {version.restores}" if version.restores else version.message
 
 
 def _origin(found: Deployment) -> str | None:

@@ -60,7 +60,7 @@ begin
     end if;
     update deployment d
     set kind = coalesce(p_deployment->>'kind', d.kind), source = coalesce(p_deployment->'source', d.source),
-        problem = case when (p_deployment->>'is_whole')::boolean then null else d.problem end,
+        problem = case when (p_deployment->>'is_whole')::boolean then null else d.problem end, deleted_at = null,
         published_commit = case when p_deployment->>'restores' is not null then d.published_commit
                                 when p_deployment->>'kind' = 'git' then p_deployment->>'commit_hash' end
     where d.name = found_row.name;
@@ -340,6 +340,39 @@ begin
     perform sync_schedules(p_dag_id, '[]', true, p_actor);
     update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
     perform write_audit(p_actor, 'delete', '{}', p_dag_id => p_dag_id);
+end $$;
+
+-- Retires all DAGs of a deployment, as if its files were deleted. p_seen and p_settle as in publish_dags. Its next
+-- version, which has no DAGs, refuses a deployment that was prepared before, and can be rolled back. A folder has no
+-- versions. Returns the retired DAGs; null: it is deleted already. EV004: it was changed meanwhile.
+create function delete_deployment(p_name text, p_expected int, p_seen jsonb, p_settle jsonb, p_actor actor)
+returns text[] language plpgsql as $$
+declare
+    fx effects;
+    current_version int;
+    names text[];
+begin
+    select d.version into current_version from deployment d
+    where d.name = p_name and d.deleted_at is null for no key update;
+    if not found then
+        return null;
+    elsif current_version <> p_expected then
+        raise exception 'deployment % is at version %', p_name, current_version using errcode = 'EV004';
+    end if;
+    names := array(select d.name from dag d where d.deployment = p_name and d.deleted_at is null order by d.name);
+    perform from schedule_state s join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
+    where d.name = any(names) order by s.schedule_id for no key update of s;
+    perform check_unchanged(n, null, coalesce(p_seen->n, '[]')) from unnest(names) n;
+    fx := (apply_fire_plans(p_settle, true, fx)).fx;
+    perform retire_dag(d.dag_id, p_actor) from dag d where d.name = any(names);
+    delete from import_error e where e.deployment = p_name;
+    update deployment d set deleted_at = clock(), problem = null, version = d.version + (d.version > 0)::int
+    where d.name = p_name;
+    insert into deployment_version (deployment, number, deployed_by, deployed_at)
+    select p_name, current_version + 1, p_actor.name, clock() where current_version > 0;
+    perform write_audit(p_actor, 'delete_deployment', jsonb_build_object('deployment', p_name, 'dags', names));
+    fx := apply_effects(fx);
+    return names;
 end $$;
 
 -- Keeps one piece of an uploaded archive. Pieces are read together when all are there; old ones are deleted.

@@ -234,7 +234,8 @@ create table deployment (
     source           jsonb,                   -- of git: url, ref, path, and the name of the webhook's secret
     published_commit text,                    -- of git: the last commit that was published, before any rollback
     problem          text,                    -- why the newest commit is not published
-    created_at       timestamptz not null
+    created_at       timestamptz not null,
+    deleted_at       timestamptz              -- the row stays, so that the number of a version never returns
 );
 
 -- A version is complete: the versions of all DAGs that the deployment has.

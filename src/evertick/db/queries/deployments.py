@@ -23,6 +23,7 @@ class DeploymentRow:
     published_commit: str | None
     problem: str | None
     created_at: datetime
+    deleted_at: datetime | None
     dag_count: int
 
 
@@ -56,6 +57,15 @@ class DeployedDagRow:
     spec: JsonObject
 
 
+@dataclass(frozen=True, slots=True)
+class DagChange:
+    """The version of a DAG before and after. None: the deployment does not have it."""
+
+    name: str
+    before: int | None
+    after: int | None
+
+
 @query
 async def find(conn: AsyncConnection, name: str) -> DeploymentRow | None: ...
 
@@ -76,6 +86,10 @@ async def versions(
 
 @query
 async def dags_of(conn: AsyncConnection, name: str, *, number: int) -> list[DeployedDagRow]: ...
+
+
+@query
+async def changes(conn: AsyncConnection, name: str, *, old: int, new: int) -> list[DagChange]: ...
 
 
 @query

@@ -1,24 +1,25 @@
 -- Deployments, their versions, and archives that are being uploaded.
 
 -- name: find
-select d.name, d.kind, d.version, d.source, d.published_commit, d.problem, d.created_at,
+select d.name, d.kind, d.version, d.source, d.published_commit, d.problem, d.created_at, d.deleted_at,
        (select count(*) from dag x where x.deployment = d.name and x.deleted_at is null) as dag_count
   from deployment d where d.name = %(name)s
 
 -- name: page
 -- In name order, from after one.
-select d.name, d.kind, d.version, d.source, d.published_commit, d.problem, d.created_at,
+select d.name, d.kind, d.version, d.source, d.published_commit, d.problem, d.created_at, d.deleted_at,
        (select count(*) from dag x where x.deployment = d.name and x.deleted_at is null) as dag_count
-  from deployment d where d.name > %(after)s order by d.name limit %(limit)s
+  from deployment d where d.name > %(after)s and d.deleted_at is null order by d.name limit %(limit)s
 
 -- name: failed
 -- Git repositories whose newest commit is not published.
 select d.name, d.problem from deployment d where d.problem is not null order by d.name limit 20
 
 -- name: versions
--- Newest first, starting before a number. One whose DAG versions were pruned cannot be restored.
+-- Newest first, starting before a number. One whose DAG versions were pruned cannot be restored. One without DAGs is
+-- the deletion of the deployment.
 select v.number, v.content_hash, v.commit_hash, v.author, v.message, v.restores, v.deployed_by, v.deployed_at,
-       v.number = d.version as is_current, c.dag_count, c.dag_count = c.stored_count as is_complete
+       v.number = d.version as is_current, c.dag_count, c.dag_count = c.stored_count and c.dag_count > 0 as is_complete
   from deployment_version v join deployment d on d.name = v.deployment
   cross join lateral (select count(*) as dag_count, count(w.version_id) as stored_count from deployment_dag x
                         left join dag_version w on w.version_id = x.version_id
@@ -31,6 +32,16 @@ select d.name, w.number, b.file, w.bundle_hash, w.spec from deployment_dag x
   join dag_version w on w.version_id = x.version_id join dag d on d.dag_id = w.dag_id
   join bundle b on b.hash = w.bundle_hash
  where x.deployment = %(name)s and x.number = %(number)s order by d.name limit 10000
+
+-- name: changes
+-- The DAGs that differ between two versions of a deployment: the version of each in both, if it is there.
+select d.name, b.number as before, a.number as after
+  from (select w.dag_id, w.number from deployment_dag x join dag_version w on w.version_id = x.version_id
+         where x.deployment = %(name)s and x.number = %(old)s) b
+  full join (select w.dag_id, w.number from deployment_dag x join dag_version w on w.version_id = x.version_id
+              where x.deployment = %(name)s and x.number = %(new)s) a on a.dag_id = b.dag_id
+  join dag d on d.dag_id = coalesce(a.dag_id, b.dag_id)
+ where a.number is distinct from b.number order by d.name limit 10000
 
 -- name: received
 -- How many bytes of an archive are there without a gap, counted from its start.
