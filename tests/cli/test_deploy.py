@@ -166,7 +166,10 @@ async def test_a_dag_that_is_gone_is_retired_and_comes_back_with_a_rollback(
     assert "not at version 1" in (told := await cli.refused("deploy", folder, "--expect-version", 1, status=1)) or told
     assert "There is no deployment 'b'" in await cli.refused("deployments", "show", "b")
     (shop, store) = (await cli.json("deployments", "diff", "a"))["dags"]
-    assert (shop, store) == ({"name": "shop", "before": None, "after": 1}, {"name": "store", "before": 1, "after": None})
+    assert (shop, store) == (
+        {"name": "shop", "before": None, "after": 1},
+        {"name": "store", "before": 1, "after": None},
+    )
     assert "They have the same DAGs" in (await cli("deployments", "diff", "a", 1, 3)).out
     deleted = (await cli("deployments", "delete", "a", "--yes")).out
     assert "Deleted a." in deleted and "evertick deployments rollback a" in deleted

@@ -160,7 +160,7 @@ async def test_a_deleted_deployment_retires_its_dags_alone_and_can_be_rolled_bac
     await deployed(conn, scheduled_dag("a", "@every 1h"), make_dag("b", ONE))
     await deployed(conn, scheduled_dag("a", "@every 1h"), retired=("b",))
     for place in ("shop", "other"):
-        await dags.put_import_error(conn, deployment=place, file="x.py", line=None, message="broken")
+        await dags.put_import_error(conn, deployment=place, file="x.py", line=None, message="broken", detail="")
     run = await start(conn, "a")
     assert await delete(conn, "shop", expected=2, actor=ME) == ["a"]
     assert await delete(conn, "shop", expected=3, actor=ME) is None, "it is deleted already"

@@ -264,7 +264,7 @@ async def _deploy(conn: AsyncConnection) -> None:
         retired = ["stock"] if number > 1 else []
         await publish_all(conn, change, given, retired=retired, actor=Actor("publisher"))
     await dags.put_import_error(
-        conn, deployment="shop", file="returns.py", line=4, message="NameError: name 'fetch' is not defined"
+        conn, deployment="shop", file="returns.py", line=4, message="NameError: name 'fetch' is not defined", detail=""
     )
 
 

@@ -164,7 +164,7 @@ def test_a_version_shows_its_deployment_commit_and_author(site: Site, people: di
 
     site.do(deployed)
     page = people["viewer"].get("/dags/committed/versions").text
-    assert "version 1 of deployment team" in page
+    assert 'version 1 of deployment <a href="/deployments/team">team</a>' in page
     assert "0123456789ab<" in page and "Ann &lt;a@x&gt;" in page
     assert "<dd>team</dd>" in people["viewer"].get("/dags/committed/details").text
 
@@ -179,7 +179,7 @@ def test_a_deployment_is_rolled_back_and_deleted(site: Site, people: dict[str, H
             specs = [make_dag(f"shop_{name}", {name: [], f"v{number}": []}) for name in names]
             given = [PublishedDag(spec=spec, file="f.py", bundle_hash="b") for spec in specs]
             await publish_all(conn, change, given, retired=["shop_gone"], actor=Actor("test"))
-        await dags.put_import_error(conn, deployment="shop", file="bad.py", line=7, message="NameError: <x>")
+        await dags.put_import_error(conn, deployment="shop", file="bad.py", line=7, message="NameError: <x>", detail="")
 
     site.do(deployed)
     viewer, editor, path = people["viewer"], people["editor"], "/deployments/shop"

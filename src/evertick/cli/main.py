@@ -30,7 +30,10 @@ _RUN: dict[str, Command] = {
     "agent": ("services:agent_app", "Run one attempt on another machine; executors start it."),
     "publisher": ("services:publisher_app", "Watch a folder or a git repository, and publish the DAGs in it."),
     "deploy": ("deploy", "Publish a folder of DAGs as a whole, here or on a server."),
-    "deployments": ("deploy:deployments_app", "List, show, compare, roll back and delete deployments, the sources of DAGs."),
+    "deployments": (
+        "deploy:deployments_app",
+        "List, show, compare, roll back and delete deployments, the sources of DAGs.",
+    ),
     "airflow": ("airflow", "Run DAG files of Airflow: check a folder, import values, set up an environment."),
     "envs": ("envs", "Manage the Python environments of DAG files on this machine: list, build, prune."),
     "health": ("health", "Show the health of this installation; exit status 1 if a part is unhealthy."),

@@ -78,7 +78,11 @@ class Permission(StrEnum):
     READ_DEPLOYMENTS = "deployments.read", Rule(Role.VIEWER, False, "deployments and their versions")
     DEPLOY = (
         "deployments.deploy",
-        Rule(Role.EDITOR, False, "publish an uploaded folder of DAGs, which runs its code; roll a deployment back, and delete it"),
+        Rule(
+            Role.EDITOR,
+            False,
+            "publish an uploaded folder of DAGs, which runs its code; roll a deployment back, and delete it",
+        ),
     )
     READ_RUNS = "runs.read", Rule(Role.VIEWER, True, "runs, tasks, attempts, results, and why a task does not run")
     READ_LOGS = "logs.read", Rule(Role.VIEWER, True, "task logs")
