@@ -116,6 +116,41 @@ async def test_a_file_that_imports_an_airflow_name_is_an_error_with_the_name_to_
     assert '"line": null' not in (tmp_path / "log").read_text()
 
 
+CHANGES = """
+from pathlib import Path
+from evertick import dag, task
+import helper
+
+# What another program does while this file is loaded for the first time.
+for name, old, new in (("changes.py", "def " + "before", "def " + "after"), ("helper.py", "VALUE = 1", "VALUE = 2")):
+    path = Path({folder!r}, name)
+    if name == {changed!r} and new not in path.read_text():
+        draft = path.with_suffix(".draft")
+        draft.write_text(path.read_text().replace(old, new))
+        draft.replace(path)
+
+@task
+def work(): ...
+
+@dag(description=str(helper.VALUE))
+def before():
+    work()
+"""
+
+
+@pytest.mark.parametrize(("changed", "expected"), [("changes.py", ("after", "1")), ("helper.py", ("before", "2"))])
+async def test_a_file_that_changes_while_it_is_loaded_first_is_loaded_again(
+    conn: AsyncConnection, publisher: Publisher, folder: Path, changed: str, expected: tuple[str, str]
+) -> None:
+    """Otherwise the plan of the old file would be published with the code of the new one, and stay."""
+    (folder / "helper.py").write_text("VALUE = 1\n")
+    (folder / "changes.py").write_text(CHANGES.format(folder=str(folder), changed=changed))
+    for _ in range(2):
+        await publisher.tick()
+    published = "select d.name, v.spec->>'description' from dag d join dag_version v using (version_id)"
+    assert await (await conn.execute(published)).fetchall() == [expected]
+
+
 async def test_a_bad_schedule_is_refused_with_its_name(
     conn: AsyncConnection, publisher: Publisher, write: Callable[..., None]
 ) -> None:

@@ -1,5 +1,5 @@
 """`make build-storm`: publish and run DAG files with ever new packages, while publishers and runners of one machine are
-killed. Each process that uses an environment checks that it is whole.
+killed. Each process that uses an environment checks that it is whole, and each task that it is that of its code.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ DAG = """
 # dependencies = {dependencies}
 # ///
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -47,23 +48,32 @@ WANTED = {wanted!r}
 
 
 def check():
-    names = [(name, version, f"{{name}}_{{n}}") for name, version in WANTED.items() for n in range({modules})]
+    # The packages of this environment, which is whole.
     try:
+        packages = json.loads(Path(sys.prefix, "evertick.json").read_text())["packages"]
+        installed = dict(each.split() for each in packages)
+        names = [(name, version, f"{{name}}_{{n}}") for name, version in installed.items() for n in range({modules})]
         found = [(name, version, importlib.import_module(module).VERSION) for name, version, module in names]
         assert all(version == seen for _, version, seen in found), found
-        assert Path(sys.prefix, "evertick.json").is_file(), sys.prefix
     except Exception as error:
-        with open({violations!r}, "a") as file:
-            print(NUMBER, sys.prefix, repr(error), file=file)
+        report(error)
         raise
+    return installed
 
 
+def report(problem):
+    with open({violations!r}, "a") as file:
+        print(NUMBER, sys.prefix, repr(problem), file=file)
+
+
+# Another version of this file may be here by now: then the publisher loads it again.
 check()
 
 
 @task
 def work():
-    check()
+    if (installed := check()) != WANTED:
+        report(f"{{installed}} instead of {{WANTED}}")
     return NUMBER
 
 

@@ -67,6 +67,7 @@ class _Load:
 
     before: Fingerprint
     task: asyncio.Task[LoadedFile]
+    began_ns: int
     started_at: float | None = None
 
 
@@ -120,7 +121,7 @@ class Publisher:
                 break
             for file in self._finished():
                 load = self._loads.pop(file)
-                taken[file] = before = self._mark(load.before, load.task.result())
+                taken[file] = before = self._mark(load, load.task.result())
                 if await self._take(await self._link.get(), load.task.result(), before, routing):
                     self._seen[file] = before
             if not self._loads:
@@ -156,7 +157,7 @@ class Publisher:
             if file in self._loads and self._loads[file].before == mark:
                 continue
             self._stop_loading(file)
-            self._loads[file] = _Load(before=mark, task=asyncio.create_task(self._load(file)))
+            self._loads[file] = _Load(before=mark, began_ns=time.time_ns(), task=asyncio.create_task(self._load(file)))
         for file in self._loads.keys() - set(files):
             self._stop_loading(file)
         return self._rules.current
@@ -215,13 +216,16 @@ class Publisher:
                 break
         return found
 
-    def _mark(self, before: Fingerprint, loaded: LoadedFile) -> Fingerprint:
+    def _mark(self, load: _Load, loaded: LoadedFile) -> Fingerprint:
         """The fingerprint from before loading, so that the next scan finds a change meanwhile; a new one if the file needs modules
-        that were not known."""
-        if set(loaded.closure) - set(self._closures.get(loaded.file, ())):
+        that were not known, and nothing changed since it was read: otherwise the plan, the packages and the code would be of
+        different versions."""
+        if new := set(loaded.closure) - set(self._closures.get(loaded.file, ())):
             self._closures[loaded.file] = loaded.closure
-            return self._fingerprint(loaded.file)
-        return before
+            now = self._fingerprint(loaded.file)
+            if load.before <= now and not any(_changed_after(self._folder / name, load.began_ns) for name in new):
+                return now
+        return load.before
 
     async def _take(self, conn: AsyncConnection, loaded: LoadedFile, before: Fingerprint, routing: Routing) -> bool:
         """Publish one file's DAGs, or record its error. False: retry at the next scan."""
@@ -316,6 +320,13 @@ class Publisher:
                 stat = path.stat()
                 marks.add((str(path), stat.st_mtime_ns, stat.st_size))
         return frozenset(marks)
+
+
+def _changed_after(path: Path, moment_ns: int) -> bool:
+    """By its change time, which no program can set. The file system's clock is up to 10 ms late."""
+    with suppress(OSError):
+        return path.stat().st_ctime_ns > moment_ns - 10_000_000
+    return True
 
 
 def find_dag_files(folder: Path, *, with_airflow: bool = False) -> list[str]:
