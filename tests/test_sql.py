@@ -16,6 +16,7 @@ from psycopg import AsyncConnection
 from evertick.db.function_sets import own_set
 from evertick.db.migrate import migrations
 from evertick.db.statements import function_statement, nouns, sql, statements
+from evertick.domain.proofs import Check
 from tests.source_tree import SOURCE, modules, places
 
 ALL = [(noun, name) for noun in nouns() for name in statements(noun)]
@@ -103,7 +104,8 @@ def numbered(text: str) -> str:
 
 
 def references() -> Iterator[tuple[str, str]]:
-    """Every sql("noun", "name") in the program, whose name may be one of two; and every declaration of a statement."""
+    """Every sql("noun", "name") in the program, whose name may be one of two, or any check of a guarantee; and every declaration
+    of a statement."""
     for module in modules(SOURCE):
         for place in places(module):
             node = place.node
@@ -116,6 +118,9 @@ def references() -> Iterator[tuple[str, str]]:
             ):
                 continue
             noun, name = node.args
+            if isinstance(name, ast.Name) and name.id == "check":
+                yield from (("proofs", each) for each in Check)
+                continue
             for choice in [name.body, name.orelse] if isinstance(name, ast.IfExp) else [name]:
                 assert isinstance(noun, ast.Constant) and isinstance(choice, ast.Constant), (
                     f"{place}: write the names out"

@@ -39,6 +39,8 @@ _RUN: dict[str, Command] = {
     "health": ("health", "Show the health of this installation; exit status 1 if a part is unhealthy."),
     "config": ("config", "Show and check the settings: show, check."),
     "doctor": ("doctor", "Find problems of this installation, and how to solve them."),
+    "prove": ("prove", "Check every guarantee on the database: fires, runs, attempts, queues, gates."),
+    "guarantees": ("prove:guarantees_app", "Show what the leader has checked of the guarantees, and any violation."),
     "db": ("db", "Migrate and prune the database, make its roles, or show its status."),
     "api": ("services:api_app", "Serve the web pages and the HTTP API."),
     "users": ("users", "Manage users of the API: list, add, set, password, link."),
@@ -81,7 +83,7 @@ COMMANDS = _RUN | _MANAGE
 # These commands work on this machine: they refuse a server's address.
 HERE_ONLY = {
     *("up", "init", "agent", "scheduler", "runner", "publisher", "api", "envs", "health", "config", "doctor"),
-    *("login", "logout", "airflow"),
+    *("prove", "login", "logout", "airflow"),
 }
 
 

@@ -56,7 +56,7 @@ MAY: dict[str, tuple[str, ...]] = {
         *("logs.ended", "logs.part", "queue_log_archiving", "create_archive_object", "archive_logs"),
         *("finish_log_archiving", "orphaned_archive_objects", "delete_archive_objects"),
         *("changes.newest", "changes.open_run_ids", "changes.ended_after", "changes.runs", "changes.attempts"),
-        *("dags.find", "dags.names", "runs.find", "secrets.find", "trigger_run"),
+        *("dags.find", "dags.names", "runs.find", "secrets.find", "trigger_run", "proofs.*", "record_proof"),
     ),
     PUBLISHER: (
         *_EVERYBODY,

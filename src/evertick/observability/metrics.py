@@ -66,6 +66,9 @@ QUEUE_DEPTH = _gauge("queue_depth", "Queued tasks that can be claimed now, by qu
 DRIFT_REPAIRED = _counter(
     "drift_repaired", "Inconsistencies that reconciliation found and repaired. Each is a bug to report.", "kind"
 )
+VIOLATIONS = _counter(
+    "violations", "Violations of a guarantee that the leader found. Each is a bug to report.", "guarantee"
+)
 GATE_DRIFT = _counter("gate_drift", "Gates whose used slots did not match their holders. Each is a bug to report.")
 QUARANTINED = _counter("quarantined", "Items in quarantine because they fail every time.", "kind")
 ALERTS = _counter(

@@ -19,6 +19,7 @@ from evertick.operations import (
     deployments,
     gates,
     notifications,
+    proofs,
     runners,
     runs,
     schedules,
@@ -199,6 +200,7 @@ _NOTIFICATIONS = (
     _post("/notifications/retry", notifications.retry_notifications, _RESEND, tag="notifications"),
     _post(f"{_SENT}/retry", notifications.retry_notification, _RESEND, tag="notifications"),
     _get("/alerts", notifications.list_alerts, Permission.READ_SCHEDULES, tag="alerts"),
+    _get("/guarantees", proofs.show_proof, Permission.READ_METRICS, tag="alerts"),
     _get("/quarantine", notifications.list_quarantine, Permission.READ_IMPORTS, tag="quarantine"),
 )
 

@@ -25,6 +25,7 @@ from evertick.runtime.connections import Notifier
 from evertick.runtime.loop import run_loop
 from evertick.scheduler.leadership import LeaderConnection, LeaderKey, Leadership
 from evertick.scheduler.maintenance_jobs import ALERT_SECONDS, MOVES_SECONDS, MaintenanceJobs, Reconciliation, Rerun
+from evertick.scheduler.prover import FIRST_SECONDS, ROUND_SECONDS, Prover
 
 # Share of a job's time: how long it may wait for one lock.
 LOCK_SHARE = 0.5
@@ -105,7 +106,9 @@ def lost_sessions(work: PendingWork) -> list[int]:
     return [*(work.silent_sessions or []), *(work.dead_sessions or [])]
 
 
-def make_jobs(jobs: MaintenanceJobs, reconciliation: Reconciliation, *, log: Log) -> list[Job | CandidateJob]:
+def make_jobs(
+    jobs: MaintenanceJobs, reconciliation: Reconciliation, prover: Prover, *, log: Log
+) -> list[Job | CandidateJob]:
     """The jobs in the order in which they run. The name of a breaker is what metrics, logs and polls call the job."""
     reap, time_out, backfill = (CircuitBreakers(name, log=log) for name in ("reap", "time_out", "backfill"))
 
@@ -132,6 +135,7 @@ def make_jobs(jobs: MaintenanceJobs, reconciliation: Reconciliation, *, log: Log
         Job("count_gates", own("gates"), from_own_timer, reconciliation.count_gates),
         # Not at once, so that schedules that fell due before the leadership can fire first.
         Job("alerts", own("alerts"), from_own_timer, jobs.raise_alerts, ALERT_SECONDS, ALERT_SECONDS),
+        Job("prove", own("prove"), from_own_timer, prover.run_slice, FIRST_SECONDS, ROUND_SECONDS),
     ]
 
 
@@ -144,7 +148,7 @@ class Maintenance:
         self._connection = LeaderConnection(leadership, lock_share=LOCK_SHARE)
         self._bodies = MaintenanceJobs(leadership.settings, notifier=notifier, log=log)
         self._reconciliation = Reconciliation(leadership.settings, notifier=notifier, log=log)
-        self._jobs = make_jobs(self._bodies, self._reconciliation, log=log)
+        self._jobs = make_jobs(self._bodies, self._reconciliation, Prover(log=log), log=log)
         # By the name that a poll uses: the first job with that name has its breaker failed.
         self._breakers = {job.breaker.name: job.breaker for job in reversed(self._jobs)}
         self._wake = asyncio.Event()

@@ -57,10 +57,12 @@ begin
     delete from run r where r.run_id = any(p_doomed);
 end $$;
 
--- Deletes one run on request: 'deleted', 'open' when it has not ended, or null if none. Its schedule's cursor stays.
+-- Deletes one run on request: 'deleted', 'open' when it has not ended, or null if none. Its schedule's cursor stays; the
+-- entry names its fire, which has no run from then on.
 create function delete_run(p_run_id bigint, p_actor actor) returns text language plpgsql as $$
 declare
     doomed run_status;
+    detail jsonb;
 begin
     select * into doomed from run_status r where r.run_id = p_run_id for update;
     if doomed.run_id is null then
@@ -68,9 +70,11 @@ begin
     elsif doomed.state not in ('success', 'failed', 'canceled') then
         return 'open';
     end if;
+    select jsonb_strip_nulls(jsonb_build_object('state', doomed.state, 'schedule_id', r.schedule_id,
+                                                'fire_at', r.fire_at)) into detail
+    from run r where r.run_id = p_run_id;
     perform delete_runs(0::smallint, array[p_run_id]);
-    perform write_audit(p_actor, 'delete_run', jsonb_build_object('state', doomed.state), p_dag_id => doomed.dag_id,
-                        p_run_id => p_run_id);
+    perform write_audit(p_actor, 'delete_run', detail, p_dag_id => doomed.dag_id, p_run_id => p_run_id);
     return 'deleted';
 end $$;
 

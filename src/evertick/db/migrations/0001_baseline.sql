@@ -845,6 +845,25 @@ create table orphan_watch (
     fingerprint text not null, watched_seconds double precision not null
 );
 
+-- The continuous proof: how far each check is, how much it has checked, and what it has found. A row of a scope (runs,
+-- fires, triggers) has only its position.
+create table proof_cursor (
+    check_name text primary key,
+    position   jsonb,
+    checked    bigint not null default 0,
+    checked_at timestamptz not null
+) with (fillfactor = 50);
+
+-- One row per subject for as long as the violation holds; it ends when it is checked again and no longer holds.
+create table proof_violation (
+    violation_id bigint generated always as identity primary key,
+    check_name text not null, subject text not null,
+    run_id bigint, idx int, map_index int,
+    detail       text not null,
+    found_at timestamptz not null, seen_at timestamptz not null, ended_at timestamptz
+);
+create unique index proof_violation_open on proof_violation (check_name, subject) where ended_at is null;
+
 create table pending_cleanup (
     shard smallint not null,
     kind  text not null check (kind in ('run', 'version')),

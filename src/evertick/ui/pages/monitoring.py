@@ -8,7 +8,7 @@ from fastapi import Path, Query, Request, Response
 
 from evertick.api.context import Who
 from evertick.domain.access import Permission
-from evertick.operations import notifications, schedules, waits
+from evertick.operations import notifications, proofs, schedules, waits
 from evertick.operations.notifications import DeliveryState
 from evertick.operations.paging import LARGEST, Cursor
 from evertick.ui.layout import done, page, page_router, schedule_words
@@ -30,6 +30,12 @@ async def list_schedules(request: Request, caller: Who, cursor: Cursor = None) -
 async def list_alerts(request: Request, caller: Who, ended: bool = False, cursor: Cursor = None) -> Response:
     found = await notifications.list_alerts(caller, with_ended=ended, limit=_SHOWN, cursor=cursor)
     return page(request, "alerts.html", here="alerts", rows=found.items, ended=ended, next_cursor=found.next_cursor)
+
+
+@router.get("/guarantees", Permission.READ_METRICS)
+async def show_guarantees(request: Request, caller: Who, ended: bool = False) -> Response:
+    found = await proofs.show_proof(caller, with_ended=ended, limit=_SHOWN)
+    return page(request, "guarantees.html", here="guarantees", proof=found, ended=ended)
 
 
 @router.get("/notifications", Permission.READ_NOTIFICATIONS)
