@@ -242,4 +242,14 @@ async def test_violations_are_recorded_once_sent_and_end_when_they_no_longer_hol
         await record_slice(conn, each, ended, shard=0, epoch=epoch)
     assert await proofs.found(conn, with_ended=False, limit=10) == []
     assert len(await proofs.found(conn, with_ended=True, limit=10)) == 2
+    runner = await Runner.join(conn)
+    await start(conn, "ended")
+    await runner.drain()
+    before = {each.check_name: each.checked for each in await proofs.cursors(conn)}
+    await set_clock(conn, later(400))
+    async for each in round_of(conn, await positions_since(conn, None)):
+        await record_slice(conn, each, [], shard=0, epoch=epoch)
+    after = {each.check_name: each.checked for each in await proofs.cursors(conn)}
+    grown = {Check.RUN_COUNTED_WRONG, Check.FIRE_UNANSWERED}
+    assert all(after[check] > before.get(check, 0) for check in grown), "the next round begins where the first one did"
     assert await states(conn, busy["ended"]) == {"a": "success", "b": "success"}

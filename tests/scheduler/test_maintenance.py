@@ -18,8 +18,8 @@ from evertick.runtime.connections import Notifier
 from evertick.scheduler import maintenance
 from evertick.scheduler.leadership import LeaderKey, Leadership
 from evertick.scheduler.maintenance import CandidateJob, Job, Maintenance, make_jobs, moves_due, observation_due
-from evertick.scheduler.prover import Prover
 from evertick.scheduler.maintenance_jobs import MaintenanceJobs, Reconciliation, Rerun, at_instant
+from evertick.scheduler.prover import Prover
 from tests.system.hosting import Said, quick
 
 NOWHERE = "postgresql://127.0.0.1:1/nowhere"

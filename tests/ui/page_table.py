@@ -205,6 +205,7 @@ def furnish(site: Site) -> dict[str, str | None]:
         "/account": None,
         "/schedules": None,
         "/alerts": None,
+        "/guarantees": None,
         "/notifications": None,
         "/events": None,
         f"{dag}/durations?task=load": None,

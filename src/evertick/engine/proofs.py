@@ -55,6 +55,13 @@ class Positions:
     entry_id: int
     fires: datetime
 
+    def stored(self) -> dict[str, JsonObject]:
+        return {
+            RUNS: {"ended_at": self.ended_at.isoformat(), "run_id": self.run_id},
+            TRIGGERS: {"entry_id": self.entry_id},
+            FIRES: {"until": self.fires.isoformat()},
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
@@ -109,7 +116,9 @@ async def positions_since(conn: AsyncConnection, since: datetime | None) -> Posi
 async def round_of(conn: AsyncConnection, begin: Positions) -> AsyncIterator[Slice]:
     """One round over everything: the live work, the open runs, and what has happened since `begin`."""
     until = await read_clock(conn) - SETTLED
-    yield await _confirmed(conn, await _check(conn, WORK_CHECKS, None))
+    done = await _confirmed(conn, await _check(conn, WORK_CHECKS, None))
+    # The first round has no positions yet: the next one must not begin later.
+    yield Slice(checked=done.checked, found=done.found, positions=begin.stored())
     async for each in _open_runs(conn):
         yield each
     async for each in _ended_runs(conn, begin, until):
@@ -190,7 +199,7 @@ async def _triggers(conn: AsyncConnection, entry_id: int, until: datetime) -> As
             for each in entries
             if each.is_lost
         ]
-        checked = {Check.TRIGGER_LOST: len(entries)}
+        checked = {Check.TRIGGER_LOST: sum(each.is_trigger for each in entries)}
         yield Slice(checked=checked, found=lost, positions={TRIGGERS: {"entry_id": entry_id}})
 
 

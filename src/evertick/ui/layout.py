@@ -112,7 +112,7 @@ ENTRIES = (
     Entry(
         "notifications", "Notifications", "/notifications", Permission.READ_NOTIFICATIONS, "external", "o", "Monitoring"
     ),
-    Entry("guarantees", "Guarantees", "/guarantees", Permission.READ_METRICS, "ok", "g", "Monitoring"),
+    Entry("guarantees", "Guarantees", "/guarantees", Permission.READ_METRICS, "ok", "j", "Monitoring"),
     Entry("events", "Events", "/events", Permission.READ_EVENTS, "pending", "x", "Monitoring"),
     Entry("pools", "Pools", "/pools", Permission.READ_GATES, "pools", "p", "Capacity"),
     Entry("keys", "Keys", "/keys", Permission.READ_GATES, "keys", "k", "Capacity"),

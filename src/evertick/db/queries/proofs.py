@@ -28,6 +28,7 @@ class ViolationRow:
 class Trigger:
     entry_id: int
     run_id: int | None
+    is_trigger: bool
     is_lost: bool
 
 

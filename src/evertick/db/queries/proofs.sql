@@ -224,7 +224,8 @@ select null::bigint as run_id, null::int as idx, null::int as map_index,
 -- name: trigger_lost
 -- Entries of the audit log that acknowledge a run, with whether it exists. A deleted run has an entry or a round of
 -- retention after it.
-select j.entry_id, j.run_id, j.action = 'trigger' and not exists (select 1 from run f where f.run_id = j.run_id)
+select j.entry_id, j.run_id, j.action = 'trigger' as is_trigger,
+       j.action = 'trigger' and not exists (select 1 from run f where f.run_id = j.run_id)
            and not exists (select 1 from audit_log x where x.run_id = j.run_id and x.action = 'delete_run')
            and not exists (select 1 from audit_log x where x.occurred_at > j.occurred_at and x.action = 'prune')
            as is_lost
