@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from airflow.configuration import conf
+from airflow.exceptions import AirflowClusterPolicySkipDag
 from airflow.sdk import DAG
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
+from airflow import settings
 from evertick.airflow.attempt import AirflowTask, values_at_import, warm_up
 from evertick.airflow.compiler import compile_dag
 from evertick.airflow.findings import lines_of
@@ -39,7 +41,8 @@ def load_dag_file(folder: Path, file: str) -> DagFile:
         if dag.dag_id in findings:
             message = f"two DAGs are named {dag.dag_id!r}; give one a different dag_id."
             raise InvalidDag(message, file=str(folder / file), line=lines.get(dag.dag_id))
-        _check(dag, folder / file, lines)
+        if not _check(dag, folder / file, lines):
+            continue
         compiled = compile_dag(dag, file, lines, defaults)
         findings[dag.dag_id] = tuple(compiled.findings.found)
         if compiled.spec is not None:
@@ -79,9 +82,17 @@ def _import(path: Path) -> Iterable[Any]:
     return found.values()
 
 
-def _check(dag: Any, path: Path, lines: Mapping[str, int]) -> None:
-    """The checks that Airflow makes when it collects a DAG; Evertick's own find cycles."""
+def _check(dag: Any, path: Path, lines: Mapping[str, int]) -> bool:
+    """The checks that Airflow makes when it collects a DAG, and the installation's own policies; Evertick's own checks find
+    cycles. False if a policy leaves the DAG out."""
     try:
         dag.validate()
+        dag.resolve_template_files()
+        settings.dag_policy(dag)
+        for task in dag.tasks:
+            settings.task_policy(task)
+    except AirflowClusterPolicySkipDag:
+        return False
     except Exception as error:
         raise InvalidDag(f"DAG {dag.dag_id!r}: {error}", file=str(path), line=lines.get(dag.dag_id)) from error
+    return True

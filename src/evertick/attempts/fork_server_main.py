@@ -78,9 +78,9 @@ from evertick.processes.tree import kill_tree  # noqa: E402
 _LONGEST_CLEANUP_SECONDS = 5.0
 
 
-def main() -> None:
-    control = message_socket(int(sys.argv[1]))
-    plan = ForkServerConfig.from_json(sys.argv[2])
+def run(arguments: list[str]) -> None:
+    control = message_socket(int(arguments[0]))
+    plan = ForkServerConfig.from_json(arguments[1])
     block_signals(BLOCKED)
     die_with_parent(signal.SIGTERM, plan.runner_pid)
     become_subreaper()
@@ -137,4 +137,4 @@ def _leave_nothing(mark: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1:])

@@ -16,11 +16,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from evertick.bundles.dependencies import Declaration, Lock
 from evertick.bundles.environments import NO_DEPENDENCIES, Interpreter, Prepared
+from evertick.bundles.zygote import Fds, Fresh, Spawned, Zygote
 from evertick.domain.attempt import storable_text
 from evertick.domain.dags.findings import Finding, Severity, read_finding
 from evertick.domain.dags.spec import DagSpec, from_json, structural_hash
@@ -94,13 +96,14 @@ async def load_file(
     timeout_seconds: float = 30,
     environment: Mapping[str, str] | None = None,
     prepared: Prepared = NO_DEPENDENCIES,
+    zygote: Zygote | None = None,
 ) -> LoadedFile:
     """Import `folder/file` in another process and return its content. Never raises because of the file.
 
-    `environment` is the environment that the file sees; leave secrets out of it.
+    `environment` is the environment that the file sees; leave secrets out of it. A `zygote` forks the process.
     """
     deadline = time.monotonic() + timeout_seconds
-    importing = _Importing(folder, file, environment, prepared.interpreter, deadline)
+    importing = await _Importing.begin(folder, file, environment, prepared.interpreter, zygote, deadline)
     try:
         was_in_time = await importing.receive(deadline)
     finally:
@@ -179,26 +182,45 @@ def _read_dag(raw: Mapping[str, Any]) -> LoadedDag:
 class _Importing:
     """One import in progress: its process, and its answer so far."""
 
-    def __init__(
-        self, folder: Path, file: str, environment: Mapping[str, str] | None, interpreter: Interpreter, deadline: float
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Spawned, answer_fd: int, errors_fd: int) -> None:
+        """`process` has started."""
         self.body: bytes | None = None
         self._answer = bytearray()
         self._errors = bytearray()
         self._is_over = asyncio.Event()
         self._has_exited = asyncio.Event()
         self._has_stack = asyncio.Event()
-        self._answer_fd, writer_fd = os.pipe()
-        try:
-            arguments = [str(folder.absolute()), file, str(writer_fd), str(os.getpid()), str(deadline)]
-            self._process = _start(interpreter, arguments, writer_fd, environment)
-        finally:
-            os.close(writer_fd)
-        assert self._process.stderr is not None
-        self._errors_fd = self._process.stderr.fileno()
+        self._process, self._answer_fd, self._errors_fd = process, answer_fd, errors_fd
         self._exit_fd = exit_fd(self._process.pid)
         os.set_blocking(self._answer_fd, False)
         os.set_blocking(self._errors_fd, False)
+
+    @classmethod
+    async def begin(
+        cls,
+        folder: Path,
+        file: str,
+        environment: Mapping[str, str] | None,
+        interpreter: Interpreter,
+        zygote: Zygote | None,
+        deadline: float,
+    ) -> _Importing:
+        """In a fresh interpreter, or in a fork of a zygote."""
+        (answer_fd, writer_fd), (errors_fd, errors_writer_fd) = os.pipe(), os.pipe()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        arguments = _arguments(folder, file, deadline)
+        fresh = partial(_start, interpreter, arguments, environment)
+        try:
+            fds = nowhere, errors_writer_fd, writer_fd
+            process = fresh(fds) if zygote is None else await _forked(zygote, fresh, arguments, fds)
+            return cls(process, answer_fd, errors_fd)
+        except BaseException:
+            os.close(answer_fd)
+            os.close(errors_fd)
+            raise
+        finally:
+            for fd in (writer_fd, errors_writer_fd, nowhere):
+                os.close(fd)
 
     async def receive(self, deadline: float) -> bool:
         """Wait until the answer is there or the process has ended. False on timeout."""
@@ -233,8 +255,7 @@ class _Importing:
                 loop.remove_reader(fd)
             os.close(self._answer_fd)
             os.close(self._exit_fd)
-            if self._process.stderr is not None:
-                self._process.stderr.close()
+            os.close(self._errors_fd)
 
     def why_no_answer(self) -> str:
         """For a process that ended without an answer or wrote too much."""
@@ -281,8 +302,24 @@ class _Importing:
         self._is_over.set()
 
 
+def _arguments(folder: Path, file: str, deadline: float) -> list[str]:
+    return [str(folder.absolute()), file, "{fd}", str(os.getpid()), str(deadline)]
+
+
+async def _forked(zygote: Zygote, fresh: Fresh, arguments: list[str], fds: Fds) -> Spawned:
+    process = zygote.spawn(fresh, "evertick.bundles.loader_process", arguments, fds)
+    try:
+        await asyncio.shield(process.started)
+    except asyncio.CancelledError:
+        process.abandon()
+        raise
+    if not process.pid:
+        raise OSError("no process can be started")
+    return process
+
+
 def _start(
-    interpreter: Interpreter, arguments: list[str], writer_fd: int, environment: Mapping[str, str] | None
+    interpreter: Interpreter, arguments: list[str], environment: Mapping[str, str] | None, fds: Fds
 ) -> subprocess.Popen[bytes]:
     """`-B` writes no byte code next to the folder's files.
 
@@ -290,12 +327,13 @@ def _start(
     loaded.
     """
     command = ["/usr/bin/env", "PYTHONHASHSEED=0", *interpreter.command("evertick.bundles.loader_process", "-B")]
+    stdout, stderr, answer_fd = fds
     return subprocess.Popen(
-        [*command, *arguments],
+        [*command, *(str(answer_fd) if each == "{fd}" else each for each in arguments)],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=(writer_fd,),
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=(answer_fd,),
         start_new_session=True,
         env=environment,
     )

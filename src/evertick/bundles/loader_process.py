@@ -192,5 +192,11 @@ def _native_threads() -> list[str]:
     return sorted(known.get(number) or name for number, name in native_threads().items() if number != main_thread)
 
 
+def run(arguments: list[str]) -> None:
+    folder, file, answer_fd, parent_pid, deadline = arguments
+    sys.dont_write_bytecode = True  # next to the folder's files
+    main(Path(folder), file, int(answer_fd), int(parent_pid), float(deadline))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    run(sys.argv[1:])

@@ -6,6 +6,7 @@ Import them from `system`. Never raises where the call is only a precaution.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -22,6 +23,9 @@ CHILD_POLL_MS = 1000
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIG_SETMASK = 2
+_CLONE_PARENT = 0x8000
+# The number of the system call `clone`, whose first argument are the flags on these machines.
+_CLONE_CALLS = {"x86_64": 56, "aarch64": 220}
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 
@@ -38,6 +42,23 @@ _WNOHANG = os.WNOHANG
 def become_session_leader() -> None:
     """Become the leader of a session and a process group; a no-op if it is one already."""
     _setsid()
+
+
+def fork_sibling() -> int:
+    """Fork a process that is a child of this process's parent, as `os.fork` forks one of this process. Python's hooks run, those
+    of C libraries do not: only for a process with one thread. OSError where the machine has no such call."""
+    call = _CLONE_CALLS.get(os.uname().machine)
+    if call is None:
+        raise OSError(errno.ENOSYS, f"no call for siblings is known for {os.uname().machine}")
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid: int = _libc.syscall(call, _CLONE_PARENT | int(signal.SIGCHLD), 0, 0, 0, 0)
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(errno.EAGAIN, "no process can be forked")
+    return pid
 
 
 def boot_seconds() -> float:

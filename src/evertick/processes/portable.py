@@ -7,6 +7,7 @@ or ends a process with its parent. Descendants are found by their session (each 
 from __future__ import annotations
 
 import array
+import errno
 import os
 import runpy
 import select
@@ -74,6 +75,10 @@ def _run_tied(parent_pid: int, module: str, arguments: list[str]) -> None:
     threading.Thread(target=watch, daemon=True).start()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def fork_sibling() -> int:
+    raise OSError(errno.ENOSYS, "this system forks no siblings")
 
 
 def become_subreaper() -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING or (sys.platform == "linux" and "PORTABLE_PROCESSES" not in os.
     from evertick.processes.linux import facts_of as facts_of
     from evertick.processes.linux import first_environment as first_environment
     from evertick.processes.linux import forget_variable as forget_variable
+    from evertick.processes.linux import fork_sibling as fork_sibling
     from evertick.processes.linux import left_behind as left_behind
     from evertick.processes.linux import message_pair as message_pair
     from evertick.processes.linux import message_socket as message_socket
@@ -71,6 +72,7 @@ else:
     from evertick.processes.portable import facts_of as facts_of
     from evertick.processes.portable import first_environment as first_environment
     from evertick.processes.portable import forget_variable as forget_variable
+    from evertick.processes.portable import fork_sibling as fork_sibling
     from evertick.processes.portable import left_behind as left_behind
     from evertick.processes.portable import message_pair as message_pair
     from evertick.processes.portable import message_socket as message_socket

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from psycopg import AsyncConnection
 
-from evertick.bundles.airflow_python import airflow_interpreter
+from evertick.bundles.airflow_python import LOADER_MODULES, AirflowPython
 from evertick.bundles.bundle import Bundle, pack
 from evertick.bundles.dependencies import Lock, find_declaration
 from evertick.bundles.environments import NO_DEPENDENCIES, Environments, Prepared
@@ -74,22 +74,29 @@ async def load_files(
     known: Mapping[str, Lock] = MappingProxyType({}),
 ) -> list[LoadedFile]:
     """Load these files, a few at a time. `known` are locks of published versions, by file."""
+    airflow = AirflowPython(settings, environment, LOADER_MODULES)
     room, environments = asyncio.Semaphore(LOADS_AT_ONCE), Environments(settings, environment)
     timeout = settings.load_timeout_seconds
 
     async def load(file: str) -> LoadedFile:
-        declaration, prepared = None, NO_DEPENDENCIES
+        declaration, prepared, zygote = None, NO_DEPENDENCIES, None
         try:
-            if (airflow := await airflow_interpreter(settings, folder / file)) is not None:
-                prepared = Prepared(airflow)
+            if (interpreter := await airflow.interpreter(folder / file)) is not None:
+                # A single file is imported as fast without.
+                prepared, zygote = Prepared(interpreter), airflow.zygote(interpreter) if len(files) > 1 else None
             elif settings.environments and (declaration := find_declaration(folder, file)) is not None:
                 prepared = await environments.prepare(declaration, known.get(file))
         except (InvalidDag, EnvironmentFailed) as error:
             return not_prepared(file, declaration, error)
         async with room:
-            return await load_file(folder, file, timeout_seconds=timeout, environment=environment, prepared=prepared)
+            return await load_file(
+                folder, file, timeout_seconds=timeout, environment=environment, prepared=prepared, zygote=zygote
+            )
 
-    return await asyncio.gather(*map(load, files))
+    try:
+        return await asyncio.gather(*map(load, files))
+    finally:
+        airflow.close()
 
 
 async def deployed_locks(conn: AsyncConnection, name: str) -> dict[str, Lock]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import watchfiles
 from psycopg import AsyncConnection
 
-from evertick.bundles.airflow_python import airflow_interpreter
+from evertick.bundles.airflow_python import LOADER_MODULES, AirflowPython
 from evertick.bundles.archive import visible_files
 from evertick.bundles.bundle import Bundle, contents, pack
 from evertick.bundles.dependencies import LOCK_FILE, Lock, find_declaration, read_lock
@@ -49,6 +49,9 @@ COMPARE_SECONDS = 60.0
 
 
 LOADS_AT_ONCE = 4
+
+# How long it keeps Airflow imported after the last load.
+ZYGOTE_SECONDS = 60.0
 
 
 # How often the folder is scanned while files load, and how long the others wait for one.
@@ -86,6 +89,7 @@ class Publisher:
         self._environments = Environments(settings, environment)
         # Opened only for DAG files with dependencies of their own.
         self._reader, self._reading = ReconnectingConnection(url, Purpose.SCHEDULER), asyncio.Lock()
+        self._airflow = AirflowPython(settings, environment, LOADER_MODULES, idle_seconds=ZYGOTE_SECONDS)
         self._locks: dict[str, Lock | None] = {}
         self._retry_at: dict[str, float] = {}
         self._seen: dict[str, Fingerprint] = {}
@@ -106,6 +110,7 @@ class Publisher:
             )
         for file in list(self._loads):
             self._stop_loading(file)
+        self._airflow.close()
         await self._notifier.close()
         await self._reader.close()
         await self._link.close()
@@ -171,11 +176,11 @@ class Publisher:
             await asyncio.sleep(RESCAN_SECONDS)
 
     async def _load(self, file: str) -> LoadedFile:
-        declaration = None
+        declaration, zygote = None, None
         try:
             prepared = NO_DEPENDENCIES
-            if (airflow := await airflow_interpreter(self._settings, self._folder / file)) is not None:
-                prepared = Prepared(airflow)
+            if (airflow := await self._airflow.interpreter(self._folder / file)) is not None:
+                prepared, zygote = Prepared(airflow), self._airflow.zygote(airflow)
             elif self._settings.environments and (declaration := find_declaration(self._folder, file)) is not None:
                 # The others do not wait for a build.
                 self._loads[file].started_at = time.monotonic()
@@ -189,7 +194,12 @@ class Publisher:
                 self._loads[file].started_at = time.monotonic()
                 timeout = self._settings.load_timeout_seconds
                 return await load_file(
-                    self._folder, file, timeout_seconds=timeout, environment=self._environment, prepared=prepared
+                    self._folder,
+                    file,
+                    timeout_seconds=timeout,
+                    environment=self._environment,
+                    prepared=prepared,
+                    zygote=zygote,
                 )
         finally:
             self.wake.set()

@@ -16,16 +16,16 @@ from typing import Any, assert_never
 
 import psycopg
 
-from evertick.bundles.airflow_python import airflow_interpreter
+from evertick.bundles.airflow_python import FORK_SERVER_MODULES, AirflowPython
 from evertick.bundles.environments import Environments
 from evertick.config import Settings
 from evertick.db.notify import Channel
-from evertick.domain.attempt import AttemptOrder, AttemptRef, Outcome, RunnerRequest, TaskKey
+from evertick.domain.attempt import FORK_SERVER_MARK, AttemptOrder, AttemptRef, Outcome, RunnerRequest, TaskKey
 from evertick.domain.errors import PostgresUnavailable
 from evertick.engine.finish_and_claim import Exchange, encode_report
 from evertick.executors.local.child_process import ExecutorLimits
 from evertick.executors.local.executor import LocalExecutor
-from evertick.executors.local.fork_server_client import BundlePlace
+from evertick.executors.local.fork_server_client import BundlePlace, unused_mark
 from evertick.logs.shipper import LogShipper, last_lines, ship
 from evertick.logs.spool import LogCap
 from evertick.observability import metrics
@@ -92,6 +92,8 @@ class LocalSession:
             answer=self._answer,
             limits=ExecutorLimits(log_cap=cap, results=result_files(settings)),
         )
+        mark = FORK_SERVER_MARK, unused_mark(self._executor.spool)
+        self._airflow = AirflowPython(settings, environment, FORK_SERVER_MODULES, mark=mark)
         grants, transfers = SecretProvider(settings), ResultTransfers(settings, log=self._log)
         self._asks = Asks(settings, link=self._side, grants=grants, notifier=self._notifier)
         self._uploads = Uploads(transfers, put=put, group=self._group)
@@ -116,9 +118,13 @@ class LocalSession:
         if await registration.register(**served):
             self._executor.extend_lease(self._state.stop_at)
             metrics.RUNNING.set_function(lambda: self._state.active)
-            await registration.serve(
-                self.tick, executor=self._executor, group=self._group, works=self._works, leave=self._leave
-            )
+            await self._airflow.start()
+            try:
+                await registration.serve(
+                    self.tick, executor=self._executor, group=self._group, works=self._works, leave=self._leave
+                )
+            finally:
+                self._airflow.close()
         return registration.ending
 
     def _works(self) -> list[Work]:
@@ -271,8 +277,10 @@ class LocalSession:
 
         async with asyncio.timeout(FETCH_SECONDS):
             path, uses_threads = await keep_trying(find, stop=self.registration.over, name="bundles", log=self._log)
-        interpreter = await airflow_interpreter(self._settings, path / file)
-        interpreter = interpreter or await self._environments.of_bundle(path, log=self._log)
+        if (interpreter := await self._airflow.interpreter(path / file)) is not None:
+            zygote = self._airflow.zygote(interpreter)
+            return BundlePlace(path, uses_threads, self._environment, interpreter, zygote)
+        interpreter = await self._environments.of_bundle(path, log=self._log)
         return BundlePlace(path, uses_threads, self._environment, interpreter)
 
     async def _answer(self, order: AttemptOrder, verb: str, args: dict[str, Any]) -> object:

@@ -53,7 +53,7 @@ class LocalExecutor:
     ) -> None:
         self._stop_reason = stop_reason
         self._slots, self.session = slots, session
-        self._spool = SpoolFolder(session_folder(spool_dir, session))
+        self.spool = SpoolFolder(session_folder(spool_dir, session))
         self._resolve_bundle, self._answer = resolve_bundle, answer
         self._put = put
         chosen = limits or ExecutorLimits()
@@ -64,7 +64,7 @@ class LocalExecutor:
         self._fetching: dict[Address, list[Attempt]] = {}
         self._fetches: list[asyncio.Task[None]] = []
         self._outcomes: list[Outcome] = []
-        self._shipping = AttemptLogs(self._spool, self._limits)
+        self._shipping = AttemptLogs(self.spool, self._limits)
         self._oom = OomEvidence(oom_counters())
         self._is_stopping = False
         self._is_empty = asyncio.Event()
@@ -164,7 +164,7 @@ class LocalExecutor:
         self._ticking.cancel()
         await self._close_executors()
         self._deliver()
-        await asyncio.to_thread(remove_files, self._spool.take_stored())
+        await asyncio.to_thread(remove_files, self.spool.take_stored())
 
     async def stop_within(self, grace_seconds: float, hurry: asyncio.Event) -> None:
         """`stop`, but without the rest of the grace period once `hurry` is set."""
@@ -300,7 +300,7 @@ class LocalExecutor:
                 self.on_lost(attempt, kind, f"bundle {address[0]} could not be fetched: {why}")
             return
         self._make_room()
-        self._executors[address] = bundle = BundleExecutor(self, place, address[1], self._spool, self._limits)
+        self._executors[address] = bundle = BundleExecutor(self, place, address[1], self.spool, self._limits)
         bundle.contact_until = self.contact_until
         bundle.start(self._fetching.pop(address))
 
@@ -322,7 +322,7 @@ class LocalExecutor:
         self._shipping.trim(self._attempts.values())
         for bundle in self._executors.values():
             bundle.tick(now)
-        if stored := self._spool.take_stored():
+        if stored := self.spool.take_stored():
             self._loop.run_in_executor(None, remove_files, stored)
         self._retired = [bundle for bundle in self._retired if not bundle.pool.all_gone.is_set()]
         self._fetches = [task for task in self._fetches if not task.done()]

@@ -11,11 +11,13 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evertick.attempts.fork_server import BATCH, LEASE_EXPIRED, ForkServerConfig
 from evertick.bundles.environments import Interpreter
+from evertick.bundles.zygote import Fds, Spawned, Zygote
 from evertick.domain.attempt import FORK_SERVER_MARK, OutcomeKind
 from evertick.executors.local.child_process import ChildProcess, ExecutorLimits
 from evertick.logs import format
@@ -26,6 +28,8 @@ from evertick.processes.tree import find_by_token, kill_tree
 if TYPE_CHECKING:
     from evertick.executors.local.process_pool import ProcessPool
 
+_MODULE = "evertick.attempts.fork_server_main"
+_TOKEN_BYTES = 8
 _CONTROL_BYTES = 64 * 1024
 _MOST_FDS = 2 * BATCH
 _RETRY_SECONDS = 0.01
@@ -42,6 +46,12 @@ class BundlePlace(NamedTuple):
     uses_threads: bool
     environment: Mapping[str, str] | None = None
     interpreter: Interpreter = Interpreter()
+    zygote: Zygote | None = None
+
+
+def unused_mark(spool: SpoolFolder) -> str:
+    """The mark of no fork server, as long as that of each."""
+    return str(spool.path / f"{'0' * 2 * _TOKEN_BYTES}-")
 
 
 class ForkServerClient:
@@ -59,8 +69,9 @@ class ForkServerClient:
         self._loop = asyncio.get_running_loop()
         self.started_at = self._loop.time()
         self._pid = 0
-        self._token = secrets.token_hex(8)
+        self._token = secrets.token_hex(_TOKEN_BYTES)
         self._requests: list[tuple[str, float]] = []
+        self._reaper: subprocess.Popen[bytes] | Spawned
 
     def start(self, place: BundlePlace, file: str, limits: ExecutorLimits, *, imports_in_child: bool) -> None:
         ours, theirs = message_pair()
@@ -78,18 +89,15 @@ class ForkServerClient:
         if environment is not None:
             # The loader's seed: a DAG that loops over a set must name its tasks here as it did there.
             environment = {**environment, "PYTHONHASHSEED": "0", FORK_SERVER_MARK: plan.spool_prefix}
-        command = [*place.interpreter.command("evertick.attempts.fork_server_main"), str(theirs.fileno())]
+        # A fresh interpreter, so that none of the runner's threads, sockets and locks are copied into attempts.
+        fresh = partial(_start_fresh, place.interpreter, plan, environment)
         with theirs, (self._spool.path / f"{self._token}.err").open("wb") as errors:
-            # A fresh interpreter, so that none of the runner's threads, sockets and locks are copied into attempts.
-            self._reaper = subprocess.Popen(
-                [*command, plan.to_json()],
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=environment,
-            )
+            fds = errors.fileno(), errors.fileno(), theirs.fileno()
+            if place.zygote is None or imports_in_child:
+                self._reaper = fresh(fds)
+            else:
+                arguments, mark = ["{fd}", plan.to_json()], plan.spool_prefix
+                self._reaper = place.zygote.spawn(fresh, _MODULE, arguments, fds, mark=mark)
         self._control = ours
         ours.setblocking(False)
         self._loop.add_reader(ours.fileno(), self._receive)
@@ -204,10 +212,9 @@ class ForkServerClient:
 
     def _wait_for_reaper(self) -> None:
         """The socket closes an instant before the reaper is gone."""
-        if self._reaper.poll() is None:
+        if (code := self._reaper.poll()) is None:
             self._loop.call_later(_RETRY_SECONDS, self._wait_for_reaper)
             return
-        code = self._reaper.returncode
         if code < 0:
             self.destroy()
         is_killed = code < 0 or code == 128 + signal.SIGKILL
@@ -222,6 +229,21 @@ class ForkServerClient:
         path = self._spool.path / f"{self._token}.err"
         said = format.shipped(path.read_bytes()[-2000:], 0) if 0 < code < 128 and path.exists() else b""
         return f"; its last output: {said.decode().splitlines()[-1].split(' ', 2)[2]}" if said else ""
+
+
+def _start_fresh(
+    interpreter: Interpreter, plan: ForkServerConfig, environment: Mapping[str, str] | None, fds: Fds
+) -> subprocess.Popen[bytes]:
+    stdout, stderr, control = fds
+    return subprocess.Popen(
+        [*interpreter.command(_MODULE), str(control), plan.to_json()],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=[control],
+        start_new_session=True,
+        env=environment,
+    )
 
 
 def _ended(code: int) -> str:
