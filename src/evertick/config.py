@@ -434,6 +434,14 @@ def user_environment(environment: Mapping[str, str] = os.environ) -> dict[str, s
     return {name: value for name, value in environment.items() if not name.startswith("EVERTICK_")}
 
 
+def airflow_ignore_syntax(environment: Mapping[str, str] = os.environ) -> str:
+    """Airflow's own setting: how a `.airflowignore` is written, `glob` or `regexp`."""
+    chosen = environment.get("AIRFLOW__CORE__DAG_IGNORE_FILE_SYNTAX", "glob")
+    if chosen not in ("glob", "regexp"):
+        raise UserError(f"AIRFLOW__CORE__DAG_IGNORE_FILE_SYNTAX={chosen!r}: choose glob or regexp.")
+    return chosen
+
+
 def value_from_environment(kind: str, name: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """A stored value from this process's environment: EVERTICK_SECRET__DB for secret `db`."""
     return environment.get(f"EVERTICK_{kind.upper()}__{re.sub('[^A-Za-z0-9]', '_', name).upper()}")

@@ -11,8 +11,8 @@ from evertick.domain.dags.findings import Finding, Severity
 
 _R, _D, _I = Severity.REFUSED, Severity.DIFFERS, Severity.IGNORED
 
-# By code: AF1 tasks, AF2 schedules, AF3 mapping, AF4 operators, AF5 DAGs. docs/howto/airflow-files.md lists them; a test
-# compares both.
+# By code: AF1 tasks, AF2 schedules, AF3 mapping, AF4 operators, AF5 DAGs, AF6 names of Airflow 2.
+# docs/howto/airflow-files.md lists them; a test compares both.
 CODES: dict[str, tuple[Severity, str]] = {
     "AF100": (_R, "the name {value!r} is not allowed here; use ASCII letters, digits, '_', '-' and '.'"),
     "AF101": (_R, "run_as_user={value!r}; start a runner as that user for a queue of its own, and set queue= instead"),
@@ -63,6 +63,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "AF507": (_D, "max_active_tasks={value} counts the tasks of all runs together"),
     "AF508": (_D, "the schema of param {value!r} is checked when a task starts, not when the run is triggered"),
     "AF509": (_R, "the DAG has no tasks"),
+    "AF601": (_I, "{value}"),
 }
 
 
@@ -75,9 +76,9 @@ class Findings:
     lines: dict[str, int]
     found: list[Finding] = field(default_factory=list)
 
-    def add(self, code: str, value: object = None, *, task: str | None = None) -> None:
+    def add(self, code: str, value: object = None, *, task: str | None = None, line: int | None = None) -> None:
         severity, text = CODES[code]
-        line = self._line(task) or self._line(self.dag)
+        line = line or self._line(task) or self._line(self.dag)
         made = Finding(
             code=code,
             severity=severity,

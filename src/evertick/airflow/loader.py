@@ -15,6 +15,7 @@ from airflow.sdk import DAG
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from airflow import settings
+from evertick.airflow import older
 from evertick.airflow.attempt import AirflowTask, values_at_import, warm_up
 from evertick.airflow.compiler import compile_dag
 from evertick.airflow.findings import lines_of
@@ -32,6 +33,8 @@ def load_dag_file(folder: Path, file: str) -> DagFile:
         raise InvalidDag(f"there is no file {file} in {folder}.")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+    older.install()
+    older.complete_modules((folder / file).read_text(encoding="utf-8", errors="replace"))
     lines, defaults = lines_of(folder / file), _defaults()
     dags: dict[str, CompiledDag] = {}
     findings: dict[str, tuple[Finding, ...]] = {}
@@ -44,6 +47,10 @@ def load_dag_file(folder: Path, file: str) -> DagFile:
         if not _check(dag, folder / file, lines):
             continue
         compiled = compile_dag(dag, file, lines, defaults)
+        for text, line in older.uses_in(folder / file) if not findings else ():
+            compiled.findings.add("AF601", text, line=line)
+        for text in older.options_of(dag):
+            compiled.findings.add("AF601", text)
         findings[dag.dag_id] = tuple(compiled.findings.found)
         if compiled.spec is not None:
             dags[dag.dag_id] = CompiledDag(spec=compiled.spec, tasks=_tasks(dag, compiled.spec))

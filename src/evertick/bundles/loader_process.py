@@ -188,8 +188,9 @@ def _threads() -> list[str]:
 
 def _native_threads() -> list[str]:
     known = {thread.native_id: thread.name for thread in threading.enumerate()}
-    main_thread = threading.main_thread().native_id
-    return sorted(known.get(number) or name for number, name in native_threads().items() if number != main_thread)
+    # In the fork of a zygote, `native_id` is still that of the zygote; the kernel's number is that of the process.
+    main_thread = threading.main_thread().native_id, os.getpid()
+    return sorted(known.get(number) or name for number, name in native_threads().items() if number not in main_thread)
 
 
 def run(arguments: list[str]) -> None:

@@ -22,15 +22,24 @@ from evertick.bundles.archive import visible_files
 from evertick.bundles.bundle import Bundle, contents, pack
 from evertick.bundles.dependencies import LOCK_FILE, Lock, find_declaration, read_lock
 from evertick.bundles.environments import NO_DEPENDENCIES, Environments, Prepared
+from evertick.bundles.ignore_files import without_ignored
 from evertick.bundles.loader import ImportProblem, LoadedFile, load_file, not_prepared
-from evertick.config import Settings
+from evertick.config import Settings, airflow_ignore_syntax
 from evertick.db.connect import Purpose
 from evertick.db.notify import Channel
 from evertick.db.queries import dags
 from evertick.domain.access import Actor
 from evertick.domain.dags.dag_files import is_airflow_file, is_dag_file
 from evertick.domain.deployments import DeploymentChange, DeploymentKind
-from evertick.domain.errors import Conflict, CyclicDependency, EnvironmentFailed, InvalidDag, MissingPool, NotOwned
+from evertick.domain.errors import (
+    Conflict,
+    CyclicDependency,
+    EnvironmentFailed,
+    InvalidDag,
+    MissingPool,
+    NotOwned,
+    UserError,
+)
 from evertick.domain.routing import Routing
 from evertick.engine.publish import PublishedDag, not_stored, publish_all, stored_dags
 from evertick.notifications.webhook import unreachable
@@ -150,7 +159,12 @@ class Publisher:
         if is_changed:
             # Publish everything again: the same code under other rules is the same version, rerouted.
             self._seen.clear()
-        files = find_dag_files(self._folder, with_airflow=self._settings.airflow_python is not None)
+        try:
+            files = find_dag_files(self._folder, with_airflow=self._settings.airflow_python is not None)
+        except UserError as error:
+            self._log.warning("dags_folder_unreadable", folder=str(self._folder), error=str(error))
+            self._pulse.blocked = str(error)
+            return None
         if files != self._compared or time.monotonic() - self._compared_at > COMPARE_SECONDS:
             await self._remove_gone(await self._link.get(), set(files))
             self._compared, self._compared_at = files, time.monotonic()
@@ -340,15 +354,18 @@ def _changed_after(path: Path, moment_ns: int) -> bool:
 
 
 def find_dag_files(folder: Path, *, with_airflow: bool = False) -> list[str]:
-    """Python files that may define a DAG: of Evertick, and with an interpreter for them also those of Airflow."""
-    found = []
+    """Python files that may define a DAG: of Evertick, and with an interpreter for them also those of Airflow that no
+    `.airflowignore` excludes. Raises UserError if one cannot be read."""
+    found, of_airflow = list[str](), list[str]()
     for path in visible_files(folder):
         with suppress(OSError):
             if path.suffix != ".py":
                 continue
-            if is_dag_file(text := path.read_bytes()) or (with_airflow and is_airflow_file(text)):
+            if is_dag_file(text := path.read_bytes()):
                 found.append(str(path.relative_to(folder)))
-    return sorted(found)
+            elif with_airflow and is_airflow_file(text):
+                of_airflow.append(str(path.relative_to(folder)))
+    return sorted([*found, *without_ignored(folder, of_airflow, airflow_ignore_syntax())])
 
 
 async def published_lock(conn: AsyncConnection, deployment: str, file: str) -> Lock | None:
