@@ -18,6 +18,7 @@ from pathlib import Path
 from bench import (
     case_ageing,
     case_agents,
+    case_airflow,
     case_api,
     case_dispatch,
     case_fleet,
@@ -78,12 +79,13 @@ ON_THEIR_OWN: dict[str, Alone] = {
     "api_reads": case_api.api_reads,
     "api_pollers": case_pollers.api_pollers,
     "api_crowd": case_api.api_crowd,
+    "airflow": case_airflow.airflow,
     "soak": case_history.soak,
     "retention_10m": case_history.retention_10m,
     "ui": case_ui.ui,
 }
-# Only on request: they take an hour, need a browser, or take longer than a smoke test may.
-ON_REQUEST = {"soak", "retention_10m", "ui"}
+# Only on request: they take an hour, need a browser or Airflow, or take longer than a smoke test may.
+ON_REQUEST = {"soak", "retention_10m", "ui", "airflow"}
 NOT_QUICK = {*ON_REQUEST, *ON_THEIR_OWN}
 BUSY_LOAD = 0.7
 

@@ -19,6 +19,10 @@ CODES: dict[str, tuple[Severity, str]] = {
     "AF102": (_I, "executor={value!r} is ignored; queues choose where a task runs"),
     "AF103": (_D, "executor_config is ignored; choose a queue, or give the runner's pods these settings"),
     "AF104": (_I, "resources= is ignored"),
+    "AF105": (
+        _R,
+        "executor_config['evertick'] is {value!r}; write {{'isolation': 'process'}} or {{'isolation': 'warm'}}",
+    ),
     "AF110": (_D, "custom weight_rule {value}; the task has the default priority"),
     "AF111": (
         _I,

@@ -8,6 +8,7 @@ from typing import Any
 
 from evertick.airflow.findings import Findings
 from evertick.airflow.schedules import asset_name
+from evertick.domain.attempt import Isolation
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.mapping import MapHow, MappedList
 from evertick.domain.dags.mapping import Mapping as TaskMapping
@@ -21,6 +22,7 @@ TIMEOUT_MARGIN_SECONDS = 15.0
 _LONGEST_RETRY_DELAY_SECONDS = 86_400.0
 _DEFAULT_PRIORITY, _MOST_PRIORITY = 5, 9
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+OWN_OPTIONS = "evertick"
 _FOR_PEOPLE = "airflow.providers.standard.operators.hitl"
 
 
@@ -38,6 +40,7 @@ def compile_task(task: Any, priorities: Mapping[str, int], findings: Findings) -
         trigger_rule=TriggerRule(str(getattr(task.trigger_rule, "value", task.trigger_rule))),
         retry=_retry(task, findings),
         timeout_seconds=_timeout(task),
+        isolation=_isolation(task, findings),
         is_setup=task.is_setup,
         is_teardown=task.is_teardown,
         fails_run=task.is_teardown and task.on_failure_fail_dagrun,
@@ -77,7 +80,7 @@ def _find_ignored(task: Any, findings: Findings) -> None:
     settings: list[tuple[str, object]] = [
         ("AF101", task.run_as_user),
         ("AF102", task.executor),
-        ("AF103", task.executor_config or None),
+        ("AF103", {key: value for key, value in (task.executor_config or {}).items() if key != OWN_OPTIONS} or None),
         ("AF104", task.resources),
         ("AF304", task.map_index_template),
         ("AF112", task.wait_for_downstream or None),
@@ -151,6 +154,16 @@ def _retry(task: Any, findings: Findings) -> RetryPolicy:
         backoff=Backoff.EXPONENTIAL if growth else Backoff.FIXED,
         max_delay_seconds=longest,
     )
+
+
+def _isolation(task: Any, findings: Findings) -> Isolation:
+    """`executor_config={"evertick": {"isolation": "warm"}}`: Airflow's own place for the options of an executor."""
+    options = (task.executor_config or {}).get(OWN_OPTIONS, {})
+    chosen = options.get("isolation", "process") if isinstance(options, Mapping) and len(options) < 2 else options
+    if chosen not in list(Isolation):
+        findings.add("AF105", options, task=task.task_id)
+        return Isolation.PROCESS
+    return Isolation(chosen)
 
 
 def seconds(length: Any) -> float:

@@ -76,7 +76,7 @@ def _decide(path: PurePosixPath, is_file: bool, rules: list[_Rule]) -> bool:
     """The last pattern that matches decides."""
     is_ignored = False
     for rule in rules:
-        if rule.folder in path.parents and not (rule.is_folder_only and is_file):
-            if rule.pattern.search(str(path.relative_to(rule.folder))):
-                is_ignored = not rule.is_negated
+        is_meant = rule.folder in path.parents and not (rule.is_folder_only and is_file)
+        if is_meant and rule.pattern.search(str(path.relative_to(rule.folder))):
+            is_ignored = not rule.is_negated
     return is_ignored
