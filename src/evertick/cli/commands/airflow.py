@@ -6,27 +6,23 @@ Airflow is never imported here: the interpreter of that environment loads each f
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from evertick.bundles import airflow_setup
-from evertick.bundles.loader import LoadedFile, find_duplicates
+from evertick.cli.airflow_check import probe, report_of, show_report
 from evertick.cli.app import Group
-from evertick.cli.options import DryRun, Json, noun
-from evertick.cli.output import Cell, heading, hint, line, print_json, show, table
+from evertick.cli.options import DryRun, Json
+from evertick.cli.output import Cell, hint, line, print_json, show, table
 from evertick.client.local import LocalContext, local_caller
 from evertick.config import Settings, read_settings, user_environment
 from evertick.db.notify import Channel
-from evertick.domain.dags.findings import Severity
-from evertick.domain.dags.gates import GateKind
 from evertick.domain.errors import UserError
 from evertick.operations.airflow_import import Imported, Item, import_item, read_export
 from evertick.publisher.deployment import load_files
@@ -34,16 +30,6 @@ from evertick.publisher.publisher import find_dag_files
 from evertick.secrets.keyring import load_keyring
 
 app = Group()
-
-_STYLES = {Severity.REFUSED: "red", Severity.DIFFERS: "yellow", Severity.IGNORED: "dim"}
-# What is imported there is what a task would import: the version of Airflow and of Python, and the providers.
-_PROBE = (
-    "import json, sys; from importlib.metadata import distributions;"
-    " found = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in distributions()};"
-    " print(json.dumps({'python': '.'.join(map(str, sys.version_info[:3])), 'packages': found}))"
-)
-_PROBE_SECONDS = 30.0
-_SUPPORTED = ("3.0", "3.1", "3.2", "3.3")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder with DAG files of Airflow, or one such file.")]
 Python = Annotated[
@@ -61,7 +47,7 @@ def check_command(path: Folder, python: Python = None, as_json: Json = False) ->
     """Report which DAGs of a folder run as they are, which run otherwise in some respect, and which are refused. Exit with 1 if
     one is refused or broken. Nothing is published."""
     settings = _with_python(python)
-    found = _probe(settings)
+    found = probe(settings)
     folder, files = (path, find_dag_files(path, with_airflow=True)) if path.is_dir() else (path.parent, [path.name])
     if not path.exists():
         raise UserError(f"There is no file or folder {path}.")
@@ -69,11 +55,11 @@ def check_command(path: Folder, python: Python = None, as_json: Json = False) ->
         raise UserError(f"{path} holds no DAG file: no .py file in it names both `airflow` and `dag`.")
     began = time.monotonic()
     loaded = asyncio.run(load_files(folder, files, settings, user_environment()))
-    report = _report(loaded) | {"environment": found, "seconds": round(time.monotonic() - began, 1)}
+    report = report_of(folder, loaded, settings) | {"environment": found, "seconds": round(time.monotonic() - began, 1)}
     if as_json:
         print_json(report)
     else:
-        _show_report(report, loaded)
+        show_report(report, loaded)
     if report["refused"] or report["broken"]:
         raise typer.Exit(1)
 
@@ -159,96 +145,3 @@ def _with_python(python: Path | None) -> Settings:
             " `evertick airflow setup --airflow 3.3`."
         )
     return settings
-
-
-def _probe(settings: Settings) -> dict[str, Any]:
-    """What the environment has. Raises UserError if it has no supported Airflow."""
-    python = str(settings.airflow_python)
-    try:
-        done = subprocess.run(
-            [python, "-I", "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
-        )
-        answer = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"{python} is not a Python that works: {error}") from None
-    packages = answer["packages"]
-    version = packages.get("apache-airflow-core") or packages.get("apache-airflow")
-    if version is None or not version.startswith("3."):
-        has = f"Airflow {version}" if version else "no Airflow"
-        raise UserError(
-            f"{python} has {has}: Evertick runs DAG files with Airflow 3.0 to 3.3. Make an environment with"
-            " `evertick airflow setup --airflow 3.3`; DAG files of Airflow 2 often run there unchanged."
-        )
-    providers = sum(name.startswith("apache-airflow-providers-") for name in packages)
-    is_known = version.startswith(tuple(f"{each}." for each in _SUPPORTED))
-    return {
-        "airflow": version,
-        "python": answer["python"],
-        "providers": providers,
-        "path": python,
-        "is_tested": is_known,
-    }
-
-
-def _report(loaded: Sequence[LoadedFile]) -> dict[str, Any]:
-    findings = [finding for file in loaded for finding in file.findings]
-    refused = {each.dag for each in findings if each.severity is Severity.REFUSED}
-    differing = {each.dag for each in findings if each.severity is Severity.DIFFERS} - refused
-    dags = [dag for file in loaded for dag in file.dags]
-    names = {dag.name for dag in dags}
-    pools = Counter(
-        gate.name for dag in dags for task in dag.spec.tasks for gate in task.gates if gate.kind is GateKind.POOL
-    )
-    return {
-        "files": len(loaded),
-        "dags": len(names | refused),
-        "tasks": sum(len(dag.spec.tasks) for dag in dags),
-        "as_they_are": sorted(names - differing),
-        "differing": sorted(differing),
-        "refused": sorted(refused),
-        "broken": [
-            {"file": file.error.file, "line": file.error.line, "message": file.error.message}
-            for file in loaded
-            if file.error
-        ],
-        "duplicates": find_duplicates(loaded),
-        "findings": [finding.to_dict() for finding in findings],
-        "pools": dict(pools),
-        "slow": {file.file: list(file.uses_threads) for file in loaded if file.uses_threads},
-    }
-
-
-def _show_report(report: dict[str, Any], loaded: Sequence[LoadedFile]) -> None:
-    has = report["environment"]
-    show(
-        line(f"Airflow {has['airflow']}, {noun(has['providers'], 'provider')}, Python {has['python']} ({has['path']}).")
-    )
-    if not has["is_tested"]:
-        show(
-            line(
-                f"This release of Evertick is tested with Airflow {' to '.join((_SUPPORTED[0], _SUPPORTED[-1]))}.",
-                "yellow",
-            )
-        )
-    show(line(f"{noun(report['files'], 'file')} in {report['seconds']} s."))
-    counts = f"{len(report['as_they_are'])} run as they are, {len(report['differing'])} differ, {len(report['refused'])} refused"
-    show(heading(f"DAGs  {report['dags']}: {counts}. Tasks {report['tasks']}."))
-    for problem in report["broken"]:
-        place = f"{problem['file']}:{problem['line']}" if problem["line"] else problem["file"]
-        show(line(f"broken   {place}  {problem['message']}", "red"))
-    for severity in Severity:
-        for finding in (each for file in loaded for each in file.findings if each.severity is severity):
-            text = f"{severity:8} {finding.place}  {finding.task or finding.dag}  {finding.code} {finding.text}"
-            show(line(text, _STYLES[severity]))
-    for name, owners in report["duplicates"].items():
-        show(line(f"broken   DAG {name} is defined in more than one file: {', '.join(owners)}.", "red"))
-    for file, threads in report["slow"].items():
-        show(
-            line(
-                f"slow     {file} starts threads when imported ({', '.join(threads)}): each task imports it anew",
-                "yellow",
-            )
-        )
-    if report["pools"]:
-        used = ", ".join(f"{name} ({noun(count, 'task')})" for name, count in sorted(report["pools"].items()))
-        show(line(f"needs    pools: {used}; make each with `evertick pools set NAME SLOTS`"))

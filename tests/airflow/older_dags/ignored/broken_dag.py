@@ -1,0 +1,3 @@
+from airflow import DAG
+
+raise RuntimeError("this file is ignored")
