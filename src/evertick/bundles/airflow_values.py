@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+_BRACES = re.compile(r"\{[{%](.*?)[}%]\}", re.DOTALL)
 _TEMPLATE = re.compile(r"\b(?:var\.(?:value|json)|(conn))\.([A-Za-z_]\w*)")
 
 
@@ -34,7 +35,7 @@ def named_values(text: bytes) -> NamedValues:
             case ast.Call(func=ast.Attribute(attr="get_connection"), args=[ast.Constant(value=str(value)), *_]):
                 connections.add(value)
             case ast.Constant(value=str(value)) if "{{" in value or "{%" in value:
-                for is_connection, name in _TEMPLATE.findall(value):
+                for is_connection, name in _TEMPLATE.findall(" ".join(_BRACES.findall(value))):
                     (connections if is_connection else variables).add(name)
     return NamedValues(frozenset(connections), frozenset(variables))
 

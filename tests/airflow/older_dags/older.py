@@ -2,13 +2,14 @@
 
 from datetime import timedelta
 
-from airflow import DAG
 from airflow.datasets import Dataset
 from airflow.models import Variable
 from airflow.operators.bash_operator import BashOperator
 from airflow.operators.dummy import DummyOperator
 from airflow.operators.python import PythonOperator
 from airflow.utils.dates import days_ago
+
+from airflow import DAG
 
 region = Variable.get("region", default_var="eu")
 
