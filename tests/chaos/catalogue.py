@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.chaos.scenario import Scenario
 from tests.chaos.scenarios import (
     agents,
+    airflow_files,
     boundaries,
     clocks,
     composite,
@@ -39,6 +40,7 @@ _MODULES = (
     remote,
     dispatches,
     agents,
+    airflow_files,
     upgrades,
     composite,
 )

@@ -258,6 +258,7 @@ class Work(NamedTuple):
 
     specs: dict[str, DagSpec]
     bundle: Bundle
+    file: str = FILE
 
 
 async def load(folder: Path) -> Work:
@@ -273,6 +274,6 @@ async def load(folder: Path) -> Work:
 async def publish_specs(conn: AsyncConnection, work: Work, specs: list[DagSpec]) -> None:
     bundle = work.bundle
     await set_pool(conn, name="narrow", slots=4, actor=Actor("chaos"))
-    await dags.put_bundle(conn, bundle_hash=bundle.hash, file=FILE, archive=bundle.archive, uses_threads=None)
+    await dags.put_bundle(conn, bundle_hash=bundle.hash, file=work.file, archive=bundle.archive, uses_threads=None)
     for spec in specs:
-        await publish(conn, spec=spec, file=FILE, bundle_hash=bundle.hash, actor=Actor("chaos"))
+        await publish(conn, spec=spec, file=work.file, bundle_hash=bundle.hash, actor=Actor("chaos"))

@@ -156,6 +156,17 @@ class Member:
         keepers = children_of(self.pid) if self.pid is not None else []
         return [parent for keeper in keepers if _is_keeper(keeper) for parent in children_of(keeper)]
 
+    def kill_zygotes(self) -> int:
+        """Of a runner: the processes that fork its fork servers. They have no children of their own."""
+        found = [
+            child
+            for child in (children_of(self.pid) if self.pid is not None else [])
+            if _runs(child, b"evertick.bundles.zygote_process") and not children_of(child)
+        ]
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+        return len(found)
+
     def task_children(self) -> list[int]:
         """Of a runner: the processes that run tasks, or wait to."""
         return [child for parent in self.warm_parents() for child in children_of(parent)]
@@ -219,8 +230,13 @@ def is_running(pid: int) -> bool:
 
 
 def _is_keeper(pid: int) -> bool:
+    """One that a zygote forked has its command line."""
+    return _runs(pid, b"evertick.attempts.fork_server_main") or _runs(pid, b"evertick.bundles.zygote_process")
+
+
+def _runs(pid: int, module: bytes) -> bool:
     with suppress(OSError):
-        return b"evertick.attempts.fork_server_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return module in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

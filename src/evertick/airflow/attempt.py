@@ -36,7 +36,7 @@ from evertick.domain.attempt import OutcomeKind
 from evertick.domain.dags.spec import DagSpec, TaskSpec
 from evertick.domain.schedules.misfire import latest_between
 from evertick.domain.schedules.spec import EARLIEST
-from evertick.sdk.runtime import TaskContext
+from evertick.sdk.runtime import TaskContext, enter
 
 _SPACE = uuid.UUID("5a4cd6ba-9e65-4a0f-9d34-2c6b19a3c1d5")
 
@@ -47,8 +47,9 @@ class AirflowTask:
     def __init__(self, task: Any, spec: DagSpec) -> None:
         self._task, self._spec = task, spec
 
-    def __call__(self, start: Start, _context: TaskContext, io: AttemptIO) -> Report:
+    def __call__(self, start: Start, context: TaskContext, io: AttemptIO) -> Report:
         """Never raises because of the task."""
+        enter(context)
         supervisor: Supervisor | None = None
         error: BaseException | None = None
         try:
