@@ -81,6 +81,7 @@ ENVIRONMENT_READERS = {
     "cli": "passes its environment to the services that it supervises",
     "supervisor/postgres.environment": "PostgreSQL's programs get no variable that would change their behavior",
     "supervisor/fork_server._ForkServer._become": "a fork adopts the environment of its request, as a new process would",
+    "bundles/zygote_forks._mark_setter": "the processes of a killed runner are found by it",
     "airflow/side_door.side_door": "Airflow's SDK names the descriptor to child interpreters by a variable",
     "processes/linux.forget_variable": "the first password is removed from it",
     "processes/portable.forget_variable": "the first password is removed from it",
@@ -94,6 +95,7 @@ ENVIRONMENT_READERS = {
 CATCH_ALL = {
     "supervisor/fork_server.serve": "a fork must never return into the code of the process that forked it",
     "supervisor/fork_server._ForkServer._become": "a fork must never return into the code of the process that forked it",
+    "bundles/zygote_forks._become": "a fork must never return into the code of the process that forked it",
     "secrets/backends.SecretProvider._ask": "a backend is third-party code, and its messages may quote secrets",
     "runner/launch.Launcher._prepare_and_start": "one task that cannot be prepared must not stop the others (V11)",
     "executors/local/executor.LocalExecutor._reply": "one question that cannot be answered must not stop the executor",
@@ -164,7 +166,7 @@ LATE_IMPORTS = {
     "attempts/body._typed": "decimal, uuid and zoneinfo, for values that JSON lacks; each fork would map them",
     "attempts/child.Child.live": "asyncio doubles what each fork copies",
     "attempts/fork_server.ForkServer._load": "asyncio doubles what each fork copies",
-    "attempts/fork_server_main.main": "only the reaper needs it, and each fork would map three more libraries",
+    "attempts/fork_server_main.run": "only the reaper needs it, and each fork would map three more libraries",
 }
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from evertick.bundles.environments import Interpreter
 from evertick.bundles.zygote_forks import MOST_FDS, REQUEST_BYTES, marks_of
+from evertick.config import user_environment
 from evertick.processes.system import IS_PORTABLE, MessageSocket, message_pair, recv_fds, send_fds
 
 _LONGEST_START_SECONDS = 60.0
@@ -149,9 +150,8 @@ class Zygote:
         if self._running is not None or not self._is_usable or self._loop.time() < self._paused_until:
             return
         plan = self.plan
-        environment = None if plan.environment is None else {**plan.environment, "PYTHONHASHSEED": "0"}
-        if plan.mark[0]:
-            environment = {**(os.environ if environment is None else environment), plan.mark[0]: plan.mark[1]}
+        seen = user_environment() if plan.environment is None else plan.environment
+        environment = {**seen, "PYTHONHASHSEED": "0"} | ({plan.mark[0]: plan.mark[1]} if plan.mark[0] else {})
         ours, theirs = message_pair()
         command = [*plan.interpreter.command("evertick.bundles.zygote_process"), str(theirs.fileno()), str(os.getpid())]
         try:

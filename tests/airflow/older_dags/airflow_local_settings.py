@@ -1,4 +1,4 @@
-"""A cluster policy. Not a DAG file: it does not mention one."""
+"""A cluster policy."""
 
 
 def task_policy(task):
