@@ -162,7 +162,7 @@ class Publisher:
         try:
             files = find_dag_files(self._folder, with_airflow=self._settings.airflow_python is not None)
         except UserError as error:
-            self._log.warning("dags_folder_unreadable", folder=str(self._folder), error=str(error))
+            self._log.warning("dags_scan_failed", folder=str(self._folder), error=str(error))
             self._pulse.blocked = str(error)
             return None
         if files != self._compared or time.monotonic() - self._compared_at > COMPARE_SECONDS:
