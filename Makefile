@@ -17,7 +17,7 @@ INSTALL := -q --disable-pip-version-check --no-deps --no-compile
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test test-airflow check portable figures format requirements mutants clocks hard build-storm simulate shapes sweep year boundaries canaries deploys fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit
+.PHONY: help up test test-airflow airflow-truth check portable figures format requirements mutants clocks hard build-storm simulate shapes sweep year boundaries canaries deploys fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,9 +60,13 @@ format: $(STAMP) ## rewrite the code in the house format
 portable: $(STAMP) ## the tests of processes with the calls that macOS uses (TESTS=path)
 	@PORTABLE_PROCESSES=1 $(BIN)/pytest -n 2 $(or $(TESTS),tests/processes tests/executors tests/attempts tests/bundles tests/runner tests/supervisor)
 
-test-airflow: $(STAMP) ## DAG files of Airflow in an environment of their own, made in .airflow if it does not exist (AIRFLOW=3.2)
+test-airflow: $(STAMP) ## DAG files of Airflow, and its examples compared with Airflow, in an environment of their own, made in .airflow if it does not exist (AIRFLOW=3.2)
 	@test -x .airflow/bin/python || $(BIN)/evertick airflow setup --airflow $(or $(AIRFLOW),3.3) --providers http,postgres --folder .airflow
 	@EVERTICK_TEST_AIRFLOW_PYTHON=$(CURDIR)/.airflow/bin/python $(BIN)/pytest tests/airflow
+	@EVERTICK_TEST_AIRFLOW_PYTHON=$(CURDIR)/.airflow/bin/python $(BIN)/python -m tests.airflow.examples.compare
+
+airflow-truth: $(STAMP) ## how Airflow itself ends its example DAGs, for the comparison of test-airflow: only for files that changed
+	@$(BIN)/python -m tests.airflow.examples.files $(CURDIR)/.airflow/bin/python
 
 requirements: $(STAMP) ## which requirement ids have a test, and which have none
 	@$(BIN)/python tools/requirements.py

@@ -65,6 +65,22 @@ def test_check_names_what_the_installation_lacks(
     assert "missing  connections: lake" in text and "missing  pools: lake (1 task)" in text
 
 
+def test_one_task_of_a_file_runs_without_a_server(
+    airflow_python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EVERTICK_HOME", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW_VAR_BUCKET", "b1")
+    values = tmp_path / "connections.json"
+    values.write_text(json.dumps({"lake": {"conn_type": "http", "host": "lake.example"}}))
+    given = [str(DAGS / "older.py"), "older", "--python", str(airflow_python)]
+    assert main(["airflow", "run", *given, "shell", "--values", str(values)]) == 0
+    told = capsys.readouterr().out
+    assert "b1 lake.example" in told and "older: success" in told and "call" not in told
+    assert not list(tmp_path.glob("evertick-run-*"))
+    assert main(["airflow", "run", *given, "shall"]) == 2
+    assert "DAG 'older' has no task 'shall'" in capsys.readouterr().err
+
+
 def line_of(text: str) -> int:
     lines = (DAGS / "older.py").read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if text in line)

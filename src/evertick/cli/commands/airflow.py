@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +18,11 @@ import typer
 
 from evertick.bundles import airflow_setup
 from evertick.cli.airflow_check import probe, report_of, show_report
+from evertick.cli.airflow_run import Wanted, run_dag
 from evertick.cli.app import Group
-from evertick.cli.options import DryRun, Json
-from evertick.cli.output import Cell, hint, line, print_json, show, table
+from evertick.cli.errors import RUN_EXIT_STATUS
+from evertick.cli.options import DagName, DryRun, Json, ParamsOption, moment, read_object
+from evertick.cli.output import Cell, heading, hint, line, print_json, show, state, table
 from evertick.client.local import LocalContext, local_caller
 from evertick.config import Settings, read_settings, user_environment
 from evertick.db.notify import Channel
@@ -62,6 +65,46 @@ def check_command(path: Folder, python: Python = None, as_json: Json = False) ->
         show_report(report, loaded)
     if report["refused"] or report["broken"]:
         raise typer.Exit(1)
+
+
+@app.command("run", epilog="Example: evertick airflow run dags/etl.py etl --for 2026-01-01")
+def run_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A DAG file of Airflow.")],
+    dag: DagName,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", help="Run only this task, without its upstream tasks.")
+    ] = None,
+    params: ParamsOption = None,
+    at: Annotated[datetime | None, moment("--for", "The logical date of the run.")] = None,
+    values: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--values", metavar="FILE", help="Exported connections, variables or pools that the run has; repeatable."
+        ),
+    ] = None,
+    python: Python = None,
+) -> None:
+    """Run a DAG of a file once, or one of its tasks, on this machine, without a server: in a database that exists only for this
+    run. Exit status 0 for success, 1 failed."""
+    settings = _with_python(python)
+    if not file.is_file():
+        raise UserError(f"There is no file {file}.")
+    wanted = Wanted(
+        file=file,
+        dag=dag,
+        task=task,
+        params=read_object(params),
+        at=at,
+        values=[item for each in values or [] for item in read_export(_read(each), str(each))],
+    )
+    ran = asyncio.run(run_dag(settings, wanted, lambda each: show(line(f"{each.task}  {each.level:7} {each.text}"))))
+    rows: list[list[Cell]] = [
+        [each.task if each.map_index < 0 else f"{each.task}[{each.map_index}]", state(each.state), each.reason]
+        for each in ran.tasks
+    ]
+    show(heading("Tasks"), table(("TASK", "STATE", "REASON"), rows))
+    show(line(f"{dag}: ").append(state(ran.state)))
+    raise typer.Exit(RUN_EXIT_STATUS.get(ran.state, 1))
 
 
 @app.command("import", epilog="Example: evertick airflow import connections.json variables.json pools.json")
