@@ -41,7 +41,7 @@ def named_values(text: bytes) -> NamedValues:
 
 
 def without_environment(named: NamedValues, environment: Mapping[str, str]) -> NamedValues:
-    """Without those that AIRFLOW_CONN_* and AIRFLOW_VAR_* hold."""
+    """Without the names in AIRFLOW_CONN_* and AIRFLOW_VAR_*."""
     return NamedValues(
         frozenset(_unset(named.connections, "AIRFLOW_CONN_", environment)),
         frozenset(_unset(named.variables, "AIRFLOW_VAR_", environment)),

@@ -255,7 +255,7 @@ class Zygote:
             _start_fresh(request)
 
     def _receive_last(self, running: _Running) -> None:
-        """What it forked and said before its end does run."""
+        """A process whose number it told before its end does run."""
         with suppress(OSError, ValueError):
             while message := recv_fds(running.control, REQUEST_BYTES, MOST_FDS)[0]:
                 said = json.loads(message)

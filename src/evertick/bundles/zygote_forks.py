@@ -106,7 +106,7 @@ def _become(fds: list[int], module: str, arguments: list[str]) -> NoReturn:
 
 def _mark_setter(name: str) -> Callable[[str], None]:
     """Changes a variable in the environment that the kernel shows of a process, by which a killed runner's processes are
-    found. Its first value must be as long as those that follow."""
+    found. Its first value must be as long as every later one."""
     if not name:
         return lambda _mark: None
     libc = ctypes.CDLL(None)
