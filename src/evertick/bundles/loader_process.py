@@ -151,14 +151,16 @@ def _message(error: BaseException, line: str | None) -> str:
             source = f": {error.text.strip():.200}" if error.text else ""
             return f"{type(error).__name__}: {error.msg}{source}"
         case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] == "airflow":
-            return _missing_airflow(line or "")
+            return _missing_airflow(name, line or "")
         case SystemExit():
             return f"it calls sys.exit({error.code!r}) when imported; guard that with `if __name__ == '__main__':`."
         case _:
             return "".join(traceback.format_exception_only(error)).strip()
 
 
-def _missing_airflow(line: str) -> str:
+def _missing_airflow(name: str, line: str) -> str:
+    if "evertick.airflow.loader" in sys.modules:
+        return f"there is no {name} in this Airflow: it is gone in Airflow 3, or its provider is not installed."
     from evertick.sdk.airflow_names import import_hint
 
     return f"Airflow is not installed, and a DAG of Evertick does not use it: {import_hint(line)}"
