@@ -95,7 +95,7 @@ def _timed(dag: Any, timetable: Any, kind: str, findings: Findings) -> dict[str,
     if not isinstance(delta, timedelta):
         findings.add("AF203", delta)
         delta = timedelta(days=1)
-    anchor = {} if dag.start_date is None else {"anchor_at": plain(dag.start_date)}
+    anchor = {"anchor_at": plain(dag.start_date)} if _is_meant(dag.start_date) else {}
     return {"kind": "interval", "every_seconds": delta.total_seconds(), **anchor, **_bounds(dag)}
 
 
@@ -105,8 +105,13 @@ def _named(name: str, fields: dict[str, object]) -> NamedSchedule:
 
 def _bounds(dag: Any) -> dict[str, object]:
     given = {"start_at": dag.start_date, "end_at": dag.end_date}
-    bounds: dict[str, object] = {name: plain(instant) for name, instant in given.items() if instant is not None}
-    return {**bounds, "catchup": True} if dag.catchup and dag.start_date is not None else bounds
+    bounds: dict[str, object] = {name: plain(instant) for name, instant in given.items() if _is_meant(instant)}
+    return {**bounds, "catchup": True} if dag.catchup and "start_at" in bounds else bounds
+
+
+def _is_meant(instant: datetime | None) -> bool:
+    """`datetime.min` is often written for no date."""
+    return instant is not None and instant.year >= EARLIEST.year
 
 
 def plain(instant: datetime) -> datetime:
