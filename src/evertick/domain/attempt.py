@@ -40,13 +40,14 @@ class RunnerRequest(StrEnum):
 class HeartbeatReply:
     """The answer to a heartbeat: attempts that the runner no longer holds, attempts that it must stop, and attempts
     recorded as its own that its list lacked. `is_gone`: the runner was declared dead; it must stop everything and
-    register again."""
+    register again. `has_triggers`: triggers of its queues wait for a session that runs them."""
 
     is_gone: bool
     lost: list[AttemptRef]
     stop: list[AttemptRef]
     unknown: list[AttemptRef]
     request: RunnerRequest | None = None
+    has_triggers: bool = False
 
 
 def session_text(session: int) -> str:

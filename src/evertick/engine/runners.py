@@ -49,7 +49,7 @@ async def extend(conn: AsyncConnection, *, session: int, held: Sequence[tuple[Ta
             named[row.kind].append(AttemptRef(TaskKey(row.run_id, row.idx, row.map_index), row.epoch))
     kinds = {row.kind for row in rows}
     request = next((each for each in RunnerRequest if each in kinds), None)
-    return HeartbeatReply(is_gone="gone" in kinds, request=request, **named)
+    return HeartbeatReply(is_gone="gone" in kinds, request=request, has_triggers="triggers" in kinds, **named)
 
 
 _SHORTEST_PREFIX = 4

@@ -63,6 +63,9 @@ create type notification_event as (run_id bigint, version_id int, idx int, task 
 create type wait_result as (run_id bigint, idx int, map_index int, epoch int, state task_state, reason text,
                             result jsonb);
 create type dispatch_row as (run_id bigint, idx int, map_index int, epoch int, session bigint, place int, seq bigint);
+-- A trigger that a runner starts, or that it no longer holds (kind 'lost'; 'stop': a person ended the wait).
+create type trigger_row as (kind text, run_id bigint, idx int, map_index int, epoch int, version_id int, attempt int,
+                            fire_at timestamptz, classpath text, kwargs jsonb, run jsonb);
 create type agent_start as (verdict text, attempt int, version_id int, fire_at timestamptz, params text, inputs text);
 
 -- A DAG that was published: its version, whether that is new, and how many of its queued tasks moved to another queue.

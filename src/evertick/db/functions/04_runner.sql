@@ -11,6 +11,12 @@ with recursive line as (
 )
 select queue from line where queue is not null;
 
+-- What a session holds: running attempts, and triggers of deferred tasks.
+create view held_attempt as
+select session, run_id, idx, map_index, epoch from lease
+union all
+select session, run_id, idx, map_index, epoch from task_trigger where session is not null;
+
 -- Claims up to p_free available tasks of the queues. MATERIALIZED, because a plan that ran the locking subquery twice
 -- would lock more than it takes. Rows are deleted by ctid, here and in finish: joined by key, a plan made while the
 -- table was empty compares each with each (4 to 13 times slower with 3,000 queued tasks). p_low: where to begin (null:
@@ -131,6 +137,8 @@ begin
         set state = d.state,
             -- a returned or lost attempt never uses the user's own retries
             attempt = case when d.kind in ('given_back', 'lost') and d.state = 'pending' then d.attempt - 1
+                           -- the attempt that resumes is the same one
+                           when d.state = 'deferred' and d.result ? 'trigger' then d.attempt - 1
                            when d.state = 'deferred' then 0   -- it went well: errors are counted from zero again
                            else d.attempt end,
             lost_attempts = case when d.kind = 'lost' then d.lost_attempts + 1 else d.lost_attempts end,
@@ -173,7 +181,7 @@ begin
         perform record_attempts(p_session, retried);
     end if;
     if polled is not null then
-        perform record_polls(polled);
+        perform record_deferrals(polled);
     end if;
     if coalesce(cardinality(moved_now), 0) < jsonb_array_length(p_reports) then
         select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch)::attempt_ref) into refused
@@ -234,20 +242,24 @@ begin
 end $$;
 
 -- A heartbeat. p_held: [[run_id, idx, map_index, epoch]]. The reply lists what the runner lost, what is recorded as its
--- own but missing from its list (a claim whose reply was lost), what was asked to stop, and the request to the runner.
+-- own but missing from its list (a claim whose reply was lost), what was asked to stop, the request to the runner, and
+-- whether triggers of its queues wait for a session that runs them.
 create function extend_leases(p_session bigint, p_held jsonb)
 returns table (kind text, run_id bigint, idx int, map_index int, epoch int) language plpgsql as $$
 #variable_conflict use_column
 declare
     asked text;
+    served text[];
 begin
     update runner set heartbeat_seq = heartbeat_seq + 1, heartbeat_at = clock() where session = p_session
         and ended_at is null
-    returning request into asked;
+    returning request, queues into asked, served;
     if not found then
         return query select 'gone', null::bigint, null::int, null::int, null::int;
     elsif asked is not null then
         return query select asked, null::bigint, null::int, null::int, null::int;
+    elsif exists (select 1 from task_trigger w where w.queue = any(served) and w.session is null and w.event is null) then
+        return query select 'triggers', null::bigint, null::int, null::int, null::int;
     end if;
     return query with held as (
         select (x->>0)::bigint as run_id, (x->>1)::int as idx, (x->>2)::int as map_index, (x->>3)::int as epoch

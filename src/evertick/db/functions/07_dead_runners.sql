@@ -12,6 +12,9 @@ declare
 begin
     update runner set ended_at = coalesce(ended_at, clock()), end_reason = coalesce(end_reason, p_reason)
     where session = p_session;
+    if exists (select 1 from task_trigger w where w.session = p_session) then
+        perform release_triggers(p_session);
+    end if;
     select jsonb_agg(jsonb_build_object('r', l.run_id, 'i', l.idx, 'm', l.map_index, 'e', l.epoch, 'kind', 'lost',
                                         'reason', p_reason) order by l.run_id, l.idx, l.map_index)
     into reports from lease l where l.session = p_session and not is_quarantined('run', l.run_id);

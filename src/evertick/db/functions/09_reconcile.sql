@@ -121,6 +121,12 @@ begin
         fx := release_pending_tasks(lost, fx);
     end if;
 
+    -- deferred for a trigger that is not there: the task begins again
+    delete from deferral w
+    where w.run_id = p_run_id and w.kind = 'trigger' and not exists (
+        select 1 from task_trigger g where g.run_id = w.run_id and g.idx = w.idx and g.map_index = w.map_index
+            and g.epoch = w.epoch and g.event is null);
+
     -- deferred without a row that wakes it
     lost := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref from task k
                   where k.run_id = p_run_id and k.state = 'deferred' and not exists (
@@ -235,7 +241,10 @@ begin
                 select 1 from gate_waiter w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
                                      else not waits_for_time(k) end
             when 'deferred' then not exists (
-                select 1 from deferral w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
+                select 1 from deferral w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index
+                    and (w.kind <> 'trigger' or exists (
+                        select 1 from task_trigger g where g.run_id = w.run_id and g.idx = w.idx
+                            and g.map_index = w.map_index and g.epoch = w.epoch and g.event is null)))
             else false end)
        or exists (
         -- without one of its first tasks

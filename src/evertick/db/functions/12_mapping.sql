@@ -230,6 +230,7 @@ begin
         update task k set state = 'canceled', finished_at = clock(), not_before = null
         where k.run_id = p_run_id and k.idx = one.idx and k.state in ('waiting', 'pending', 'available', 'deferred');
         delete from deferral d where d.run_id = p_run_id and d.idx = one.idx;
+        delete from task_trigger w where w.run_id = p_run_id and w.idx = one.idx;
         taken := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref from task k
                        where k.run_id = p_run_id and k.idx = one.idx and k.state not in ('queued', 'running'));
         fx := release_gates(taken, fx);

@@ -142,7 +142,15 @@ begin
         wake_at := p_now;
         select 'start', p_since + make_interval(secs => c.timeout) into kind, deadline
         from trigger_dag_task c where c.version_id = p_version_id and c.idx = p_idx;
-        kind := coalesce(kind, 'poll');
+        if kind is null then
+            select 'trigger', coalesce(w.deadline, 'infinity'), w.deadline into kind, wake_at, deadline
+            from task_trigger w
+            where w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index and w.event is null;
+        end if;
+        if kind is null then
+            kind := 'poll';
+            wake_at := p_now;
+        end if;
         return;
     end if;
     kind := spec.kind;
@@ -196,6 +204,8 @@ begin
     from come c join counted q on q.run_id = c.run_id and q.idx = c.idx and q.map_index = c.map_index
     on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, kind = excluded.kind, key = null,
         wake_at = excluded.wake_at, deadline = excluded.deadline;
+    delete from task_trigger w using jsonb_to_recordset(p_polls) as x(run_id bigint, idx int, map_index int)
+    where w.run_id = x.run_id and w.idx = x.idx and w.map_index = x.map_index;
     delete from log_chunk l using jsonb_to_recordset(p_polls) as x(run_id bigint, idx int, map_index int, epoch int)
     where l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index and l.epoch <= x.epoch - 10
         and l.content is not null and not exists (
@@ -324,6 +334,8 @@ begin
     elsif p_wait.kind = 'time' then
         state := 'success';
         return;
+    elsif p_wait.kind = 'trigger' then
+        return;
     end if;
     select w.* into spec from run_status r join wait_spec w on w.version_id = r.version_id and w.idx = p_wait.idx
     where r.run_id = p_wait.run_id;
@@ -355,6 +367,7 @@ declare
     t timestamptz := clock();
     ends wait_result[];
     polled task_ref[];
+    late jsonb;
 begin
     delete from deferral d using unnest(p_due) x
     where d.run_id = x.run_id and d.idx = x.idx and d.map_index = x.map_index and d.epoch = x.epoch and not exists (
@@ -378,6 +391,12 @@ begin
     select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::task_ref) into polled from resumed k;
     if polled is not null then
         fx := release_pending_tasks(polled, fx);
+    end if;
+    select jsonb_agg(jsonb_build_object('run_id', x.run_id, 'idx', x.idx, 'map_index', x.map_index, 'epoch', x.epoch,
+                                        'value', jsonb_build_object('is_late', true))) into late
+    from unnest(p_due) x where x.kind = 'trigger' and x.deadline <= t;
+    if late is not null then
+        fx := resume_tasks(late, fx);
     end if;
     -- The wake-up may be lost when a repair closes the run: such a wait is checked from time to time.
     update deferral d set wake_at

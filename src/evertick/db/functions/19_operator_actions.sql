@@ -69,6 +69,7 @@ begin
     select stopped || array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::task_ref) into stopped
         from gone g;
     delete from deferral d where d.run_id = p_run_id;
+    delete from task_trigger w where w.run_id = p_run_id;
     if exists (select 1 from gate_holder h where h.run_id = p_run_id)
        or exists (select 1 from gate_order o where o.run_id = p_run_id) then
         fx := release_gates(stopped, fx);
@@ -122,6 +123,8 @@ begin
     where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index;
     delete from sensor_poll q using unnest(p_tasks) p
     where q.run_id = p.run_id and q.idx = p.idx and q.map_index = p.map_index;
+    delete from task_trigger w using unnest(p_tasks) p
+    where w.run_id = p.run_id and w.idx = p.idx and w.map_index = p.map_index;
 end $$;
 
 -- Downstream tasks that were enabled by ends which no longer count, and have not started: they leave the queue, and end
@@ -346,6 +349,7 @@ begin
       and q.map_index = p_map_index;
     select * into before from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index;
     delete from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index;
+    delete from task_trigger w where w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index;
     insert into task as k (run_id, idx, map_index, version_id, state, finished_at, reason)
     values (p_run_id, p_idx, p_map_index, status.version_id, p_state, t, 'marked by ' || p_actor.name)
     on conflict (run_id, idx, map_index) do update set state = p_state, finished_at = t, not_before = null,

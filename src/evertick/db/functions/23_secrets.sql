@@ -39,7 +39,7 @@ end $$;
 -- A task that `asks` may also have variables and connections that it does not declare.
 create function values_of_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
                                   p_kinds text[], p_names text[]) returns setof stored_value language sql stable as $$
-    select v.* from lease l
+    select v.* from held_attempt l
     cross join lateral (select k.version_id from task k
                         where k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index offset 0) k
     cross join lateral (select x.spec->'tasks'->l.idx as spec from dag_version x where x.version_id = k.version_id

@@ -7,10 +7,18 @@ create function dead_sessions_with_leases() returns setof bigint language sql st
         union all
         select (select l.session from lease l where l.session > h.session order by l.session limit 1)
         from holder h where h.session is not null
+    ), trigger_holder as (
+        (select session from task_trigger where session is not null order by session limit 1)
+        union all
+        select (select w.session from task_trigger w where w.session > h.session order by w.session limit 1)
+        from trigger_holder h where h.session is not null
     )
-    select h.session from holder h left join runner r on r.session = h.session
-    where h.session is not null and (r.session is null or r.ended_at is not null)
-      and exists (select 1 from lease l where l.session = h.session and not is_quarantined('run', l.run_id)) limit 100
+    select x.session from (
+        select h.session from holder h
+        where exists (select 1 from lease l where l.session = h.session and not is_quarantined('run', l.run_id))
+        union select h.session from trigger_holder h) x
+    left join runner r on r.session = x.session
+    where x.session is not null and (r.session is null or r.ended_at is not null) limit 100
 $$;
 
 -- A claim counts as a heartbeat: no attempt is judged by a silence from before. One in the future proves nothing.
@@ -210,6 +218,10 @@ begin
     return (select case d.kind when 'run' then 'waits for run ' || substr(d.key, 5)
                         when 'event' then 'waits for event ' || substr(d.key, 7)
                         when 'approval' then 'waits for a decision'
+                        when 'trigger' then (select 'waits for trigger ' || w.classpath || ' since '
+                                                    || format_utc(w.since)
+                                             from task_trigger w where w.run_id = p_run_id and w.idx = p_idx
+                                               and w.map_index = p_map_index)
                         when 'poll' then coalesce((select format('polled %s times since %s, again at ', q.polls,
                                                                  format_utc(q.since))
                                                    from sensor_poll q where q.run_id = p_run_id and q.idx = p_idx

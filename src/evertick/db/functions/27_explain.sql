@@ -78,7 +78,8 @@ begin
     elsif k.state = 'deferred' then
         return query select 'deferred', jsonb_build_object('since', k.started_at, 'kind', w.kind,
                 'until', nullif(w.wake_at, 'infinity'), 'deadline', w.deadline, 'run_id', c.run_id, 'dag', h.dag,
-                'state', c.state, 'event', substr(w.key, 7), 'title', a.title, 'polls', q.polls)
+                'state', c.state, 'event', substr(w.key, 7), 'title', a.title, 'polls', q.polls,
+                'trigger', g.classpath, 'trigger_since', g.since, 'queue', g.queue, 'runner', o.runner_id)
         from (select 1) one
         left join deferral w on w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index
             and w.epoch = k.epoch
@@ -86,7 +87,10 @@ begin
         left join trigger_dag_task h on h.version_id = k.version_id and h.idx = p_idx
         left join approval a on a.run_id = p_run_id and a.idx = p_idx and a.map_index = p_map_index
             and a.epoch = k.epoch
-        left join sensor_poll q on q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index;
+        left join sensor_poll q on q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index
+        left join task_trigger g on g.run_id = p_run_id and g.idx = p_idx and g.map_index = p_map_index
+            and w.kind = 'trigger'
+        left join runner o on o.session = g.session;
         return;
     elsif k.state = 'pending' and k.not_before is not null then
         if k.not_before > t then

@@ -44,7 +44,10 @@ select r.run_id, r.dag_id, d.name as dag, b.version_id, v.number as version, v.c
        case when r.kind = 'manual' then r.created_at else coalesce(r.fire_at, r.created_at) end as due_at, s.idx,
        coalesce(k.map_index, -1) as map_index, s.name as task, s.queue, s.priority, s.max_attempts,
        case when k.state is null then 'waiting' when k.state = 'pending' and k.not_before is not null then 'retrying'
-            when k.state = 'deferred' and not s.is_wait then 'polling' else k.state::text end as phase,
+            when k.state = 'deferred' and not s.is_wait and not exists (
+                select 1 from task_trigger w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index
+                                               and w.event is null)
+            then 'polling' else k.state::text end as phase,
        coalesce(k.attempt, 0) as attempt, k.started_at, k.finished_at,
        (select count(*) from attempt a where a.run_id = k.run_id and a.idx = k.idx and a.map_index = k.map_index
                                          and a.epoch <> k.epoch)::int

@@ -3,8 +3,14 @@
 
 create function holds_lease(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int)
 returns boolean language sql stable as $$
-    select exists (select 1 from lease l where l.session = p_session and l.run_id = p_run_id and l.idx = p_idx
+    select exists (select 1 from held_attempt l where l.session = p_session and l.run_id = p_run_id and l.idx = p_idx
                      and l.map_index = p_map_index and l.epoch = p_epoch)
+$$;
+
+-- Whether a deferred task waits for a trigger.
+create function has_trigger(p_task task) returns boolean language sql stable as $$
+    select exists (select 1 from task_trigger w where w.run_id = p_task.run_id and w.idx = p_task.idx
+                     and w.map_index = p_task.map_index and w.event is null)
 $$;
 
 -- The same for a change: whatever takes the attempt away locks its run first, so it either waits for the change or has
@@ -41,7 +47,7 @@ create function tasks_of_runs(p_runs bigint[]) returns jsonb language sql stable
                  coalesce(k.map_index, -1) as map_index,
                  case when k.state is null then 'waiting'
                       when k.state = 'pending' and k.not_before is not null then 'retrying'
-                      when k.state = 'deferred' and not p.is_wait then 'polling' else k.state::text end as phase
+                      when k.state = 'deferred' and not p.is_wait and not has_trigger(k) then 'polling' else k.state::text end as phase
           from run r join run_status s on s.run_id = r.run_id join task_spec p on p.version_id = s.version_id
           left join task k on k.run_id = r.run_id and k.idx = p.idx
           where r.run_id = any(p_runs) order by r.run_id, p.idx, k.map_index limit 100000) t
@@ -107,7 +113,12 @@ begin
             'polls', (select jsonb_build_array(q.since, q.polls) from sensor_poll q
                       where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index),
             'outputs', (select v.value from result v
-                        where v.run_id = p_run_id and v.idx = p_idx and v.map_index = p_map_index));
+                        where v.run_id = p_run_id and v.idx = p_idx and v.map_index = p_map_index),
+            'resumed', (select w.given || jsonb_build_object('event', w.event)
+                        from task_trigger w join task k on k.run_id = w.run_id and k.idx = w.idx
+                            and k.map_index = w.map_index and k.attempt = w.attempt
+                        where w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index
+                          and w.event is not null));
     when 'xcoms' then
         found_value := outputs_of(coalesce(find_run(p_args->>'dag', p_args->>'run'), 0), p_args->>'task',
                                   p_args->>'key');

@@ -25,7 +25,7 @@ create type stop_request as enum ('cancel', 'clear', 'mark_success', 'mark_faile
 create type gate_kind as enum ('pool', 'mutex', 'key', 'group', 'task', 'dag', 'order', 'rate', 'past');
 create type map_mode as enum ('product', 'zip', 'kwargs');
 -- What a task waits for: a DAG to start, its run, an instant, a time of day, an event, a decision, the next poll.
-create type wait_kind as enum ('start', 'run', 'time', 'clock', 'event', 'approval', 'poll');
+create type wait_kind as enum ('start', 'run', 'time', 'clock', 'event', 'approval', 'poll', 'trigger');
 
 -- Functions that tables need ------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ create table trigger_dag_task (
 -- What a task of a version waits for. Names are made of parts, as those of gates.
 create table wait_spec (
     version_id int not null, idx int not null,
-    kind       wait_kind not null check (kind not in ('start', 'run')),
+    kind       wait_kind not null check (kind not in ('start', 'run', 'trigger')),
     until      timestamptz,                              -- of a time: the instant,
     seconds    double precision check (seconds >= 0),    -- or how long; of a poll: how long between two
     at         text,                                     -- of a clock: the time of day there
@@ -635,6 +635,24 @@ create table sensor_poll (
     since timestamptz not null, deadline timestamptz, polls int not null,
     primary key (run_id, idx, map_index)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- The trigger of a deferred task, the session that runs it, and its event: what the task then resumes with. `given` has
+-- the trigger's arguments, which may be secrets, until its event; the method and the arguments that the task resumes
+-- with; and the outputs from before.
+create table task_trigger (
+    run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
+    attempt    smallint not null,
+    queue      text not null,
+    classpath  text not null,
+    given      jsonb not null,
+    since timestamptz not null, deadline timestamptz,
+    session    bigint,
+    event      jsonb,
+    primary key (run_id, idx, map_index),
+    check (session is null or event is null)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+create index task_trigger_free on task_trigger (queue, since) where session is null and event is null;
+create index task_trigger_held on task_trigger (session) where session is not null;
 
 -- By when a run or one of its tasks must have started or finished, where declared; deleted when the time has come.
 create table deadline (

@@ -4,7 +4,7 @@
 -- Late: the session no longer holds that attempt. Lines of a run that was pruned meanwhile are dropped.
 insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, is_late, content)
 select x.r, x.i, x.m, x.e, x.seq, x.until,
-       not exists (select 1 from lease l where l.session = %(session)s::bigint and l.run_id = x.r and l.idx = x.i
+       not exists (select 1 from held_attempt l where l.session = %(session)s::bigint and l.run_id = x.r and l.idx = x.i
                    and l.map_index = x.m and l.epoch = x.e), x.content
   from jsonb_to_recordset(%(chunks)s::jsonb) as x(r bigint, i int, m int, e int, seq bigint, until bigint, content text)
  where exists (select 1 from run f where f.run_id = x.r)

@@ -1,0 +1,188 @@
+"""Triggers of deferred tasks: leased by one session at a time, one event each, and nothing of an older epoch counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.db.queries.tasks import ExchangeRow
+from evertick.domain.access import Actor
+from evertick.domain.attempt import AttemptRef, Outcome, OutcomeKind
+from evertick.domain.retry import RetryPolicy
+from evertick.engine import asks
+from evertick.engine.maintenance import reconcile_runs
+from evertick.engine.runners import extend, mark_runner_dead
+from evertick.engine.runs import cancel
+from evertick.engine.tasks import clear, mark, select_tasks
+from evertick.engine.triggers import TriggerExchange, TriggerRow, encode_end, exchange_triggers
+from evertick.engine.waits import wake
+from tests.engine import invariants
+from tests.engine.test_asks import holder
+from tests.engine.world import Runner, key_of, later, lead, make_dag, put, run_state, set_clock, start, states, value
+
+GIVEN = {"classpath": "mod.Trigger", "kwargs": {"token": "s3cret"}, "next_method": "execute_complete"}
+GIVEN |= {"next_kwargs": {"a": 1}, "outputs": {"job": 7}}
+EVENT = {"event": "come"}
+ROW = "select (epoch, session, event, given ? 'kwargs')::text from task_trigger"
+
+
+async def exchange(runner: Runner, *, ends: Sequence[str] = (), held: Sequence[TriggerRow] = (), free: int = 10) -> TriggerExchange:
+    refs = [row.ref for row in held]
+    return await exchange_triggers(
+        runner.conn, session=runner.session, reports=ends, held=refs, queues=["default"], free=free
+    )
+
+
+def ended(ref: AttemptRef, kind: OutcomeKind = OutcomeKind.SUCCESS, value: object = EVENT) -> str:
+    result = json.dumps(value) if kind is OutcomeKind.SUCCESS else None
+    return encode_end(Outcome(key=ref.key, epoch=ref.epoch, kind=kind, result_json=result, log=b"1 INFO x\n", log_end=9))
+
+
+@pytest.fixture
+async def runner(conn: AsyncConnection) -> Runner:
+    await invariants.install(conn)
+    await set_clock(conn, later(0))
+    retry = RetryPolicy(retries=1, delay_seconds=0)
+    pools = {"task_asks": True, "task_retry": retry}
+    await put(conn, make_dag("chain", {"a": [], "b": ["a"]}, **pools))
+    return await Runner.join(conn)
+
+
+async def deferred(runner: Runner, **given: object) -> tuple[int, ExchangeRow]:
+    run = await start(runner.conn, "chain")
+    (claim,) = await runner.claim()
+    await runner.finish(claim, "deferred", result={"trigger": {**GIVEN, **given}})
+    assert (await states(runner.conn, run))["a"] == "deferred"
+    return run, claim
+
+
+async def leased(runner: Runner, **given: object) -> tuple[int, TriggerRow]:
+    run, _ = await deferred(runner, **given)
+    (row,) = (await exchange(runner)).started
+    return run, row
+
+
+async def test_a_task_waits_for_its_trigger_and_resumes_with_the_event(conn: AsyncConnection, runner: Runner) -> None:
+    run, claim = await deferred(runner)
+    assert await value(conn, "select count(*) from lease") == 0
+    assert (await extend(conn, session=runner.session, held=[])).has_triggers
+    (row,) = (await exchange(runner)).started
+    assert (row.classpath, row.kwargs, row.attempt) == ("mod.Trigger", {"token": "s3cret"}, 1)
+    assert row.epoch == claim.epoch + 1 and isinstance(row.run, dict) and row.run["dag"] == "chain"
+    assert not (await extend(conn, session=runner.session, held=[])).has_triggers
+    # A reply that was lost is repeated, and nothing is leased twice.
+    other = await Runner.join(conn)
+    assert (await exchange(other)).started == []
+    assert (await exchange(runner)).started == [row]
+    assert (await exchange(runner, held=[row])).started == []
+    as_held = holder(runner, row)  # type: ignore[arg-type]  # it has the key and the epoch
+    assert await asks.ask(conn, as_held, "dag", {"dag": "chain"})
+    done = await exchange(runner, ends=[ended(row.ref)], held=[row])
+    assert (done.started, done.refused, done.lost, done.has_more) == ([], [], [], True)
+    assert await value(conn, ROW) == f'({row.epoch},,"{{""event"": ""come""}}",f)'
+    assert await value(conn, "select content from log_chunk where epoch = %s", row.epoch) == "1 INFO x\n"
+    # The same report twice is one event.
+    assert (await exchange(runner, ends=[ended(row.ref, value={"event": "late"})], held=[row])).refused == []
+    (again,) = await runner.claim()
+    assert (again.idx, again.attempt) == (claim.idx, 1)
+    facts = await asks.ask(conn, holder(runner, again), "run", {})
+    assert isinstance(facts, dict)
+    kept = {name: GIVEN[name] for name in ("next_method", "next_kwargs", "outputs")}
+    assert facts["resumed"] == {**kept, "event": EVENT}
+    # A lost attempt resumes again; a retry begins from the start.
+    await runner.finish(again, "lost")
+    (again,) = await runner.claim()
+    assert (await asks.ask(conn, holder(runner, again), "run", {}))["resumed"] is not None  # type: ignore[index,call-overload]
+    await runner.finish(again, "failed", retry_in=0)
+    (again,) = await runner.claim()
+    assert again.attempt == 2
+    assert (await asks.ask(conn, holder(runner, again), "run", {}))["resumed"] is None  # type: ignore[index,call-overload]
+    # It may defer again, and time out.
+    await runner.finish(again, "deferred", result={"trigger": {**GIVEN, "timeout": 5}})
+    leader = await lead(conn)
+    await wake(conn, shard=0, epoch=leader, batch=10)
+    assert (await states(conn, run))["a"] == "deferred"
+    await set_clock(conn, later(6))
+    await wake(conn, shard=0, epoch=leader, batch=10)
+    (again,) = await runner.claim()
+    assert again.attempt == 2
+    facts = await asks.ask(conn, holder(runner, again), "run", {})
+    assert isinstance(facts, dict) and facts["resumed"]["event"] == {"is_late": True}  # type: ignore[index,call-overload]
+    await runner.finish(again)
+    await runner.drain()
+    assert await run_state(conn, run) == "success"
+    assert await invariants.violations(conn) == []
+
+
+async def test_an_event_of_another_session_or_epoch_changes_nothing(conn: AsyncConnection, runner: Runner) -> None:
+    run, row = await leased(runner)
+    other = await Runner.join(conn)
+    before = await value(conn, ROW)
+    old = AttemptRef(row.ref.key, row.epoch - 1)
+    assert (await exchange(other, ends=[ended(row.ref)])).refused == [row.ref]
+    assert (await exchange(runner, ends=[ended(old)], held=[row])).refused == [old]
+    assert (await exchange(other, ends=[ended(row.ref, OutcomeKind.LOST)])).refused == [row.ref]
+    assert await value(conn, ROW) == before
+    # Given back, it is leased again with another epoch, and the old one can end it no more.
+    assert (await exchange(runner, ends=[ended(row.ref, OutcomeKind.LOST)], held=[row], free=0)).lost == []
+    (again,) = (await exchange(other)).started
+    assert again.epoch == row.epoch + 1
+    late = await exchange(runner, ends=[ended(row.ref)], held=[row])
+    assert (late.refused, late.started) == ([row.ref], [])
+    assert (await states(conn, run))["a"] == "deferred"
+    assert (await exchange(runner, held=[row])).lost == [row.ref]
+
+
+async def test_triggers_of_a_runner_that_is_gone_are_leased_again(conn: AsyncConnection, runner: Runner) -> None:
+    _, row = await leased(runner)
+    other = await Runner.join(conn)
+    await mark_runner_dead(conn, session=runner.session, reason="gone", infra_retries=3)
+    (again,) = (await exchange(other)).started
+    assert again.epoch == row.epoch + 1
+    # The dead one neither leases nor reports.
+    late = await exchange(runner, ends=[ended(row.ref)], held=[row])
+    assert (late.started, late.lost) == ([], [row.ref])
+    await conn.execute("update runner set ended_at = clock() where session = %s", [other.session])
+    assert await value(conn, "select dead_sessions_with_leases()") == other.session
+    await conn.execute("update runner set ended_at = null, request = 'drain' where session = %s", [other.session])
+    await conn.execute("select release_triggers(%s)", [other.session])
+    assert (await exchange(other)).started == []
+
+
+@pytest.mark.parametrize("how", ["cancel", "mark", "clear"])
+async def test_a_person_ends_the_wait(conn: AsyncConnection, runner: Runner, how: str) -> None:
+    run, row = await leased(runner)
+    me = Actor("me")
+    if how == "cancel":
+        await cancel(conn, run_id=run, actor=me)
+    elif how == "mark":
+        await mark(conn, row.ref.key, state="success", actor=me)  # type: ignore[arg-type]
+    else:
+        await mark(conn, row.ref.key, state="failed", actor=me)  # type: ignore[arg-type]
+        chosen = await select_tasks(conn, run_id=run, names=["a"])
+        await clear(conn, run_id=run, chosen=chosen, actor=me)
+    assert await value(conn, "select count(*) from task_trigger") == 0
+    after = await exchange(runner, held=[row])
+    assert (after.stopped, after.lost) == ([row.ref], [])
+    assert (await exchange(runner, ends=[ended(row.ref)], held=[row])).refused == [row.ref]
+    if how == "clear":
+        (claim,) = await runner.claim()
+        assert (await asks.ask(conn, holder(runner, claim), "run", {}))["resumed"] is None  # type: ignore[index,call-overload]
+    assert await invariants.violations(conn) == []
+
+
+async def test_a_lost_trigger_or_deferral_is_repaired(conn: AsyncConnection, runner: Runner) -> None:
+    run, _ = await deferred(runner)
+    leader = await lead(conn)
+    await conn.execute("delete from deferral")
+    repairs = await reconcile_runs(conn, shard=0, epoch=leader, limit=10)
+    assert await value(conn, "select kind::text from deferral") == "trigger", repairs
+    await conn.execute("delete from task_trigger")
+    await reconcile_runs(conn, shard=0, epoch=leader, limit=10)
+    await wake(conn, shard=0, epoch=leader, batch=10)
+    (claim,) = await runner.claim()
+    assert key_of(claim).run_id == run
+    assert await invariants.violations(conn) == []
