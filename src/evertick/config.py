@@ -149,6 +149,7 @@ class Settings:
     runner_id: str | None = None
     runner_name: str | None = None
     runner_slots: int = setting(max(32, 4 * (os.cpu_count() or 1)), minimum=1)
+    runner_triggers: int = setting(1000, minimum=0)
     runner_queues: tuple[str, ...] = ("default",)
     runner_task_patterns: tuple[str, ...] = setting((), each=read_pattern)
     priority_aging_seconds: float = setting(60.0, minimum=0)

@@ -11,6 +11,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.domain.access import Actor
+from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import Conflict
 from evertick.domain.states import TERMINAL_TASK_STATES, RunState, TaskState, TriggerRule
 from evertick.engine.dags import pause, unpause
@@ -20,6 +21,7 @@ from evertick.engine.remote_attempts import DispatchResult, NotStarted, claim_fo
 from evertick.engine.runners import mark_runner_dead
 from evertick.engine.runs import cancel
 from evertick.engine.tasks import clear, mark, select_tasks
+from evertick.engine.triggers import encode_end, exchange_triggers
 from tests.engine.audit import Move, forget_moves, illegal_moves, install_audit, legal_moves, moves, moves_of
 from tests.engine.script import SCENES, Scene, play
 from tests.engine.subject import SUBJECT, Subject, place_subject, reopen_before
@@ -128,6 +130,21 @@ async def clears(subject: Subject) -> None:
     await clear(subject.conn, run_id=subject.run_id, chosen=chosen, actor=Actor("me"))
 
 
+async def fires(subject: Subject) -> None:
+    """Whatever the task's state, its trigger is held and reports an event."""
+    cursor = await subject.conn.execute(
+        "insert into task_trigger (run_id, idx, map_index, epoch, attempt, queue, classpath, given, since, session)"
+        " select k.run_id, k.idx, k.map_index, k.epoch, 1, 'default', 'm.T', '{}', clock(), %s from task k"
+        " where k.run_id = %s and k.idx = %s returning map_index, epoch",
+        [subject.runner.session, subject.run_id, SUBJECT],
+    )
+    for map_index, epoch in await cursor.fetchall():
+        key = TaskKey(subject.run_id, SUBJECT, map_index)
+        event = encode_end(Outcome(key=key, epoch=epoch, kind=OutcomeKind.SUCCESS, result_json='{"event": 1}'))
+        session = subject.runner.session
+        await exchange_triggers(subject.conn, session=session, reports=[event], held=[], queues=[], free=0)
+
+
 async def unpauses(subject: Subject) -> None:
     await subject.conn.execute("update dag set is_paused = true")
     await unpause(subject.conn, dag="chain", actor=Actor("me"))
@@ -152,6 +169,8 @@ VERBS: dict[str, tuple[Verb, Chains]] = {
     "report skipped": (reports("skipped"), {T.RUNNING: [T.SKIPPED]}),
     "report failed for good": (reports("failed", no_retry=True), {T.RUNNING: [T.FAILED]}),
     "report failed": (reports("failed", retry_in=9), {T.RUNNING: [T.PENDING]}),
+    "defer to a trigger": (reports("deferred", result={"trigger": {"classpath": "m.T"}}), {T.RUNNING: [T.DEFERRED]}),
+    "trigger fires": (fires, {T.DEFERRED: [T.PENDING, T.AVAILABLE]}),
     "give back": (reports("given_back"), {T.RUNNING: [T.PENDING, T.AVAILABLE]}),
     "bury": (
         lambda s: mark_runner_dead(s.conn, session=s.runner.session, reason="gone", infra_retries=3),

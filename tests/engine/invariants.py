@@ -103,6 +103,21 @@ create or replace function violations() returns setof text language sql as $$
     where k.state = 'deferred' and not exists (
         select 1 from deferral d where d.run_id = k.run_id and d.idx = k.idx and d.map_index = k.map_index and d.epoch = k.epoch)
     union all
+    -- a trigger waits exactly as long as its task, with the same epoch; its session lives, or will be found
+    select format('a trigger without its deferred task: %s', (w.run_id, w.idx)) from task_trigger w
+    where w.event is null and exists (select 1 from run_status r where r.run_id = w.run_id) and not exists (
+        select 1 from task k join deferral d using (run_id, idx, map_index, epoch)
+        where k.run_id = w.run_id and k.idx = w.idx and k.map_index = w.map_index and k.epoch = w.epoch
+          and k.state = 'deferred' and d.kind = 'trigger')
+    union all
+    select format('a deferred task without its trigger: %s', (d.run_id, d.idx)) from deferral d
+    where d.kind = 'trigger' and not exists (
+        select 1 from task_trigger w where w.run_id = d.run_id and w.idx = d.idx and w.map_index = d.map_index
+          and w.epoch = d.epoch and w.event is null)
+    union all
+    select format('a trigger of a dead session: %s', (w.run_id, w.idx)) from task_trigger w join runner r using (session)
+    where r.ended_at is not null
+    union all
     select format('run %s is running without its first tasks', r.run_id) from run_status r
     where r.state = 'running' and exists (
         select 1 from task_spec s where s.version_id = r.version_id and s.is_root and not exists (

@@ -28,7 +28,7 @@ from evertick.db.queries import runners, waits
 from evertick.db.queries.runners import QueuedRow
 from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.access import Actor
-from evertick.domain.attempt import TaskKey
+from evertick.domain.attempt import AttemptRef, Outcome, OutcomeKind, TaskKey
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.dags.mapping import MapHow, MappedList, Mapping
 from evertick.domain.dags.spec import ChildSpec, TaskKind
@@ -60,6 +60,7 @@ from evertick.engine.runners import extend, mark_runner_dead
 from evertick.engine.runs import cancel
 from evertick.engine.shards import acquire_shard, poll_work, rebalance_shard, set_shards
 from evertick.engine.tasks import clear, mark, select_tasks
+from evertick.engine.triggers import encode_end, exchange_triggers
 from evertick.engine.waits import Decision, decide_approval, send_event, wake
 from tests.databases import Cluster, own_cluster
 from tests.engine import invariants
@@ -90,6 +91,8 @@ class World:
         self.runners: list[Runner] = []
         self.held: list[tuple[Runner, ExchangeRow]] = []
         self.past: list[tuple[Runner, ExchangeRow]] = []
+        self.triggers: list[tuple[Runner, AttemptRef]] = []
+        self.past_triggers: list[AttemptRef] = []
         # Of the runner that drives an executor elsewhere: what it was given, and of that what is over.
         self.queued: list[QueuedRow] = []
         self.queued_past: list[QueuedRow] = []
@@ -410,7 +413,7 @@ class World:
         mine = [pair for pair in self.held if pair[0] is runner]
         is_agent = runner not in self.runners
         ending = self.dice.sample(mine, self.dice.randint(1, len(mine)))
-        ends = [(claim, self._outcome(), self._fields()) for _, claim in ending]
+        ends = [self._end(claim) for _, claim in ending]
         claims, refused = await runner.step(ends, free=0 if is_agent else self.dice.choice([0, 1, 3]))
         if refused:
             raise Violation(f"seed {self.seed}: the owner's report was refused: {refused}")
@@ -435,10 +438,54 @@ class World:
     async def kill_runner(self) -> None:
         runner = self.dice.choice(self.runners)
         await mark_runner_dead(self.conn, session=runner.session, reason="agent_lost: test", infra_retries=3)
+        self.past_triggers += [ref for owner, ref in self.triggers if owner is runner]
+        self.triggers = [pair for pair in self.triggers if pair[0] is not runner]
         self.past += [pair for pair in self.held if pair[0] is runner]
         self.held = [pair for pair in self.held if pair[0] is not runner]
         self.runners.remove(runner)
         self.runners.append(await Runner.join(self.conn))
+
+    async def run_triggers(self) -> None:
+        """Some triggers end or are given back, and others are leased. What is refused or lost was ended by somebody else."""
+        runner = self.dice.choice(self.runners)
+        held = [ref for owner, ref in self.triggers if owner is runner]
+        query = "select run_id, idx, map_index, epoch from task_trigger where session = %s"
+        rows = await (await self.conn.execute(query, [runner.session])).fetchall()
+        owned = {AttemptRef(TaskKey(*row[:3]), row[3]) for row in rows}
+        ending = self.dice.sample(held, self.dice.randint(0, len(held)))
+        kept = [ref for ref in held if ref not in ending]
+        ends = [self._trigger_end(ref) for ref in ending]
+        free, session = self.dice.choice([0, 1, 5]), runner.session
+        done = await exchange_triggers(
+            self.conn, session=session, reports=ends, held=held, queues=["default"], free=free
+        )
+        self._expect(set(done.refused) == set(ending) - owned, f"refused {done.refused}")
+        self._expect({*done.lost, *done.stopped} == set(kept) - owned, f"lost {done.lost} and {done.stopped}")
+        self.past_triggers += [ref for ref in held if ref in ending or ref not in owned]
+        self.triggers = [pair for pair in self.triggers if pair[0] is not runner]
+        self.triggers += [(runner, ref) for ref in [*(owned & set(kept)), *(row.ref for row in done.started)]]
+
+    async def run_triggers_stale(self) -> None:
+        """A trigger process that lost its lease, or never had it, reports an event."""
+        holders = {ref for _, ref in self.triggers}
+        refs = [ref for ref in self.past_triggers[-50:] if ref not in holders]
+        if not refs:
+            return
+        ref, sender, before = self.dice.choice(refs), self.dice.choice(self.runners), await self._snapshot()
+        session, ends = sender.session, [self._trigger_end(ref)]
+        held = [each for owner, each in self.triggers if owner is sender]
+        await exchange_triggers(self.conn, session=session, reports=ends, held=held, queues=["default"], free=0)
+        self._expect(await self._snapshot() == before, f"V3 a stale event of {ref} changed something")
+
+    def _trigger_end(self, ref: AttemptRef) -> str:
+        is_event = self.dice.random() < 0.7
+        kind = OutcomeKind.SUCCESS if is_event else OutcomeKind.LOST
+        outcome = Outcome(key=ref.key, epoch=ref.epoch, kind=kind, result_json='{"event": 1}' if is_event else None)
+        return encode_end(outcome)
+
+    def _expect(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise Violation(f"seed {self.seed}, step {len(self.trace)}: {what}")
 
     async def cancel(self) -> None:
         await self._on_some_run(lambda run: cancel(self.conn, run_id=run, actor=Actor("sim")))
@@ -492,7 +539,7 @@ class World:
         ):
             return
         before = await self._snapshot()
-        await sender.step([(claim, self._outcome(), self._fields())])
+        await sender.step([self._end(claim)])
         if await self._snapshot() != before:
             raise Violation(
                 f"seed {self.seed}, step {len(self.trace)}: V3 a stale report of {claim[:5]} changed something"
@@ -531,6 +578,7 @@ class World:
             "backfill",
             "backfill_run",
             "deferral",
+            "task_trigger",
             "dag",
             "log_chunk",
             "gate",
@@ -545,6 +593,14 @@ class World:
         )
         cursor = await self.conn.execute(query)  # type: ignore[arg-type]
         return sorted(await cursor.fetchall())
+
+    def _end(self, claim: ExchangeRow) -> tuple[ExchangeRow, str, dict[str, object]]:
+        """Some attempts defer to a trigger, others are polled."""
+        kind, fields = self._outcome(), self._fields()
+        if kind == "deferred" and self.dice.random() < 0.6:
+            limit = self.dice.choice([None, 8])
+            fields["result"] = {"trigger": {"classpath": "m.T", "kwargs": {}, "timeout": limit, "outputs": {}}}
+        return claim, kind, fields
 
     def _outcome(self) -> str:
         return self.dice.choices(
@@ -584,6 +640,8 @@ ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
     "finish_stale": (World.finish_stale, 4),
     "extend": (World.extend, 4),
     "kill_runner": (World.kill_runner, 2),
+    "run_triggers": (World.run_triggers, 10),
+    "run_triggers_stale": (World.run_triggers_stale, 3),
     "cancel": (World.cancel, 2),
     "clear": (World.clear, 5),
     "mark": (World.mark, 4),

@@ -29,7 +29,9 @@ EVENT = {"event": "come"}
 ROW = "select (epoch, session, event, given ? 'kwargs')::text from task_trigger"
 
 
-async def exchange(runner: Runner, *, ends: Sequence[str] = (), held: Sequence[TriggerRow] = (), free: int = 10) -> TriggerExchange:
+async def exchange(
+    runner: Runner, *, ends: Sequence[str] = (), held: Sequence[TriggerRow] = (), free: int = 10
+) -> TriggerExchange:
     refs = [row.ref for row in held]
     return await exchange_triggers(
         runner.conn, session=runner.session, reports=ends, held=refs, queues=["default"], free=free
@@ -38,7 +40,9 @@ async def exchange(runner: Runner, *, ends: Sequence[str] = (), held: Sequence[T
 
 def ended(ref: AttemptRef, kind: OutcomeKind = OutcomeKind.SUCCESS, value: object = EVENT) -> str:
     result = json.dumps(value) if kind is OutcomeKind.SUCCESS else None
-    return encode_end(Outcome(key=ref.key, epoch=ref.epoch, kind=kind, result_json=result, log=b"1 INFO x\n", log_end=9))
+    return encode_end(
+        Outcome(key=ref.key, epoch=ref.epoch, kind=kind, result_json=result, log=b"1 INFO x\n", log_end=9)
+    )
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ The names of the SDK used here are private to it: `task_runner.run`, `finalize`,
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import traceback
@@ -14,7 +13,6 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
 from io import StringIO
 from typing import Any
 
@@ -30,6 +28,7 @@ from evertick.airflow.messages import Supervisor, by_key
 from evertick.airflow.runs import Run
 from evertick.airflow.schedules import INTERVAL_TIMETABLES, kind_of
 from evertick.airflow.side_door import side_door
+from evertick.airflow.triggers import deferral_json, resume_fields, start_fields, wait_for_event
 from evertick.attempts.body import described
 from evertick.attempts.protocol import AskRefused, AttemptIO, Report, Start
 from evertick.domain.attempt import OutcomeKind
@@ -56,29 +55,49 @@ class AirflowTask:
             facts = io.ask("run", {})
             run = Run(facts, interval=self._interval(facts))
             supervisor = Supervisor(run, self._task.task_id, start.map_index, io)
-            error = self._execute(start, run, supervisor, io)
+            resumed = facts.get("resumed")
+            supervisor.kept.outputs |= (resumed or {}).get("outputs") or {}
+            error = self._execute(start, run, supervisor, io, resumed)
         except BaseException as failure:  # a param that does not fit, for example: before the SDK catches anything
             error = failure
             io.say("ERROR", "".join(traceback.format_exception(failure)))
         return self._report(start, supervisor, error, io)
 
-    def _execute(self, start: Start, run: Run, supervisor: Supervisor, io: AttemptIO) -> BaseException | None:
+    async def wait_for_trigger(self, start: Start, io: AttemptIO) -> Report:
+        """Run the trigger that a deferral of this task waits for, next to others in this process."""
+        given = json.loads(start.inputs_json)
+        run = Run(given["run"])
+        supervisor = Supervisor(run, self._task.task_id, start.map_index, io)
+        return await wait_for_event(start.number, given, self._instance(start, run, {}), supervisor, io)
+
+    def _execute(
+        self, start: Start, run: Run, supervisor: Supervisor, io: AttemptIO, resumed: Mapping[str, Any] | None
+    ) -> BaseException | None:
         log = TaskLog(io)
-        resumed: dict[str, Any] = {}
         door = side_door(supervisor.send, io.say) if self._starts_interpreters() else nullcontext()
+        fields = {} if resumed is None or "end" in resumed["event"] else resume_fields(resumed)
         with supervised(supervisor), door:
-            while True:
-                instance = self._instance(start, run, resumed)
-                context = instance.get_template_context()
+            instance = self._instance(start, run, fields)
+            context = instance.get_template_context()
+            if resumed is not None and "end" in resumed["event"]:
+                state, error = self._end(resumed["event"], supervisor), None
+            elif resumed is None and getattr(self._task, "start_from_trigger", False):
+                supervisor.kept.final = start_fields(self._task, context)
+                return None
+            else:
                 state, _, error = task_runner.run(instance, context, log)
-                context["exception"] = error
-                task_runner.finalize(instance, state, context, log, error)
-                final = supervisor.kept.final
-                if type(final).__name__ != "DeferTask":
-                    return error  # type: ignore[no-any-return]
-                io.say("INFO", f"Waits in this process for {final.classpath}.")
-                resumed = _wait_for_trigger(final)
-                supervisor.kept.final = None
+            context["exception"] = error
+            task_runner.finalize(instance, state, context, log, error)
+            return error
+
+    def _end(self, event: Mapping[str, Any], supervisor: Supervisor) -> Any:
+        """The trigger has decided how the task ends, which does not run again."""
+        state = TaskInstanceState(event["end"])
+        supervisor.kept.outputs |= event["xcoms"] or {}
+        now = datetime.now(UTC)
+        ended = comms.SucceedTask(end_date=now) if state == "success" else comms.TaskState(state=state, end_date=now)
+        supervisor.kept.final = ended
+        return state
 
     def _starts_interpreters(self) -> bool:
         task = self._task
@@ -139,6 +158,8 @@ class AirflowTask:
             why = described(error, io.hide) if error else "Airflow's SDK ended without a state"
             return Report(number, OutcomeKind.FAILED, why)
         name, state = type(final).__name__, str(getattr(final.state, "value", final.state))
+        if name == "DeferTask":
+            return self._deferred(number, supervisor, io)
         if name == "RescheduleTask":
             until = final.reschedule_date.astimezone(UTC).isoformat()
             return Report(number, OutcomeKind.DEFERRED, None, json.dumps({"poll_at": until}))
@@ -155,6 +176,17 @@ class AirflowTask:
             return Report(number, OutcomeKind.FAILED, reason, no_retry=True)
         message = f"{name}: Evertick does not support this end of a task of Airflow yet"
         return Report(number, OutcomeKind.FAILED, message, no_retry=True)
+
+    def _deferred(self, number: int, supervisor: Supervisor, io: AttemptIO) -> Report:
+        final = supervisor.kept.final
+        text = deferral_json(final, supervisor.kept.outputs)
+        if len(text) > io.files.max_bytes:
+            refusal = (
+                f"the deferral to {final.classpath} has {len(text):,} bytes, at most {io.files.max_bytes:,} are kept"
+            )
+            return Report(number, OutcomeKind.FAILED, refusal, no_retry=True)
+        io.say("INFO", f"Waits for the trigger {final.classpath}.")
+        return Report(number, OutcomeKind.DEFERRED, None, text)
 
     def _success(self, number: int, supervisor: Supervisor, io: AttemptIO) -> Report:
         encoded = supervisor.encoded()
@@ -291,34 +323,3 @@ class _NoListeners:
 
     def __call__(self, **_given: object) -> None:
         pass
-
-
-def _wait_for_trigger(deferral: Any) -> dict[str, Any]:
-    """Run the trigger until its first event, as Airflow's triggerer does, and return how the task resumes."""
-    serde = _serde()
-    module, _, name = deferral.classpath.rpartition(".")
-    trigger = getattr(import_module(module), name)(**serde.deserialize(deferral.trigger_kwargs))
-    limit = getattr(deferral, "trigger_timeout", None)
-
-    async def first_event() -> Any:
-        async with asyncio.timeout(None if limit is None else limit.total_seconds()):
-            return await anext(trigger.run(), None)
-
-    try:
-        event = asyncio.run(first_event())
-    except TimeoutError:
-        return {"next_method": "__fail__", "next_kwargs": {"error": "Trigger timeout"}}
-    except Exception as error:
-        trace = traceback.format_exception(error)
-        return {"next_method": "__fail__", "next_kwargs": {"error": "Trigger failure", "traceback": trace}}
-    kwargs = dict(serde.deserialize(deferral.next_kwargs) or {}) if deferral.next_kwargs else {}
-    if event is not None:
-        kwargs["event"] = event.payload
-    return {"next_method": deferral.next_method, "next_kwargs": serde.serialize(kwargs)}
-
-
-def _serde() -> Any:
-    try:
-        return import_module("airflow.sdk.serde")
-    except ImportError:  # before 3.2
-        return import_module("airflow.serialization.serde")

@@ -99,8 +99,8 @@ def _find_operators(task: Any, findings: Findings) -> None:
     name, kind = task.task_id, task.operator_class if task.is_mapped else type(task)
     if any(base.__module__ == _FOR_PEOPLE for base in kind.__mro__):
         findings.add("AF402", kind.__name__, task=name)
-    elif option(task, "deferrable") or option(task, "start_from_trigger"):
-        findings.add("AF401", task=name)
+    elif task.is_mapped and option(task, "start_from_trigger"):
+        findings.add("AF409", task=name)
     if any(base.__name__ == "ExternalTaskMarker" for base in kind.__mro__):
         findings.add("AF403", kind.__name__, task=name)
     if any(base.__name__ == "_AssetMainOperator" for base in kind.__mro__):

@@ -65,7 +65,7 @@ class Child:
             loaded = code if isinstance(code, Loaded) else self._load(code)
             while received := os.read(setup.fd, RECEIVE_BYTES if self._frames.is_cut else _ORDER_BYTES):
                 messages = self._frames.feed(received)
-                if messages and messages[0][0] == "join":
+                if messages and messages[0][0] in ("join", "trigger"):
                     # asyncio doubles the memory that each fork has to copy (1.1 ms against 0.5 ms).
                     from evertick.attempts.coroutines import serve_coroutines
 

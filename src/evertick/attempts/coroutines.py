@@ -1,12 +1,15 @@
-"""Async functions inside an attempt's process: one alone, or many at once in a reused child. The only user of asyncio
-there."""
+"""Async functions inside an attempt's process: one alone, or many at once in a reused child; and triggers, many at once
+in a child of their own. The only user of asyncio there."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from evertick.attempts.body import Loaded, await_body, context_of, report_of_error
@@ -18,7 +21,8 @@ from evertick.attempts.child_setup import (
     kill_remaining_processes,
     send,
 )
-from evertick.attempts.protocol import AttemptIO, Frames, Report, Start, frame
+from evertick.attempts.loop_watch import watch_loop
+from evertick.attempts.protocol import AskRefused, AttemptIO, Frames, Report, Start, frame
 from evertick.domain.attempt import OutcomeKind
 from evertick.logs import format
 from evertick.logs.capture import SpoolWriter, finish_lines
@@ -49,31 +53,36 @@ def serve_coroutines(
 
 
 class _Spool(SpoolWriter):
-    """One coroutine's own file, created for its first line: most small tasks write none."""
+    """One coroutine's own file, created for its first line: most small tasks write none. One that `is_seldom` written to
+    is open only while it is: a thousand triggers are more than the descriptors of a process."""
 
-    __slots__ = ("_header", "path")
+    __slots__ = ("_header", "_is_seldom", "path")
 
-    def __init__(self, path: str, header: bytes) -> None:
+    def __init__(self, path: str, header: bytes, *, is_seldom: bool = False) -> None:
         super().__init__(-1)
         self.path = path
-        self._header = header
+        self._header, self._is_seldom = header, is_seldom
 
     def append(self, spooled: bytes) -> None:
         if self.fd < 0:
             try:
-                self.fd = open_spool(self.path)
+                self.fd = open_spool(self.path, is_new=bool(self._header))
             except OSError:
                 self.dropped_bytes += len(spooled)
                 return
-            super().append(self._header)
+            spooled, self._header = self._header + spooled, b""
         super().append(spooled)
+        if self._is_seldom:
+            os.close(self.fd)
+            self.fd = -1
 
     def close(self) -> int:
         """The file's size; 0 if it was never created."""
-        if self.fd < 0:
+        if self._header:
             return 0
-        size = os.fstat(self.fd).st_size
-        os.close(self.fd)
+        fd = self.fd if self.fd >= 0 else open_spool(self.path, is_new=False)
+        size = os.fstat(fd).st_size
+        os.close(fd)
         return size
 
 
@@ -89,6 +98,10 @@ class _CoroutineServer:
         self._outbox: list[bytes] = []
         self._raw_seen = os.fstat(setup.log_fd).st_size
         self._hung_up = asyncio.Event()
+        self._spools: dict[asyncio.Task[None], _Spool] = {}
+        self._answers: dict[int, Future[list[Any]]] = {}
+        self._ask_ids = itertools.count()
+        self._sending = threading.Lock()
 
     async def serve(self, messages: list[list[Any]]) -> None:
         loop = asyncio.get_running_loop()
@@ -96,20 +109,34 @@ class _CoroutineServer:
             for message in messages:
                 self._accept(message)
             loop.add_reader(self._setup.fd, self._receive)
+            if messages[0][0] == "trigger":
+                watch_loop(loop, self._on_blocked)
             await self._hung_up.wait()
             os._exit(REPORTED_EXIT_CODE)
 
     def _receive(self) -> None:
+        for message in self._read():
+            self._accept(message)
+
+    def _read(self) -> list[list[Any]]:
+        """The messages that arrived, without the answers, which are taken by those who asked."""
         received = os.read(self._setup.fd, RECEIVE_BYTES)
         if not received:
             self._hung_up.set()
-        for message in self._frames.feed(received):
-            self._accept(message)
+            for unanswered in self._answers.values():
+                unanswered.set_exception(BrokenPipeError("the runner is gone"))
+            self._answers.clear()
+        messages = self._frames.feed(received)
+        for message in messages:
+            if message[0] == "answer" and (asked := self._answers.pop(message[3], None)) is not None:
+                asked.set_result(message)
+        return [message for message in messages if message[0] != "answer"]
 
     def _accept(self, message: list[Any]) -> None:
         if message[0] == "cancel":
-            if message[1] in self._running:
-                _cancel(*self._running[message[1]])
+            _, number, *reason = message
+            if number in self._running:
+                _cancel(*self._running[number], *reason)
             return
         start = Start._make(message)
         try:
@@ -118,15 +145,21 @@ class _CoroutineServer:
         except Exception as error:
             self._send(report_of_error(start.number, error, AttemptIO(self._setup.captured.current.write_text)))
             return
-        task = self._group.create_task(self._attempt(start, bound, context))
-        self._running[start.number] = task, context
-        task.add_done_callback(lambda _: self._ended_unstarted(start.number))
-
-    async def _attempt(self, start: Start, bound: BoundTask, context: TaskContext) -> None:
         header = format.header(start.run_id, start.idx, start.map_index, start.epoch, start.session)
-        spool = _Spool(coroutine_spool(self._setup.log_path, self._setup.number, start.number), header)
+        path = coroutine_spool(self._setup.log_path, self._setup.number, start.number)
+        spool = _Spool(path, header, is_seldom=start.verb == "trigger")
+        task = self._group.create_task(self._attempt(start, bound, context, spool))
+        self._running[start.number], self._spools[task] = (task, context), spool
+        task.add_done_callback(partial(self._ended_unstarted, start.number))
+
+    async def _attempt(self, start: Start, bound: BoundTask, context: TaskContext, spool: _Spool) -> None:
         self._setup.captured.of_coroutine.set(spool)
-        report = await await_body(start, bound, context, AttemptIO(spool.write_text, self._setup.files))
+        io = AttemptIO(spool.write_text, self._setup.files, None, partial(self.ask, start.number))
+        if start.verb == "trigger":
+            assert bound.report is not None, "only such tasks have triggers"
+            report: Report = await bound.report.wait_for_trigger(start, io)  # type: ignore[attr-defined]
+        else:
+            report = await await_body(start, bound, context, io)
         if os.getpid() != self._pid:
             os._exit(0)  # a copy that the body forked: only the original process reports
         finish_lines()
@@ -137,8 +170,32 @@ class _CoroutineServer:
         size = spool.close()
         self._send(report._replace(log_end=size, log_trouble=spool.trouble()))
 
-    def _ended_unstarted(self, number: int) -> None:
+    def ask(self, number: int, verb: str, args: dict[str, Any]) -> Any:
+        """Ask the runner, from any thread. In the thread of the loop everything else waits for the answer, too."""
+        ask_id, answer = next(self._ask_ids), Future[list[Any]]()
+        self._answers[ask_id] = answer
+        with self._sending:
+            send(self._setup.fd, frame(("ask", number, verb, args, ask_id)))
+        if threading.current_thread() is threading.main_thread():
+            while not answer.done():
+                for message in self._read():
+                    asyncio.get_running_loop().call_soon(self._accept, message)
+        _, code, value, _ = answer.result()
+        if code is not None:
+            raise AskRefused(code, value)
+        return value
+
+    def _on_blocked(self, task: asyncio.Task[Any] | None, seconds: float, place: str | None) -> None:
+        others = f"the {len(self._running) - 1} other triggers of this process"
+        text = f"The trigger blocked {others} for {seconds:.1f} s: it must await instead of calling blocking code."
+        if place is not None:
+            text = f"The trigger has been blocking {others} for {seconds:.1f} s, at\n{place}"
+        writer = self._setup.captured.writer if task is None else self._spools.get(task, self._setup.captured.writer)
+        writer.write_text("WARNING", text)
+
+    def _ended_unstarted(self, number: int, task: asyncio.Task[None]) -> None:
         """A coroutine that is canceled before its first step never reports by itself."""
+        self._spools.pop(task, None)
         if self._running.pop(number, None) is not None:
             self._send(Report(number, OutcomeKind.FAILED, "canceled before it started"))
 
@@ -157,9 +214,10 @@ class _CoroutineServer:
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
-        send(self._setup.fd, b"".join(outbox))
+        with self._sending:
+            send(self._setup.fd, b"".join(outbox))
 
 
-def _cancel(body: asyncio.Task[Any], context: TaskContext) -> None:
+def _cancel(body: asyncio.Task[Any], context: TaskContext, reason: str | None = None) -> None:
     context.cancelled.set()
-    body.cancel()
+    body.cancel(reason)

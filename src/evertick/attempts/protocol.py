@@ -110,10 +110,11 @@ class Frames:
 
 
 def start_frame(number: int, order: AttemptOrder, *, is_joining: bool = False) -> bytes:
-    """The part of an order that a child needs. `is_joining` makes it a coroutine next to others in the same child."""
+    """The part of an order that a child needs. `is_joining` makes it a coroutine next to others in the same child; a
+    trigger always is one."""
     key = order.key
     start = Start(
-        "join" if is_joining else "start",
+        "trigger" if order.is_trigger else "join" if is_joining else "start",
         number,
         key.run_id,
         key.idx,
@@ -141,6 +142,9 @@ def read_report(message: list[Any]) -> Report:
 
 _KINDS = {kind.value: kind for kind in OutcomeKind}
 
+
+# The reason to stop a trigger whose wait a person has ended: work that it started elsewhere may be ended as well.
+TRIGGER_STOPPED = "a person ended the wait"
 
 Say = Callable[[str, str], None]
 Ask = Callable[[str, dict[str, Any]], Any]

@@ -30,7 +30,14 @@ MAY: dict[str, tuple[str, ...]] = {
     RUNNER: (
         *_EVERYBODY,
         *("runners.register", "runners.leave", "runners.live", "runners.peers", "runners.namesakes"),
-        *("finish_and_claim", "claim_selected", "exchange_triggers", "extend_leases", "runners.queued_tasks", "runners.names"),
+        *(
+            "finish_and_claim",
+            "claim_selected",
+            "exchange_triggers",
+            "extend_leases",
+            "runners.queued_tasks",
+            "runners.names",
+        ),
         *("runners.published", "dags.version", "dags.bundle", "values_of_attempt", "logs.append", "logs.shipped_until"),
         *("runs.existing", "mark_runner_dead", "answer_ask", "trigger_for_attempt", "put_variable_for_attempt"),
         "put_outputs_for_attempt",

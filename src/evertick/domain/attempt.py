@@ -75,7 +75,8 @@ class OutcomeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptOrder:
-    """Everything an executor needs to run one attempt."""
+    """Everything an executor needs to run one attempt; or the trigger of a deferred one, whose `inputs_json` describes
+    it."""
 
     key: TaskKey
     epoch: int
@@ -94,6 +95,7 @@ class AttemptOrder:
     command: str | None = None
     stops_on_lost_contact: bool = False
     asks: bool = False
+    is_trigger: bool = False
     granted_json: str = field(default="", repr=False)
 
     @property

@@ -97,6 +97,7 @@ OLDEST_SNAPSHOT = _gauge(
 # Running
 SLOTS = _gauge("runner_slots", "Maximum number of concurrent attempts of this runner.")
 RUNNING = _gauge("attempts_running", "Attempts that are running on this runner.")
+TRIGGERS = _gauge("triggers_running", "Triggers of deferred tasks that wait on this runner.")
 CLAIMS = _counter("claims", "Tasks claimed by this runner.")
 CLAIMS_LOST = _counter("claims_lost", "Claims returned or lost: the reply never arrived, or the lease was taken.")
 HANDOFF_SECONDS = _histogram(

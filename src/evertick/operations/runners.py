@@ -49,6 +49,7 @@ class RunnerStatus:
     silent_seconds: float
     busy: int
     executor: str
+    triggers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,6 +137,10 @@ async def _report_failure(send: Send, outcome: Outcome, free: int, error: str, *
     return replace(await report_outcomes(send, [], free, log=log), unstored=[outcome])
 
 
+def waits_for_trigger(outcome: Outcome) -> bool:
+    return outcome.kind is OutcomeKind.DEFERRED and (outcome.result_json or "").startswith('{"trigger"')
+
+
 def log_finished(finished: list[FinishedAttempt], *, log: Log) -> None:
     """Count the ended attempts, and log a line for each, or one for all when they are many."""
     for each in finished:

@@ -41,11 +41,20 @@ from evertick.runner.events import (
     PeerDied,
     ResultStored,
 )
-from evertick.runner.exchange import MAY_WAIT, ReportResult, Uploads, log_finished, log_refused, report_outcomes
+from evertick.runner.exchange import (
+    MAY_WAIT,
+    ReportResult,
+    Uploads,
+    log_finished,
+    log_refused,
+    report_outcomes,
+    waits_for_trigger,
+)
 from evertick.runner.housekeeping import clean_bundles, clean_environments
 from evertick.runner.launch import Launcher, unpacked
 from evertick.runner.registration import Registration, Work
 from evertick.runner.state import Ending, NextExchange
+from evertick.runner.triggers import Triggers
 from evertick.runtime.loop import keep_trying, run_loop
 from evertick.secrets.backends import SecretProvider
 from evertick.storage.results import ResultTransfers, result_files
@@ -106,6 +115,15 @@ class LocalSession:
             put=put,
             group=self._group,
         )
+        self._triggers = Triggers(
+            settings,
+            state=self._state,
+            executor=self._executor,
+            link=self._side,
+            notifier=self._notifier,
+            on_idle=self._exit_if_idle,
+            log=self._log,
+        )
         spool, poll = settings.spool_folder, self._executor.poll_logs
         self._logs = LogShipper(url, spool=spool, session=self.session, poll=poll, log=self._log)
         # When to look for tasks although nothing has happened, and whether something has happened.
@@ -130,7 +148,8 @@ class LocalSession:
     def _works(self) -> list[Work]:
         cleaning = clean_bundles(self._settings.bundles_folder, lambda: self._executor.bundles, log=self._log)
         pruning = clean_environments(self._environments, lambda: self._executor.environments, log=self._log)
-        return [self._apply_events_meanwhile(), self._logs.run(), self._logs.run_late(), cleaning, pruning]
+        logs = self._logs.run(), self._logs.run_late()
+        return [self._apply_events_meanwhile(), *logs, cleaning, pruning, self._triggers.run()]
 
     async def tick(self) -> float:
         """Apply the events, then report ended attempts and claim as many tasks as there are free slots, in one round
@@ -185,6 +204,8 @@ class LocalSession:
             self._notifier.wake(Channel.TASKS)
         if answer.has_arrivals or any(outcome.kind in MAY_WAIT for outcome in exchange.ended):
             self._notifier.wake(Channel.SCHEDULE)
+        if any(waits_for_trigger(outcome) for outcome in exchange.ended):
+            self._triggers.lease_soon()
         stored = [outcome for outcome in exchange.ended if outcome not in result.unstored]
         self._executor.settle([(outcome.key, outcome.epoch) for outcome in stored])
         log_finished(self._state.reported(stored, now), log=self._log)
@@ -222,7 +243,7 @@ class LocalSession:
         for event in self._events.take():
             match event:
                 case Outcomes():
-                    self._end_attempts(self._uploads.upload_first(event.outcomes))
+                    self._end_attempts(self._uploads.upload_first(self._triggers.take(event.outcomes)))
                 case ResultStored():
                     self._end_attempts([event.outcome])
                 case HeartbeatAnswered():
@@ -249,6 +270,8 @@ class LocalSession:
         self._executor.extend_lease(actions.stop_at)
         if actions.is_declared_dead:
             self.registration.on_declared_dead(self._state.active)
+        if event.reply.has_triggers or actions.is_new_request:
+            self._triggers.lease_soon()
         if actions.is_new_request:
             self.registration.on_request()
             self._exit_if_idle()
@@ -268,7 +291,7 @@ class LocalSession:
             self._executor.kill(key, epoch, reason, grace_seconds=grace_seconds)
 
     def _exit_if_idle(self) -> None:
-        if self._state.is_idle:
+        if self._state.is_idle and self._triggers.is_idle:
             self.registration.on_idle()
 
     async def _bundle_place(self, bundle: str, file: str) -> BundlePlace:
@@ -294,6 +317,7 @@ class LocalSession:
         """Let attempts finish within the grace period, stop the rest, report all outcomes, and deregister."""
         registration, state = self.registration, self._state
         state.is_stopping = True
+        self._triggers.lease_soon()
         self._log.info("service_stopping", attempts=state.active, reason=registration.ending.value)
         is_over = asyncio.Event()
 
@@ -316,3 +340,4 @@ class LocalSession:
         self._apply_events()
         while self._state.has_ended:
             await self.tick()
+        await self._triggers.stop()

@@ -20,7 +20,7 @@ from evertick.api.context import ApiCaller, Who
 from evertick.db.queries import dags, gates, listings, tasks
 from evertick.db.queries.listings import ListedTask, TaskFilter
 from evertick.db.queries.run_lists import MOST_COUNTED, PageRequest
-from evertick.db.queries.tasks import AttemptRow
+from evertick.db.queries.tasks import AttemptRow, TriggerFacts
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, UserError
@@ -185,7 +185,24 @@ def key_of(row: ListedTask) -> TaskKey:
 
 async def instance_documents(conn: AsyncConnection, rows: Sequence[ListedTask]) -> list[dict[str, Any]]:
     kinds = await dags.kinds(conn, sorted({row.version_id for row in rows})) if rows else {}
-    return [instance_document(row, kinds[row.version_id][row.idx]) for row in rows]
+    documents = [instance_document(row, kinds[row.version_id][row.idx]) for row in rows]
+    deferred = [row for row in rows if row.phase == "deferred"]
+    if not deferred:
+        return documents
+    run_ids, idxs = [row.run_id for row in deferred], [row.idx for row in deferred]
+    found = await tasks.triggers(conn, run_ids=run_ids, idxs=idxs, map_indexes=[row.map_index for row in deferred])
+    of_key = {TaskKey(each.run_id, each.idx, each.map_index): each for each in found}
+    return [{**each, **_trigger(of_key.get(key_of(row)))} for row, each in zip(rows, documents, strict=True)]
+
+
+def _trigger(row: TriggerFacts | None) -> dict[str, Any]:
+    """Without its arguments, which may be secrets."""
+    if row is None:
+        return {}
+    shown = {"id": row.trigger_id, "classpath": row.classpath, "kwargs": "{}", "created_date": row.since}
+    job = {"id": row.trigger_id, "job_type": "TriggererJob", "state": "running", "hostname": row.host}
+    job |= {"start_date": row.started_at, "latest_heartbeat": row.heartbeat_at}
+    return {"trigger": {**shown, "queue": row.queue}, "triggerer_job": job if row.runner_id else None}
 
 
 async def find_instance(

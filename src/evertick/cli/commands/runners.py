@@ -52,7 +52,7 @@ File = Annotated[
 TaskName = Annotated[str, typer.Argument(metavar="DAG::TASK", help="The task's full name, with its groups in between.")]
 
 _RUNNER_COLUMNS = (
-    *("RUNNER", "NAME", "STATE", "#BUSY", "QUEUES", "EXECUTOR", "PATTERNS"),
+    *("RUNNER", "NAME", "STATE", "#BUSY", "#TRIGGERS", "QUEUES", "EXECUTOR", "PATTERNS"),
     *("HOST", "#PID", "STARTED", "HEARTBEAT", "VERSION", "SESSION"),
 )
 
@@ -62,11 +62,11 @@ _RUNNER_COLUMNS = (
 
 @runners.command("list", epilog="Example: evertick runners list")
 def list_runners_command(limit: Limit = 1000, as_json: Json = False) -> None:
-    """List the live runners, with the queues and patterns that they serve and how many slots are taken."""
+    """List the live runners, with the queues and patterns that they serve, how many slots are taken, and how many triggers of deferred tasks they run."""
     found, now = read_pages(operations.list_runners, limit)
 
     def cells(it: RunnerStatus) -> list[Cell]:
-        place: list[Cell] = [f"{it.busy}/{it.slots}", ", ".join(it.queues), it.executor, ", ".join(it.match) or None]
+        place: list[Cell] = [f"{it.busy}/{it.slots}", it.triggers or None, ", ".join(it.queues), it.executor, ", ".join(it.match) or None]
         times = [relative(it.started_at, now), relative(it.beat_at, now)]
         return [it.runner_id, it.name, state(_state_of(it)), *place, it.host, it.pid, *times, it.version, it.session]
 

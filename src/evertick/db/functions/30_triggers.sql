@@ -41,7 +41,8 @@ begin
         from come c
         on conflict (run_id, idx, map_index) do update
         set epoch = excluded.epoch, attempt = excluded.attempt, queue = excluded.queue, classpath = excluded.classpath,
-            given = excluded.given, since = excluded.since, deadline = excluded.deadline, session = null, event = null
+            given = excluded.given, since = excluded.since, deadline = excluded.deadline, session = null, event = null,
+            trigger_id = default
     )
     insert into deferral as o (run_id, idx, map_index, epoch, shard, kind, wake_at, deadline)
     select c.run_id, c.idx, c.map_index, c.epoch, c.shard, 'trigger', coalesce(c.deadline, 'infinity'), c.deadline

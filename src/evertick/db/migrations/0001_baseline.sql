@@ -648,6 +648,7 @@ create table task_trigger (
     since timestamptz not null, deadline timestamptz,
     session    bigint,
     event      jsonb,
+    trigger_id bigint generated always as identity,   -- for display; a new one for each deferral
     primary key (run_id, idx, map_index),
     check (session is null or event is null)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);

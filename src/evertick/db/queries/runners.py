@@ -69,6 +69,7 @@ class BusyRunner:
     silent_seconds: float
     busy: int
     executor: str
+    triggers: int
 
 
 @dataclass(frozen=True, slots=True)

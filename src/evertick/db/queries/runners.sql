@@ -55,7 +55,8 @@ select session, runner_id, host, boot_id, pid_namespace, uid, pid, pid_started, 
 -- name: list_busy
 -- Live runners for people: also how many of their slots are taken. The agents of remote attempts come last.
 select r.session, r.runner_id, r.name, r.version, r.host, r.pid, r.queues, r.task_patterns as match, r.slots, r.request,
-       r.started_at, r.heartbeat_at as beat_at, r.silent_seconds, busy_slots(r.session) as busy, r.executor
+       r.started_at, r.heartbeat_at as beat_at, r.silent_seconds, busy_slots(r.session) as busy, r.executor,
+       (select count(*) from task_trigger w where w.session = r.session) as triggers
   from runner r where r.ended_at is null and (%(with_agents)s or cardinality(r.queues) > 0)
  order by cardinality(r.queues) = 0, r.runner_id, r.session limit %(limit)s
 

@@ -104,6 +104,29 @@ class SensorPolls:
     polls: int
 
 
+@dataclass(frozen=True, slots=True)
+class TriggerFacts:
+    """What a deferred task waits for, and which runner runs it (None: none yet)."""
+
+    run_id: int
+    idx: int
+    map_index: int
+    trigger_id: int
+    classpath: str
+    since: datetime
+    queue: str
+    runner_id: str | None
+    started_at: datetime | None
+    host: str | None
+    heartbeat_at: datetime | None
+
+
+@query
+async def triggers(
+    conn: AsyncConnection, *, run_ids: list[int], idxs: list[int], map_indexes: list[int]
+) -> list[TriggerFacts]: ...
+
+
 @query
 async def sensor_polls(conn: AsyncConnection, key: TaskKey) -> SensorPolls | None: ...
 

@@ -20,6 +20,14 @@ select a.epoch, a.attempt, a.outcome, a.reason, a.exit_code, a.started_at, a.fin
   from all_attempts a left join runner r on r.session = a.session
  where a.run_id = %(run_id)s and a.idx = %(idx)s and a.map_index = %(map_index)s order by a.epoch limit 1000
 
+-- name: triggers
+-- What deferred tasks wait for, without the arguments, which may be secrets.
+select w.run_id, w.idx, w.map_index, w.trigger_id, w.classpath, w.since, w.queue, r.runner_id, r.started_at, r.host,
+       r.heartbeat_at
+  from unnest(%(run_ids)s::bigint[], %(idxs)s::int[], %(map_indexes)s::int[]) as x(run_id, idx, map_index)
+  join task_trigger w on w.run_id = x.run_id and w.idx = x.idx and w.map_index = x.map_index and w.event is null
+  left join runner r on r.session = w.session limit 10000
+
 -- name: sensor_polls
 -- Each poll is a short attempt, so the start of the task is the start of its last poll.
 select since, polls from sensor_poll

@@ -14,6 +14,10 @@ from evertick.logs import format
 from evertick.logs.spool import AttemptLog, LogChunk, SpoolFolder, coroutine_spool
 
 _SHIPPED_AFTER_SECONDS = 0.1
+# A thousand triggers write seldom, and one that does not has no file.
+_TRIGGER_POLL_SECONDS = 2.0
+# Of triggers; the lines of others arrive at their end. Each is an open file.
+_MOST_OPEN_LOGS = 200
 # Reading and checking 1 MiB takes about 10 ms of the runner's loop.
 _WINDOWS_PER_POLL = 16
 
@@ -33,6 +37,7 @@ class AttemptLogs:
         self._unread: dict[tuple[TaskKey, int], Attempt] = {}
         self._unstored: dict[tuple[TaskKey, int], Attempt] = {}
         self._handed_out: list[Attempt] = []
+        self._open_logs = 0
 
     def poll(self, running: Iterable[Attempt], now: float) -> list[LogChunk]:
         """New lines of attempts that have run for a while, and the rest of ended ones.
@@ -42,10 +47,20 @@ class AttemptLogs:
         handed_out, self._handed_out = self._handed_out, []
         for attempt in handed_out:
             self._drained(attempt)
-        due = [attempt for attempt in running if now - attempt.started_at >= _SHIPPED_AFTER_SECONDS]
+        attempts = list(running)
+        self._open_logs = sum(each.log is not None for each in attempts if each.order.is_trigger)
+        due = [attempt for attempt in attempts if self._is_due(attempt, now)]
         due += self._unread.values()
         share = max(1, _WINDOWS_PER_POLL // max(1, len(due)))
         return [chunk for attempt in due for chunk in self._chunks(attempt, share)]
+
+    def _is_due(self, attempt: Attempt, now: float) -> bool:
+        if not attempt.order.is_trigger:
+            return now - attempt.started_at >= _SHIPPED_AFTER_SECONDS
+        if attempt.link is None or now - attempt.polled_at < _TRIGGER_POLL_SECONDS:
+            return False
+        attempt.polled_at = now
+        return attempt.log is not None or self._open_logs < _MOST_OPEN_LOGS
 
     def ended(self, attempt: Attempt, end: int | None, trouble: str | None) -> LastLines:
         """The attempt writes no more; `end` is its last byte, if reported. A long rest is left to `poll`."""

@@ -37,6 +37,7 @@ class BundleExecutor:
         self._warm: list[ChildProcess] = []
         self._shared: ChildProcess | None = None
         self._shared_frames: list[bytes] = []
+        self._triggers: ChildProcess | None = None
         self.last_used_at = self._loop.time()
         self.pool = ProcessPool(self, place, file, spool, limits)
 
@@ -58,7 +59,7 @@ class BundleExecutor:
             self._waiting.remove(attempt)
             self._executor.on_lost(attempt, *(attempt.verdict or (OutcomeKind.KILLED, "stopped")))
         elif link.is_shared:
-            link.cancel(attempt.number)
+            link.cancel(attempt.number, attempt.verdict[1] if attempt.verdict else "")
             self._kill_after(attempt, max(grace_seconds, self._limits.coroutine_grace_seconds))
         elif grace_seconds > 0:
             link.parent.ask_to_stop(link)
@@ -76,6 +77,10 @@ class BundleExecutor:
         self.pool.tick(now)
         if self._warm and now - self.last_used_at > self._limits.warm_idle_seconds:
             self._warm.pop(0).close()
+        link = self._triggers
+        if link is not None and not link.running and now - self.last_used_at > self._limits.warm_idle_seconds:
+            self._triggers = None
+            link.close()
 
     def withdraw(self) -> list[Attempt]:
         """The orders that have not started, and now never will."""
@@ -93,6 +98,8 @@ class BundleExecutor:
 
     def _find_child(self, attempt: Attempt) -> ChildProcess | None:
         order = attempt.order
+        if order.is_trigger:
+            return self._find_trigger_child()
         if order.isolation is Isolation.PROCESS or order.command is not None:
             return self.pool.take()
         if (order.dag, order.task) in self.pool.coroutine_tasks:
@@ -114,6 +121,14 @@ class BundleExecutor:
                 link.close()
         return self._shared
 
+    def _find_trigger_child(self) -> ChildProcess | None:
+        """It stays while its fork server is replaced: triggers may wait for days."""
+        if self._triggers is None or self._triggers.is_worn:
+            self._triggers = self.pool.take()
+            if self._triggers is not None:
+                self._triggers.is_shared = True
+        return self._triggers
+
     def _start_in(self, link: ChildProcess, attempt: Attempt) -> None:
         if attempt.order.stops_on_lost_contact and not self._may_start(link, attempt):
             link.close()
@@ -122,7 +137,9 @@ class BundleExecutor:
         attempt.number = link.last_number
         attempt.link = link
         link.running[attempt.number] = attempt
-        if link.is_shared:
+        if attempt.order.is_trigger:
+            link.send(start_frame(attempt.number, attempt.order))
+        elif link.is_shared:
             self._shared_frames.append(start_frame(attempt.number, attempt.order, is_joining=True))
         else:
             attempt.spool = link.spool
@@ -146,9 +163,9 @@ class BundleExecutor:
             self.pool.on_loaded(link, *message[1:])
             return
         if message[0] == "ask":
-            _, number, verb, args = message
+            _, number, verb, args, *ask_id = message
             if (asking := link.running.get(number)) is not None:
-                self._executor.on_ask(asking, link, verb, args)
+                self._executor.on_ask(asking, link, verb, args, *ask_id)
             return
         report = read_report(message)
         attempt = link.running.get(report.number)
@@ -169,9 +186,12 @@ class BundleExecutor:
     def _release(self, link: ChildProcess, attempt: Attempt) -> None:
         """After an attempt, a child waits for the next order or exits."""
         is_leaving = link.is_worn or link.parent.is_retiring
+        self.last_used_at = self._loop.time() if attempt.order.is_trigger else self.last_used_at
         if link.is_shared:
             if is_leaving and self._shared is link:
                 self._shared = None
+            if is_leaving and self._triggers is link and not link.running:
+                self._triggers = None
             if is_leaving and not link.running:
                 link.close()
         elif attempt.order.isolation is Isolation.PROCESS or is_leaving:
@@ -199,6 +219,8 @@ class BundleExecutor:
     def _forget(self, link: ChildProcess) -> None:
         if link is self._shared:
             self._shared = None
+        if link is self._triggers:
+            self._triggers = None
         if link in self._warm:
             self._warm.remove(link)
 

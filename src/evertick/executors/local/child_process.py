@@ -41,6 +41,8 @@ class Attempt:
     last_words: bytes = b""
     is_drained: bool = False
     is_settled: bool = False
+    # When its log was last read, of a trigger.
+    polled_at: float = 0.0
 
     def told_start_seconds(self) -> float | None:
         """How long its code was fetched, imported or waited for, if that is worth storing."""
@@ -102,9 +104,9 @@ class ChildProcess:
         for attempt in self.running.values():
             attempt.verdict = attempt.verdict or (kind, reason)
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, number: int, reason: str) -> None:
         """Ask one of several coroutines to stop."""
-        self.send(frame(("cancel", number)))
+        self.send(frame(("cancel", number, reason)))
 
     def receive(self) -> None:
         """Process every message that has arrived. A disconnect is only noted: the fork server reports the reason."""

@@ -59,6 +59,8 @@ class LocalExecutor:
         chosen = limits or ExecutorLimits()
         self._limits = replace(chosen, max_idle=max(chosen.min_idle, min(chosen.max_idle, slots)))
         self._attempts: dict[Name, Attempt] = {}
+        # Of these; they need no slot.
+        self._trigger_count = 0
         self._executors: dict[Address, BundleExecutor] = {}
         self._retired: list[BundleExecutor] = []
         self._fetching: dict[Address, list[Attempt]] = {}
@@ -82,7 +84,7 @@ class LocalExecutor:
 
     @property
     def free_slots(self) -> int:
-        return self._slots - len(self._attempts)
+        return self._slots - len(self._attempts) + self._trigger_count
 
     def held(self) -> list[Name]:
         """Every attempt that was started and has no outcome yet."""
@@ -103,7 +105,8 @@ class LocalExecutor:
         """Start these now. More orders than free slots is a caller's error, and none is started."""
         if self._is_stopping:
             raise Conflict("the executor is stopping and starts no more attempts")
-        if len(orders) > self.free_slots:
+        triggers = sum(order.is_trigger for order in orders)
+        if len(orders) - triggers > self.free_slots:
             free = f"{self.free_slots} of {self._slots} slots are free"
             raise Conflict(f"cannot start {len(orders)} attempts: {free}; claim no more than there are free slots")
         if any((order.key, order.epoch) in self._attempts for order in orders):
@@ -112,6 +115,7 @@ class LocalExecutor:
         for order in orders:
             self._attempts[order.key, order.epoch] = attempt = Attempt(order, self._loop.time())
             by_address.setdefault((order.bundle, order.file), []).append(attempt)
+        self._trigger_count += triggers
         for address, attempts in by_address.items():
             bundle = self._executors.get(address)
             if bundle is not None and bundle.is_idle and not bundle.place.interpreter.exists:
@@ -157,6 +161,8 @@ class LocalExecutor:
             task.cancel()
         for attempt in list(self._withdrawn()):
             self.on_lost(attempt, OutcomeKind.GIVEN_BACK, self._stop_reason)
+        for attempt in [each for each in self._attempts.values() if each.order.is_trigger]:
+            self._stop_attempt(attempt, OutcomeKind.GIVEN_BACK, self._stop_reason, 0)
         await self._wait_until_empty(grace_seconds)
         for attempt in list(self._attempts.values()):
             self._stop_attempt(attempt, OutcomeKind.GIVEN_BACK, self._stop_reason, 0)
@@ -185,11 +191,11 @@ class LocalExecutor:
             reason = f"execution_timeout: exceeded {limit:g} s"
             attempt.timer = self._loop.call_later(limit, self._stop_attempt, attempt, OutcomeKind.TIMED_OUT, reason, 0)
 
-    def on_ask(self, attempt: Attempt, link: ChildProcess, verb: str, args: dict[str, Any]) -> None:
-        self._fetches.append(self._group.create_task(self._reply(attempt, link, verb, args)))
+    def on_ask(self, attempt: Attempt, link: ChildProcess, verb: str, args: dict[str, Any], *ask_id: int) -> None:
+        self._fetches.append(self._group.create_task(self._reply(attempt, link, verb, args, *ask_id)))
 
-    async def _reply(self, attempt: Attempt, link: ChildProcess, verb: str, args: dict[str, Any]) -> None:
-        """The process waits for exactly one answer to each question."""
+    async def _reply(self, attempt: Attempt, link: ChildProcess, verb: str, args: dict[str, Any], *ask_id: int) -> None:
+        """The process waits for exactly one answer to each question. One that runs triggers asks several at a time."""
         code: str | None = None
         value: object = None
         try:
@@ -201,7 +207,7 @@ class LocalExecutor:
         except Exception as error:
             code, value = "internal_error", f"{type(error).__name__}: {error}"
         if attempt.number in link.running:
-            link.send(frame(("answer", code, value)))
+            link.send(frame(("answer", code, value, *ask_id)))
 
     def on_died(self, attempt: Attempt, wait_status: int) -> None:
         """The process ended without a report. A shell also ends this way."""
@@ -210,6 +216,9 @@ class LocalExecutor:
             self.on_ended(attempt, Report(attempt.number, OutcomeKind.SUCCESS, exit_code=0, log_end=None))
             return
         reason, code = explain_exit(wait_status, has_oom_evidence=self._oom.has_new(), is_shell=is_shell)
+        if attempt.order.is_trigger:
+            self.on_lost(attempt, OutcomeKind.LOST, reason)
+            return
         if code >= 0 and not is_shell:
             reason += " before the task returned"
         self.on_ended(attempt, Report(attempt.number, OutcomeKind.FAILED, reason, exit_code=code, log_end=None))
@@ -232,6 +241,7 @@ class LocalExecutor:
         order = attempt.order
         if self._attempts.pop((order.key, order.epoch), None) is None:
             return
+        self._trigger_count -= order.is_trigger
         if attempt.timer is not None:
             attempt.timer.cancel()
         if attempt.verdict is not None:
