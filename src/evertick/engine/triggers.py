@@ -98,7 +98,7 @@ async def exchange_triggers(
 
 
 def encode_end(outcome: Outcome) -> str:
-    """The end of a trigger, in the format of the SQL function. Without its own report it is given back."""
+    """The end of a trigger, in the format of the SQL function. Without its own report the trigger is returned."""
     key = outcome.key
     fields: dict[str, object] = {"r": key.run_id, "i": key.idx, "m": key.map_index, "e": outcome.epoch}
     if outcome.log:

@@ -39,7 +39,7 @@ _STOP_CHECK_SECONDS = 0.02
 
 
 class Triggers:
-    """`held` are those that the database knows to be here, `ended` wait to be reported."""
+    """`held`: the session holds their leases. `ended`: their ends wait to be reported."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Triggers:
         )
         self._died_at, self._paused_until, self._is_exchange_due = now, now + self._pause_seconds, True
         self._log.warning(
-            "triggers_given_back", triggers=len(back), reason=back[0].reason, retry_in=self._pause_seconds
+            "triggers_returned", triggers=len(back), reason=back[0].reason, retry_in=self._pause_seconds
         )
 
     def _drop(self, refs: Iterable[AttemptRef], reason: str, grace_seconds: float) -> None:

@@ -20,7 +20,7 @@ begin
 end $$;
 
 -- p_deferred: [{run_id, idx, map_index, version_id, epoch, attempt, result: {trigger: {classpath, kwargs, timeout,
--- next_method, next_kwargs, outputs}}}]. The attempt that resumes has the number of the one that deferred.
+-- next_method, next_kwargs, outputs}}}]. The resumed attempt has the number of the deferred one.
 create function begin_triggers(p_deferred jsonb) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -78,7 +78,7 @@ begin
 end $$;
 
 -- One round trip of a runner that has triggers: records how some ended, returns the refused ones and what it no longer
--- holds, and leases more. p_reports: [{r, i, m, e, value, log, seq, until}]; without a value the trigger is given back. p_held: [[run_id,
+-- holds, and leases more. p_reports: [{r, i, m, e, value, log, seq, until}]; a report without a value returns the trigger. p_held: [[run_id,
 -- idx, map_index, epoch]], with the reported ones. What the session holds and its list lacks is returned again, because
 -- the reply of the lease was lost. Nothing is leased while it held what it no longer holds: after a failover the same
 -- epoch could be given twice.
@@ -127,7 +127,7 @@ begin
                null::jsonb
         from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, value jsonb)
         where not exists (select 1 from task_trigger w where w.run_id = x.r and w.idx = x.i and w.map_index = x.m
-                          and w.epoch = x.e and w.session is null);
+                          and w.epoch = x.e and w.session is null and (x.value is null or w.event = x.value));
         if fx.enqueued > 0 then
             notice.kind := 'more';
             return next notice;
