@@ -101,6 +101,8 @@ async def wait_for_event(
         task_runner.SUPERVISOR_COMMS = SharedSupervisor()
     try:
         event = await _first_event(given, instance, io)
+    except asyncio.CancelledError:
+        return Report(number, OutcomeKind.KILLED, "the trigger was stopped")
     except Exception as error:
         lines = traceback.format_exception(error)
         io.say("ERROR", f"The trigger {given['classpath']} failed.\n{''.join(lines)}")

@@ -123,7 +123,8 @@ class BundleExecutor:
 
     def _find_trigger_child(self) -> ChildProcess | None:
         """It stays while its fork server is replaced: triggers may wait for days."""
-        if self._triggers is None or self._triggers.is_worn:
+        link = self._triggers
+        if link is None or link.is_worn or (link.parent.is_retiring and not link.running):
             self._triggers = self.pool.take()
             if self._triggers is not None:
                 self._triggers.is_shared = True
