@@ -600,7 +600,7 @@ class World:
         kind, fields = self._outcome(), self._fields()
         if kind == "deferred" and self.dice.random() < 0.6:
             limit = self.dice.choice([None, 8])
-            fields["result"] = {"trigger": {"classpath": "m.T", "kwargs": {}, "timeout": limit, "outputs": {}}}
+            fields["result"] = {"trigger": {"classpath": "m.T", "kwargs": {}, "timeout": limit}}
         return claim, kind, fields
 
     def _outcome(self) -> str:

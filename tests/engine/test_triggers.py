@@ -24,7 +24,7 @@ from tests.engine.test_asks import holder
 from tests.engine.world import Runner, key_of, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
 GIVEN = {"classpath": "mod.Trigger", "kwargs": {"token": "s3cret"}, "next_method": "execute_complete"}
-GIVEN |= {"next_kwargs": {"a": 1}, "outputs": {"job": 7}}
+GIVEN |= {"next_kwargs": {"a": 1}}
 EVENT = {"event": "come"}
 ROW = "select (epoch, session, event, given ? 'kwargs')::text from task_trigger"
 
@@ -96,7 +96,7 @@ async def test_a_task_waits_for_its_trigger_and_resumes_with_the_event(conn: Asy
     assert (again.idx, again.attempt) == (claim.idx, 1)
     facts = await asks.ask(conn, holder(runner, again), "run", {})
     assert isinstance(facts, dict)
-    kept = {name: GIVEN[name] for name in ("next_method", "next_kwargs", "outputs")}
+    kept = {name: GIVEN[name] for name in ("next_method", "next_kwargs")}
     assert facts["resumed"] == {**kept, "event": EVENT}
     # A lost attempt resumes again; a retry begins from the start.
     await runner.finish(again, "lost")

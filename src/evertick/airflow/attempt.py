@@ -56,7 +56,6 @@ class AirflowTask:
             run = Run(facts, interval=self._interval(facts))
             supervisor = Supervisor(run, self._task.task_id, start.map_index, io)
             resumed = facts.get("resumed")
-            supervisor.kept.outputs |= (resumed or {}).get("outputs") or {}
             error = self._execute(start, run, supervisor, io, resumed)
         except BaseException as failure:  # a param that does not fit, for example: before the SDK catches anything
             error = failure
@@ -94,6 +93,7 @@ class AirflowTask:
         """The trigger has decided how the task ends, which does not run again."""
         state = TaskInstanceState(event["end"])
         supervisor.kept.outputs |= event["xcoms"] or {}
+        supervisor.kept.unstored = True
         now = datetime.now(UTC)
         ended = comms.SucceedTask(end_date=now) if state == "success" else comms.TaskState(state=state, end_date=now)
         supervisor.kept.final = ended
@@ -179,7 +179,7 @@ class AirflowTask:
 
     def _deferred(self, number: int, supervisor: Supervisor, io: AttemptIO) -> Report:
         final = supervisor.kept.final
-        text = deferral_json(final, supervisor.kept.outputs)
+        text = deferral_json(final)
         if len(text) > io.files.max_bytes:
             refusal = (
                 f"the deferral to {final.classpath} has {len(text):,} bytes, at most {io.files.max_bytes:,} are kept"

@@ -46,8 +46,8 @@ class SharedSupervisor:
             ) from None
 
 
-def deferral_json(final: Any, outputs: Mapping[str, Any]) -> str:
-    """What the database keeps of a DeferTask message. `outputs` are the XComs so far."""
+def deferral_json(final: Any) -> str:
+    """What the database keeps of a DeferTask message."""
     limit = final.trigger_timeout
     # Before 3.2 the message encodes these two when it is dumped.
     given = final.model_dump(include={"trigger_kwargs", "next_kwargs"})
@@ -57,7 +57,6 @@ def deferral_json(final: Any, outputs: Mapping[str, Any]) -> str:
         "timeout": None if limit is None else max(limit.total_seconds(), 0.0),
         "next_method": final.next_method,
         "next_kwargs": given["next_kwargs"],
-        "outputs": dict(outputs),
     }
     return json.dumps({"trigger": kept})
 

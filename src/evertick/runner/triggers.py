@@ -157,9 +157,7 @@ class Triggers:
             0.0 if is_calm else min(LONGEST_PAUSE_SECONDS, self._pause_seconds * 2 or FIRST_PAUSE_SECONDS)
         )
         self._died_at, self._paused_until, self._is_exchange_due = now, now + self._pause_seconds, True
-        self._log.warning(
-            "triggers_returned", triggers=len(back), reason=back[0].reason, retry_in=self._pause_seconds
-        )
+        self._log.warning("triggers_returned", triggers=len(back), reason=back[0].reason, retry_in=self._pause_seconds)
 
     def _drop(self, refs: Iterable[AttemptRef], reason: str, grace_seconds: float) -> None:
         """The database does not know them to be here any more: nothing of them is reported."""

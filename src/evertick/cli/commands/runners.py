@@ -62,11 +62,17 @@ _RUNNER_COLUMNS = (
 
 @runners.command("list", epilog="Example: evertick runners list")
 def list_runners_command(limit: Limit = 1000, as_json: Json = False) -> None:
-    """List the live runners, with the queues and patterns that they serve, how many slots are taken, and how many triggers of deferred tasks they run."""
+    """List the live runners, with their queues and patterns, the slots that are taken, and the triggers that they run."""
     found, now = read_pages(operations.list_runners, limit)
 
     def cells(it: RunnerStatus) -> list[Cell]:
-        place: list[Cell] = [f"{it.busy}/{it.slots}", it.triggers or None, ", ".join(it.queues), it.executor, ", ".join(it.match) or None]
+        place: list[Cell] = [
+            f"{it.busy}/{it.slots}",
+            it.triggers or None,
+            ", ".join(it.queues),
+            it.executor,
+            ", ".join(it.match) or None,
+        ]
         times = [relative(it.started_at, now), relative(it.beat_at, now)]
         return [it.runner_id, it.name, state(_state_of(it)), *place, it.host, it.pid, *times, it.version, it.session]
 

@@ -20,7 +20,7 @@ begin
 end $$;
 
 -- p_deferred: [{run_id, idx, map_index, version_id, epoch, attempt, result: {trigger: {classpath, kwargs, timeout,
--- next_method, next_kwargs, outputs}}}]. The resumed attempt has the number of the deferred one.
+-- next_method, next_kwargs}}}]. The resumed attempt has the number of the deferred one.
 create function begin_triggers(p_deferred jsonb) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -147,7 +147,9 @@ begin
         perform lease_triggers(p_session, p_queues, p_match, p_free);
     end if;
     return query select 'start', w.run_id, w.idx, w.map_index, w.epoch, k.version_id, w.attempt::int,
-                        coalesce(r.fire_at, r.created_at), w.classpath, w.given->'kwargs', run_facts(w.run_id)
+                        coalesce(r.fire_at, r.created_at), w.classpath, w.given->'kwargs', run_facts(w.run_id) || jsonb_build_object('outputs', (
+                            select v.value from result v
+                            where v.run_id = w.run_id and v.idx = w.idx and v.map_index = w.map_index))
     from task_trigger w
     cross join lateral (select x.version_id from task x
                         where x.run_id = w.run_id and x.idx = w.idx and x.map_index = w.map_index offset 0) k

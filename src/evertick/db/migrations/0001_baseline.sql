@@ -637,8 +637,8 @@ create table sensor_poll (
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
 -- The trigger of a deferred task, the session that runs it, and its event: what the task then resumes with. `given` has
--- the trigger's arguments, which may be secrets, until its event; the method and the arguments that the task resumes
--- with; and the outputs from before.
+-- the trigger's arguments, which may be secrets, until its event; and the method and the arguments that the task
+-- resumes with.
 create table task_trigger (
     run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
     attempt    smallint not null,
