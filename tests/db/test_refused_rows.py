@@ -72,6 +72,7 @@ REFUSED: dict[str, dict[str, object]] = {
     "task_check2": {"state": "available", "request": "cancel"},
     "task_check3": {"state": "available", "not_before": NOW},
     "task_check4": {"state": "success"},
+    "task_trigger_check": {"session": 1, "event": Jsonb({})},
     "task_deadline_seconds_check": {"seconds": 0},
     "task_gate_capacity_check": {"capacity": 0, "name": "p"},
     "task_gate_check": {"name": "p", "parts": ["p"]},

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 from psycopg import AsyncConnection
+from psycopg.errors import LockNotAvailable
 
+from evertick.db.connect import Purpose, connect
 from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.access import Actor
 from evertick.domain.attempt import AttemptRef, Outcome, OutcomeKind
@@ -148,14 +150,18 @@ async def test_triggers_of_a_runner_that_is_gone_are_leased_again(conn: AsyncCon
     await mark_runner_dead(conn, session=runner.session, reason="gone", infra_retries=3)
     (again,) = (await exchange(other)).started
     assert again.epoch == row.epoch + 1
-    # The dead one neither leases nor reports.
+    # The dead one neither leases nor reports, though another trigger waits.
+    await deferred(await Runner.join(conn))
     late = await exchange(runner, ends=[ended(row.ref)], held=[row])
     assert (late.started, late.lost) == ([], [row.ref])
+    mine = await Runner.join(conn)
+    assert len((await exchange(mine, free=1)).started) == 1
     await conn.execute("update runner set ended_at = clock() where session = %s", [other.session])
     assert await value(conn, "select dead_sessions_with_leases()") == other.session
     await conn.execute("update runner set ended_at = null, request = 'drain' where session = %s", [other.session])
     await conn.execute("select release_triggers(%s)", [other.session])
     assert (await exchange(other)).started == []
+    assert await value(conn, "select count(*) from task_trigger where session = %s", mine.session) == 1
 
 
 @pytest.mark.parametrize("how", ["cancel", "mark", "clear"])
@@ -185,10 +191,74 @@ async def test_a_lost_trigger_or_deferral_is_repaired(conn: AsyncConnection, run
     leader = await lead(conn)
     await conn.execute("delete from deferral")
     repairs = await reconcile_runs(conn, shard=0, epoch=leader, limit=10)
-    assert await value(conn, "select kind::text from deferral") == "trigger", repairs
+    assert repairs.repaired and await value(conn, "select kind::text from deferral") == "trigger"
+    assert not (await reconcile_runs(conn, shard=0, epoch=leader, limit=10)).repaired
     await conn.execute("delete from task_trigger")
     await reconcile_runs(conn, shard=0, epoch=leader, limit=10)
     await wake(conn, shard=0, epoch=leader, batch=10)
     (claim,) = await runner.claim()
     assert key_of(claim).run_id == run
     assert await invariants.violations(conn) == []
+
+
+async def test_only_what_was_reported_is_over(conn: AsyncConnection, runner: Runner) -> None:
+    _, first = await leased(runner)
+    _, second = await leased(runner)
+    done = await exchange(runner, ends=[ended(first.ref, OutcomeKind.LOST)], held=[first, second], free=0)
+    assert (done.started, done.lost, done.stopped) == ([], [], [])
+    assert (await exchange(runner, ends=[ended(first.ref, OutcomeKind.LOST)], held=[second], free=0)).refused == []
+    (again,) = (await exchange(runner, held=[second])).started
+    assert again.epoch == first.epoch + 1
+    # The session's older lease of the same trigger is not the one that it holds now.
+    mixed = await exchange(runner, held=[first, second])
+    assert (mixed.lost, [row.ref for row in mixed.started]) == ([first.ref], [again.ref])
+    quiet = encode_end(Outcome(key=again.ref.key, epoch=again.epoch, kind=OutcomeKind.SUCCESS, result_json="{}"))
+    lines = "select count(*) from log_chunk where epoch = %s"
+    await exchange(runner, ends=[quiet], held=[again, second], free=0)
+    assert await value(conn, lines, again.epoch) == 0
+    # Lines that were shipped before come again with the report.
+    await conn.execute(
+        "insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, content) values (%s, %s, -1, %s, 0, 9, 'x')",
+        [second.run_id, second.idx, second.epoch],
+    )
+    assert (await exchange(runner, ends=[ended(second.ref)], held=[second], free=0)).refused == []
+
+
+async def test_a_row_whose_task_does_not_wait_with_its_epoch_changes_nothing(
+    conn: AsyncConnection, runner: Runner
+) -> None:
+    run, row = await leased(runner)
+    await conn.execute("update task set epoch = epoch + 1 where run_id = %s", [run])
+    await exchange(runner, ends=[ended(row.ref)], held=[row], free=0)
+    assert (await states(conn, run))["a"] == "deferred"
+    await conn.execute("update task_trigger set session = null, event = null")
+    assert (await exchange(runner)).started == []
+    await conn.execute(
+        "update task_trigger w set epoch = k.epoch from task k where k.run_id = w.run_id and k.idx = w.idx"
+    )
+    await conn.execute("update task set state = 'pending' where run_id = %s and idx = %s", [run, row.idx])
+    assert (await exchange(runner)).started == []
+    await conn.execute("update task set state = 'deferred' where run_id = %s and idx = %s", [run, row.idx])
+    patterns = {"session": runner.session, "reports": [], "held": [], "queues": ["default"], "free": 1}
+    assert (await exchange_triggers(conn, match=["other::*"], **patterns)).started == []  # type: ignore[arg-type]
+    assert len((await exchange_triggers(conn, match=["chain::*"], **patterns)).started) == 1  # type: ignore[arg-type]
+
+
+async def test_leases_pass_by_locked_runs_and_everything_else_waits_for_them(
+    conn: AsyncConnection, database: str, runner: Runner
+) -> None:
+    _, row = await leased(runner)
+    run, _ = await deferred(runner)
+    lock = "select from run_status where run_id = %s for update"
+    await conn.execute("set lock_timeout = '200ms'")
+    async with await connect(database, purpose=Purpose.SCHEDULER) as holder:
+        async with holder.transaction():
+            await holder.execute(lock, [run])
+            assert (await exchange(runner, held=[row])).started == []
+        async with holder.transaction():
+            await holder.execute(lock, [row.run_id])
+            with pytest.raises(LockNotAvailable):
+                await exchange(runner, ends=[ended(row.ref)], held=[row])
+            with pytest.raises(LockNotAvailable):
+                await mark_runner_dead(conn, session=runner.session, reason="gone", infra_retries=3)
+    assert len((await exchange(runner, held=[row])).started) == 1
