@@ -139,7 +139,6 @@ async def test_triggers_wait_in_one_process_and_each_resumes_its_task_once(
     assert "waits for asks1 of asks" in await log_of(conn, run, "asks")
     assert "other triggers of this process" in await log_of(conn, run, "blocks")
     assert "time.sleep(1.5)" in await log_of(conn, run, "blocks")
-    assert await value(conn, "select count(*) from log_chunk where is_late") == 0
     assert await invariants.violations(conn) == []
     assert seconds < 3.0
 

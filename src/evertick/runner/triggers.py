@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import psycopg
 
@@ -19,6 +20,7 @@ from evertick.domain.attempt import AttemptOrder, AttemptRef, Isolation, Outcome
 from evertick.domain.errors import EvertickError, PostgresUnavailable
 from evertick.engine.triggers import TriggerRow, encode_end, exchange_triggers
 from evertick.executors.local.executor import LocalExecutor
+from evertick.logs.shipper import last_lines, ship
 from evertick.observability import metrics
 from evertick.observability.logging import Log
 from evertick.processes.system import boot_seconds
@@ -60,6 +62,7 @@ class Triggers:
         self._held: set[AttemptRef] = set()
         self._dropped: set[AttemptRef] = set()
         self._ended: list[Outcome] = []
+        self._late: list[Outcome] = []
         self._wake = asyncio.Event()
         self._is_exchange_due = False
         self._pause_seconds, self._died_at, self._paused_until = 0.0, 0.0, 0.0
@@ -87,10 +90,12 @@ class Triggers:
             ref = AttemptRef(outcome.key, outcome.epoch)
             if ref in self._held:
                 self._ended.append(outcome)
-            elif ref not in self._dropped:
+            elif ref in self._dropped:
+                self._dropped.discard(ref)
+                self._late.append(outcome)
+            else:
                 others.append(outcome)
-            self._dropped.discard(ref)
-        if self._ended:
+        if self._ended or self._late:
             self._wake.set()
         return others
 
@@ -109,6 +114,8 @@ class Triggers:
         is_leaving = self._state.is_stopping or self._state.request is not None
         if is_leaving:
             self._kill(self._held, "the runner leases no triggers any more", LOST_GRACE_SECONDS)
+        if self._late:
+            await self._ship_late()
         if not (self._held or self._ended or self._is_exchange_due):
             return _SELDOM_SECONDS
         may_lease = not is_leaving and self._state.may_claim(now) and now >= self._paused_until
@@ -118,6 +125,14 @@ class Triggers:
         self._is_exchange_due = False
         await self._exchange(free=max(free, 0))
         return 0.0 if self._ended or self._is_exchange_due else self._heartbeat_seconds
+
+    async def _ship_late(self) -> None:
+        """The last lines of triggers that were taken away, such as those of `on_kill`."""
+        late, self._late = self._late, []
+        chunks = [last_lines(outcome) for outcome in late if outcome.log]
+        with suppress(psycopg.Error, PostgresUnavailable, OSError):
+            await ship(await self._link.get(), session=self._executor.session, chunks=chunks)
+        self._executor.settle([(outcome.key, outcome.epoch) for outcome in late])
 
     async def _exchange(self, *, free: int) -> None:
         reported = self._ended[:MOST_REPORTS]
