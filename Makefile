@@ -69,7 +69,7 @@ airflow-truth: $(STAMP) ## how Airflow itself ends its example DAGs, for the com
 	@$(BIN)/python -m tests.airflow.examples.files $(CURDIR)/.airflow/bin/python
 
 trigger-load: $(STAMP) ## 1,000 triggers that wait at once: memory, CPU time, a killed process, latency (COUNT=1000 AIRFLOW_PYTHON=/opt/airflow/bin/python)
-	@$(BIN)/python -m tests.airflow.trigger_load $(if $(COUNT),--count $(COUNT)) $(if $(AIRFLOW_PYTHON),--python $(AIRFLOW_PYTHON))
+	@$(BIN)/python -m bench.trigger_load $(if $(COUNT),--count $(COUNT)) $(if $(AIRFLOW_PYTHON),--python $(AIRFLOW_PYTHON))
 
 requirements: $(STAMP) ## which requirement ids have a test, and which have none
 	@$(BIN)/python tools/requirements.py

@@ -65,9 +65,9 @@ async def deferred(runner: Runner, **given: object) -> tuple[int, ExchangeRow]:
     return run, claim
 
 
-async def leased(runner: Runner, **given: object) -> tuple[int, TriggerRow]:
-    run, _ = await deferred(runner, **given)
-    (row,) = (await exchange(runner)).started
+async def leased(runner: Runner, *held: TriggerRow) -> tuple[int, TriggerRow]:
+    run, _ = await deferred(runner)
+    (row,) = (await exchange(runner, held=held)).started
     return run, row
 
 
@@ -203,7 +203,7 @@ async def test_a_lost_trigger_or_deferral_is_repaired(conn: AsyncConnection, run
 
 async def test_only_what_was_reported_is_over(conn: AsyncConnection, runner: Runner) -> None:
     _, first = await leased(runner)
-    _, second = await leased(runner)
+    _, second = await leased(runner, first)
     done = await exchange(runner, ends=[ended(first.ref, OutcomeKind.LOST)], held=[first, second], free=0)
     assert (done.started, done.lost, done.stopped) == ([], [], [])
     assert (await exchange(runner, ends=[ended(first.ref, OutcomeKind.LOST)], held=[second], free=0)).refused == []

@@ -1,6 +1,6 @@
 """A thousand triggers that wait at once: their process, its memory and CPU time, a kill -9 of it, and how fast events arrive.
 
-    python -m tests.airflow.trigger_load [--count 1000] [--python /opt/airflow/bin/python]
+    python -m bench.trigger_load [--count 1000] [--python /opt/airflow/bin/python]
 
 Prints each figure with its goal, and ends with 1 if one is missed. Measure on a quiet machine.
 """
