@@ -18,6 +18,10 @@ from collections import Counter
 from pathlib import Path
 
 from psycopg import AsyncConnection
+from tests.databases import own_cluster
+from tests.engine.world import value
+from tests.system.hosting import Said, hosted
+from tests.waiting import eventually
 
 from evertick.bundles.bundle import pack
 from evertick.config import Settings
@@ -28,10 +32,6 @@ from evertick.engine.runs import trigger
 from evertick.publisher.deployment import LoadedFolder, deploy, load_files
 from evertick.runner.runner import Runner
 from evertick.scheduler.scheduler import Scheduler
-from tests.databases import own_cluster
-from tests.engine.world import value
-from tests.system.hosting import Said, hosted
-from tests.waiting import eventually
 
 MOST_MIB, MOST_CPU_PERCENT, MOST_P99_MS, MOST_REPLACE_SECONDS = 200, 3.0, 100.0, 3.0
 REST_SECONDS, SPREAD_SECONDS = 10.0, 60.0
