@@ -13,11 +13,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
+from evertick.domain.schedules.spec import EARLIEST
+from evertick.engine.proofs import positions_since, round_of
 from tests.chaos.again import Judged, save
 from tests.chaos.audit import refusals
 from tests.chaos.checker import check
@@ -36,6 +40,8 @@ QUIET_SECONDS = 1.5
 SAMPLE_SECONDS = 4.0
 # Where there are several shards to lead.
 LEAST_SCHEDULERS = 3
+# What violations of the product's own proof begin with, and how a scenario does without it.
+PROOF = "proof"
 
 
 Play = Callable[[Stage], Awaitable[None]]
@@ -279,6 +285,16 @@ async def _judge(scenario: Scenario, stage: Stage, verdict: Verdict) -> None:
     (cluster.folder / "report.txt").write_text(verdict.checked)
     verdict.violations += [f"{name} {each.kind}: {each.text}" for name, each in report.violations]
     verdict.violations += [f"{name} had nothing to check" for name in report.not_exercised(scenario.required)]
+    if PROOF not in scenario.without:
+        verdict.violations += await _prove(cluster)
+
+
+async def _prove(cluster: Cluster) -> list[str]:
+    """A second judge, which shares nothing with the first: the product's own proof, of everything that has happened."""
+    async with await connect(cluster.server.url, purpose=Purpose.READ) as conn:
+        begin = await positions_since(conn, EARLIEST)
+        slices = [each async for each in round_of(conn, begin, settled=timedelta(0))]
+    return [f"{PROOF} {each.check}: {each.subject} {each.detail}" for one in slices for each in one.found]
 
 
 async def _keep_results(stage: Stage, verdict: Verdict) -> None:

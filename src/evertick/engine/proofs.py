@@ -113,9 +113,9 @@ async def positions_since(conn: AsyncConnection, since: datetime | None) -> Posi
     )
 
 
-async def round_of(conn: AsyncConnection, begin: Positions) -> AsyncIterator[Slice]:
+async def round_of(conn: AsyncConnection, begin: Positions, *, settled: timedelta = SETTLED) -> AsyncIterator[Slice]:
     """One round over everything: the live work, the open runs, and what has happened since `begin`."""
-    until = await read_clock(conn) - SETTLED
+    until = await read_clock(conn) - settled
     done = await _confirmed(conn, await _check(conn, WORK_CHECKS, None))
     # The first round has no positions yet: the next one must not begin later.
     yield Slice(checked=done.checked, found=done.found, positions=begin.stored())
@@ -259,7 +259,7 @@ def _readable(rows: Iterable[VersionRow]) -> list[ScheduleVersion]:
 def _violation(check: Check, row: ViolationRow) -> Violation:
     subject = row.name or f"run {row.run_id}"
     if row.idx is not None:
-        subject += f" task {row.idx}" + (f"[{row.map_index}]" if (row.map_index or -1) >= 0 else "")
+        subject += f" task {row.idx}" + ("" if row.map_index in (None, -1) else f"[{row.map_index}]")
     return Violation(
         check=check, subject=subject, detail=row.detail, run_id=row.run_id, idx=row.idx, map_index=row.map_index
     )
