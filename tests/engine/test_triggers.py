@@ -10,9 +10,11 @@ from psycopg import AsyncConnection
 from psycopg.errors import LockNotAvailable
 
 from evertick.db.connect import Purpose, connect
+from evertick.db.queries import gates, runners
 from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.access import Actor
-from evertick.domain.attempt import AttemptRef, Outcome, OutcomeKind
+from evertick.domain.attempt import AttemptRef, Outcome, OutcomeKind, TaskKey
+from evertick.domain.explain import describe
 from evertick.domain.retry import RetryPolicy
 from evertick.engine import asks
 from evertick.engine.maintenance import reconcile_runs
@@ -65,6 +67,11 @@ async def deferred(runner: Runner, **given: object) -> tuple[int, ExchangeRow]:
     return run, claim
 
 
+async def why(conn: AsyncConnection, run: int) -> str:
+    (reason,) = await gates.explain_task(conn, TaskKey(run, 0, -1))
+    return describe(reason)
+
+
 async def leased(runner: Runner, *held: TriggerRow) -> tuple[int, TriggerRow]:
     run, _ = await deferred(runner)
     (row,) = (await exchange(runner, held=held)).started
@@ -73,12 +80,20 @@ async def leased(runner: Runner, *held: TriggerRow) -> tuple[int, TriggerRow]:
 
 async def test_a_task_waits_for_its_trigger_and_resumes_with_the_event(conn: AsyncConnection, runner: Runner) -> None:
     run, claim = await deferred(runner)
+    waits = "it waits for trigger mod.Trigger since 2030-01-01T00:00:00"
+    assert (await why(conn, run)).startswith(waits) and "a runner of queue default must run it" in await why(conn, run)
     assert await value(conn, "select count(*) from lease") == 0
     assert (await extend(conn, session=runner.session, held=[])).has_triggers
     (row,) = (await exchange(runner)).started
     assert (row.classpath, row.kwargs, row.attempt) == ("mod.Trigger", {"token": "s3cret"}, 1)
     assert row.epoch == claim.epoch + 1 and isinstance(row.run, dict) and row.run["dag"] == "chain"
     assert not (await extend(conn, session=runner.session, held=[])).has_triggers
+    assert (await why(conn, run)).endswith(f", run by r{runner.session}")
+    reason = await value(conn, "select reason from all_tasks where run_id = %s and task = 'a'", run)
+    assert reason == "waits for trigger mod.Trigger since 2030-01-01 00:00:00 UTC"
+    assert await value(conn, "select phase from listed_task where run_id = %s and task = 'a'", run) == "deferred"
+    (busy,) = await runners.list_busy(conn, limit=9)
+    assert (busy.busy, busy.triggers) == (0, 1)
     # A reply that was lost is repeated, and nothing is leased twice.
     other = await Runner.join(conn)
     assert (await exchange(other)).started == []
@@ -108,7 +123,11 @@ async def test_a_task_waits_for_its_trigger_and_resumes_with_the_event(conn: Asy
     (again,) = await runner.claim()
     assert again.attempt == 2
     assert (await asks.ask(conn, holder(runner, again), "run", {}))["resumed"] is None  # type: ignore[index,call-overload]
-    # It may defer again, and time out.
+    # It may defer again, and time out. A row of an older wait is replaced.
+    await conn.execute(
+        "insert into deferral (run_id, idx, map_index, epoch, shard, kind, wake_at) values (%s, 0, -1, 1, 0, 'time', clock())",
+        [run],
+    )
     await runner.finish(again, "deferred", result={"trigger": {**GIVEN, "timeout": 5}})
     leader = await lead(conn)
     await wake(conn, shard=0, epoch=leader, batch=10)
@@ -207,6 +226,8 @@ async def test_only_what_was_reported_is_over(conn: AsyncConnection, runner: Run
     done = await exchange(runner, ends=[ended(first.ref, OutcomeKind.LOST)], held=[first, second], free=0)
     assert (done.started, done.lost, done.stopped) == ([], [], [])
     assert (await exchange(runner, ends=[ended(first.ref, OutcomeKind.LOST)], held=[second], free=0)).refused == []
+    older = AttemptRef(first.ref.key, first.epoch - 1)
+    assert (await exchange(runner, ends=[ended(older, OutcomeKind.LOST)], held=[second], free=0)).refused == [older]
     (again,) = (await exchange(runner, held=[second])).started
     assert again.epoch == first.epoch + 1
     # The session's older lease of the same trigger is not the one that it holds now.

@@ -113,7 +113,7 @@ begin
             on conflict (run_id, idx, map_index, epoch, seq) do nothing
         ), freed as (
             update task_trigger w set session = null from report x
-            where w.run_id = x.r and w.idx = x.i and w.map_index = x.m and w.epoch = x.e and w.session = p_session
+            where w.run_id = x.r and w.idx = x.i and w.map_index = x.m
         )
         select jsonb_agg(jsonb_build_object('run_id', x.r, 'idx', x.i, 'map_index', x.m, 'epoch', x.e,
                                             'value', x.value)) filter (where x.value is not null)
