@@ -113,6 +113,7 @@ def test_the_options_of_tasks() -> None:
         "retry_on",
         "secrets",
         "setup",
+        "stop_grace",
         "timeout",
         "trigger_rule",
         "variables",

@@ -403,3 +403,23 @@ async def test_a_compiled_task_is_found_again_by_name(tmp_path: Path) -> None:
     dags = load_dags(EXAMPLES, "heartbeat.py")
     for spec in loaded.dags[0].spec.tasks:
         assert find_task(dags, "heartbeat", spec.name).name == spec.name
+
+
+async def test_a_function_computes_the_instants_of_a_schedule(tmp_path: Path, write: Write) -> None:
+    """They are not part of the DAG's version, and a function that fails or goes back is the file's error."""
+    body = "def odd(after):\n    day = after.replace(hour=6, minute=0, second=0, microsecond=0) + timedelta(days=1)\n"
+    body += "    return day if day.day % 2 else day + timedelta(days=1)\n"
+    text = "from datetime import timedelta\n" + HEAD + body + "@dag(schedule=odd)\ndef late(): work()\n"
+    write("x.py", text)
+    (first,) = (await load_file(tmp_path, "x.py")).dags
+    (again,) = (await load_file(tmp_path, "x.py")).dags
+    spec = first.spec.schedules[0].spec
+    assert len(spec.instants) == 500 and {(at.hour, at.day % 2) for at in spec.instants} == {(6, 1)}
+    assert again.hash == first.hash and "times" not in first.spec_json
+    write("x.py", text.replace("hour=6", "hour=7"))
+    (changed,) = (await load_file(tmp_path, "x.py")).dags
+    assert changed.hash != first.hash
+    write("x.py", text.replace("return day", "return 1 / 0"))
+    assert "timetable of schedule 'default': ZeroDivisionError" in (await problem(tmp_path)).message
+    write("x.py", text.replace("return day", "return after"))
+    assert "it must be a later instant, or None" in (await problem(tmp_path)).message

@@ -183,9 +183,11 @@ class World:
             await self._try(lambda: decide_approval(self.conn, run_id=run, task=task, decision=decision))
 
     def _gates_or_mapping(self, upstream: list[str]) -> dict[str, object]:
-        """Both, unless one of the gates is not for mapped tasks."""
+        """Both, unless one of the gates is not for mapped tasks. Some wait for an upstream task of the run before, too."""
         gates, mapping = self._gates(), self._mapping(upstream)
-        if any(gate.kind in (GateKind.ORDER, GateKind.PAST) for gate in gates):
+        if upstream and any(gate.kind is GateKind.PAST for gate in gates) and self.dice.random() < 0.5:
+            gates = (*gates, GateSpec(kind=GateKind.PAST, name=upstream[0]))
+        if any(gate.kind is GateKind.ORDER for gate in gates):
             return {"gates": gates}
         return {"gates": gates, "mapping": mapping}
 
@@ -609,7 +611,9 @@ class World:
         )[0]
 
     def _fields(self) -> dict[str, object]:
-        result = self.dice.choice([7, [], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4, 5]])
+        # A deferred one may ask people, and waits for their answer.
+        asks = {"poll_at": "infinity", "request": {"title": "?", "options": ["Approve", "Reject"]}}
+        result = self.dice.choice([7, [], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4, 5], asks])
         # A branch skips what it did not choose, wherever that stands; most tasks are none.
         skip = {"skip": self.dice.sample(range(9), 2)} if self.dice.random() < 0.05 else {}
         return {**skip, "result": result, "retry_in": self.dice.choice([0, 0, 4]), "log": "1 INFO x\n"}

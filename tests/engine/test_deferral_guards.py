@@ -201,7 +201,7 @@ async def waiting_for(conn: AsyncConnection, wait: WaitSpec) -> Scene:
 
 
 async def decide(conn: AsyncConnection, asked: ApprovalRow) -> bool:
-    return await _decide_approval(conn, asked, is_approved=True, actor=Actor("ann"), note=None, fields={})
+    return await _decide_approval(conn, asked, is_approved=True, actor=Actor("ann"), note=None, fields={}, chosen=None)
 
 
 async def test_an_answer_counts_for_the_question_that_is_open_and_no_longer(rollback_conn: AsyncConnection) -> None:

@@ -11,6 +11,7 @@ from evertick.db.queries import gates
 from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import GateKind, GateSpec
+from evertick.domain.dags.mapping import MappedList, Mapping
 from evertick.domain.errors import UserError
 from evertick.domain.explain import describe
 from evertick.domain.retention import Pace
@@ -109,6 +110,28 @@ async def test_it_waits_for_the_run_before(db: AsyncConnection, way: str) -> Non
         await mark(db, TaskKey(first, 1, -1), state="success", actor=Actor("test"))
     assert await state(db, second) == "available"
     await sound(db)
+
+
+async def test_it_waits_for_the_tasks_after_it_in_the_run_before(db: AsyncConnection) -> None:
+    """As with wait_for_downstream, of a mapped task as well: `t` waits for `t` and `down`, whatever index they have there."""
+    gates = (GateSpec(kind=GateKind.PAST, name=""), GateSpec(kind=GateKind.PAST, name="down"))
+    mapping = Mapping(lists=(MappedList(argument="x", length=2),))
+    shape = {"t": [], "down": ["t"]}
+    per_task = {"t": {"gates": gates, "mapping": mapping}}
+    await put(db, make_dag("a", {"z": [], **shape}, every=timedelta(hours=1)))
+    runner = await Runner.join(db)
+    first = await fired(db, 1)
+    await put(db, make_dag("a", shape, per_task=per_task, every=timedelta(hours=1)))
+    second = await fired(db, 2)
+    third = await fired(db, 3)
+    order = []
+    while claims := await runner.claim():
+        order += [(claim.run_id, claim.idx) for claim in claims]
+        await runner.step([(claim, "success", {}) for claim in claims])
+        await sound(db)
+    expected = [(first, 0), (first, 1), (first, 2)]
+    expected += [(run, idx) for run in (second, third) for idx in (0, 0, 1)]
+    assert order == expected
 
 
 async def test_many_runs_at_once_go_one_after_the_other_and_nothing_is_left(db: AsyncConnection) -> None:

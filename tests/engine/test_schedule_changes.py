@@ -15,8 +15,9 @@ from evertick.domain.access import Actor
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.errors import Conflict, InvalidSchedule, NotFound
+from evertick.domain.schedules.computed import Instant, renew_at, with_instants
 from evertick.domain.schedules.misfire import MisfirePolicy, delay_of
-from evertick.domain.schedules.spec import parse_schedule
+from evertick.domain.schedules.spec import ScheduleSpec, parse_schedule
 from evertick.engine.dags import pause, unpause
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.schedules import (
@@ -345,3 +346,49 @@ async def test_a_schedule_with_catchup_begins_in_the_past_once(conn: AsyncConnec
     assert await invariants.violations(conn) == []
     with pytest.raises(InvalidSchedule, match="write start_at"):
         parse_schedule("@every 10s", catchup=True)
+
+
+@pytest.mark.requirement("I2")
+async def test_instants_that_code_computes_are_stored_ahead_and_renewed(conn: AsyncConnection) -> None:
+    """Another load appends instants and changes none; other code replaces what is to come. A schedule that ran out continues
+    with what it missed. None of it is a new version of the DAG."""
+    await invariants.install(conn)
+    await set_clock(conn, T0)
+
+    def of(code: str, *seconds: float) -> DagSpec:
+        empty = parse_schedule({"kind": "computed", "timetable": f"a.b#{code}"})
+        spec = with_instants(empty, [Instant(at=later(each), start=T0, end=later(each)) for each in seconds])
+        return replace(
+            make_dag("one", ONE), schedules=(NamedSchedule(name="main", spec=spec, misfire=MisfirePolicy.ALL),)
+        )
+
+    async def stored() -> list[float]:
+        (row,) = await schedules.of_dag(conn, dag="one")
+        return [(at - T0).total_seconds() for at in ScheduleSpec.from_json(row.spec).instants]
+
+    version = await put(conn, of("1", 10, 20, 30))
+    epoch = await lead(conn)
+    await set_clock(conn, later(15))
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
+    assert await put(conn, of("1", 11, 21, 31, 41)) == version
+    assert await stored() == [10, 20, 30, 31, 41]
+    await set_clock(conn, later(60))
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
+    assert await value(conn, "select next_due from schedule_state") is None
+    assert await put(conn, of("1")) == version, "its code computes nothing more"
+    await set_clock(conn, later(75))
+    await put(conn, of("1", 65, 70, 80, 90))
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
+    assert await fires(conn) == [10, 20, 30, 31, 41, 65, 70]
+    assert await value(conn, "select next_due from schedule_state") == later(80)
+    assert await put(conn, of("2", 72, 77, 100)) != version
+    assert await stored() == [72, 77, 100]
+    await set_clock(conn, later(200))
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
+    assert await fires(conn) == [10, 20, 30, 31, 41, 65, 70, 77, 100]
+    assert await value(conn, "select array_agg(change order by version) from schedule_version") == [
+        "publish",
+        "publish",
+    ]
+    assert renew_at(of("1", 10, 20, 100_000).schedules[0].spec, T0) == later(60)
+    assert await invariants.violations(conn) == []

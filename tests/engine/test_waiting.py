@@ -11,6 +11,7 @@ from psycopg import AsyncConnection
 from evertick.db.queries import tasks
 from evertick.db.queries import waits as waits_queries
 from evertick.db.queries.dags import find
+from evertick.db.queries.waits import ApprovalRow
 from evertick.domain.access import Actor, Role
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.gates import GateKind, GateSpec
@@ -22,6 +23,7 @@ from evertick.domain.errors import Conflict, Forbidden, InvalidParams, NotFound,
 from evertick.domain.explain import describe
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
+from evertick.engine.asks import ask
 from evertick.engine.dags import pause, unpause
 from evertick.engine.maintenance import reconcile_runs, time_out_run
 from evertick.engine.retention import Kind, PruneGrant, prune_kind
@@ -32,6 +34,7 @@ from evertick.engine.tasks import clear, mark, select_tasks
 from evertick.engine.waits import Decision, Woken, _decide_approval, decide_approval, find_approval, send_event, wake
 from tests.engine import invariants
 from tests.engine.reasons import explain
+from tests.engine.test_asks import holder
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
 POLL = WaitSpec(kind=WaitKind.POLL, seconds=60, timeout_seconds=600)
@@ -214,6 +217,58 @@ async def test_an_attempt_may_work_out_until_when_its_task_waits(conn: AsyncConn
     await woken(conn, epoch, 45)
     assert (await states(conn, run))["wait"] == "success"
     assert await runner.drain() == ["after"]
+
+
+async def test_an_attempt_asks_people_and_another_one_gets_their_answer(conn: AsyncConnection) -> None:
+    """The question and the wait are stored together; the first answer wakes the task, and the next attempt reads it until the
+    task is cleared. An answer that comes too late, or to a question that was asked again, is refused."""
+    run, runner, epoch = await world(conn, waiting(WaitSpec(kind=WaitKind.POLL, seconds=60)))
+    request: dict[str, object] = {
+        "title": "Which?",
+        "options": ["a", "b"],
+        "multiple": True,
+        "until": later(500).isoformat(),
+    }
+    request["users"] = [{"id": "1", "name": "Ann"}]
+    (first,) = await runner.claim()
+    await runner.finish(first, "deferred", result={"poll_at": "infinity", "request": request})
+    assert (await woken(conn, epoch, 100_000)).next_wake is None
+    assert "it waits for an approval, 'Which?'" in await why(conn, run)
+    (asked,) = await waits_queries.list_approvals(conn)
+    assert (asked.wait, asked.deadline) == (request, later(500))
+
+    async def answer(chosen: list[str] | None, who: str = "user:Ann") -> ApprovalRow:
+        given = Decision(is_approved=True, actor=Actor(who), chosen=chosen)
+        return await decide_approval(conn, run_id=run, task="wait", decision=given, role=Role.ADMIN)
+
+    for wrong in (None, [], ["c"], ["a", "a"]):
+        with pytest.raises(UserError, match=r"choose one or more of \['a', 'b'\]"):
+            await answer(wrong)
+    with pytest.raises(Forbidden, match="Only Ann can answer 'Which"):
+        await answer(["a"], "user:bob")
+    assert (await answer(["b", "a"])).chosen == ["b", "a"]
+    with pytest.raises(Conflict, match="was approved by user:Ann"):
+        await answer(["a"])
+    await woken(conn, epoch, 100_001)
+    for _ in range(2):  # also after its runner was lost
+        (claim,) = await runner.claim()
+        found = (await ask(conn, holder(runner, claim), "run", {}))["input"]  # type: ignore[index, call-overload]
+        assert (found["request"], found["chosen"], found["decided_by"]) == (request, ["b", "a"], "user:Ann")
+        await runner.finish(claim, "given_back")
+    (claim,) = await runner.claim()
+    await runner.finish(claim, "deferred", result={"poll_at": "infinity", "request": request})
+    assert not await _decide_approval(
+        conn, asked, is_approved=True, actor=Actor("x"), note=None, fields={}, chosen=["a"]
+    )
+    assert (await answer(["a"])).chosen == ["a"], "it was asked again"
+    await woken(conn, epoch, 100_002)
+    (claim,) = await runner.claim()
+    await runner.finish(claim)
+    with pytest.raises(Conflict, match="was approved by user:Ann"):
+        await answer(["b"])
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["wait"]), actor=Actor("test"))
+    (claim,) = await runner.claim()
+    assert (await ask(conn, holder(runner, claim), "run", {}))["input"] is None  # type: ignore[index, call-overload]
 
 
 async def test_the_same_poll_reported_twice_is_one(conn: AsyncConnection) -> None:
@@ -421,7 +476,9 @@ async def test_of_two_who_decide_at_once_one_is_too_late(conn: AsyncConnection) 
     run, _, _ = await world(conn, waiting(ASK))
     (asked,) = await waits_queries.list_approvals(conn)
     taken = [
-        await _decide_approval(conn, asked, is_approved=is_approved, actor=Actor(who), note=None, fields={})
+        await _decide_approval(
+            conn, asked, is_approved=is_approved, actor=Actor(who), note=None, fields={}, chosen=None
+        )
         for who, is_approved in (("ann", True), ("bob", False))
     ]
     assert taken == [True, False]

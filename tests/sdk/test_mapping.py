@@ -99,10 +99,7 @@ def test_a_list_that_became_shorter_since_it_was_published_says_so() -> None:
         (lambda: add.override(max_instances=0).expand(x=[1]), "max_instances is 0; it must be from 1 to 100,000"),
         (lambda: add.override(trigger_rule="always").expand(x=source()), "may start it before that task has ended"),
         (lambda: add.override(setup=True).expand(x=[1]), "is a setup and cannot be mapped"),
-        (
-            lambda: add.override(depends_on_past=True).expand(x=[1]),
-            "is mapped: `order` and `depends_on_past` are not allowed",
-        ),
+        (lambda: add.override(order={"k": 1}).expand(x=[1]), "is mapped: `order` is not allowed"),
         (lambda: gather(add.partial(x=1)), "not expanded yet> cannot be passed to a task"),
     ],
 )

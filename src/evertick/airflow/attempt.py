@@ -12,7 +12,7 @@ import traceback
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from io import StringIO
 from typing import Any
 
@@ -24,17 +24,19 @@ from airflow.sdk.execution_time import comms, task_runner
 from airflow.sdk.execution_time.comms import DagRun
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-from evertick.airflow.messages import Supervisor, by_key
+from evertick.airflow.messages import Supervisor, by_key, encoder
+from evertick.airflow.people import Resumed, question, resumption, still_waiting
 from evertick.airflow.runs import Run
-from evertick.airflow.schedules import INTERVAL_TIMETABLES, kind_of
+from evertick.airflow.schedules import interval_of, timed_part
 from evertick.airflow.side_door import side_door
+from evertick.airflow.tasks import growing_delay, has_on_kill
+from evertick.airflow.timetables import manual_interval
 from evertick.airflow.triggers import deferral_json, resume_fields, start_fields, wait_for_event
 from evertick.attempts.body import described
 from evertick.attempts.protocol import AskRefused, AttemptIO, Report, Start
 from evertick.domain.attempt import OutcomeKind
 from evertick.domain.dags.spec import DagSpec, TaskSpec
-from evertick.domain.schedules.misfire import latest_between
-from evertick.domain.schedules.spec import EARLIEST
+from evertick.domain.schedules.spec import ScheduleKind
 from evertick.sdk.runtime import TaskContext, enter
 
 _SPACE = uuid.UUID("5a4cd6ba-9e65-4a0f-9d34-2c6b19a3c1d5")
@@ -53,10 +55,12 @@ class AirflowTask:
         error: BaseException | None = None
         try:
             facts = io.ask("run", {})
-            run = Run(facts, interval=self._interval(facts))
+            run = self.run_of(facts)
             supervisor = Supervisor(run, self._task.task_id, start.map_index, io)
-            resumed = facts.get("resumed")
-            error = self._execute(start, run, supervisor, io, resumed)
+            answer = resumption(facts.get("input"), start.attempt, datetime.now(UTC))
+            if answer is not None and answer.event is None:
+                return Report(start.number, OutcomeKind.DEFERRED, None, json.dumps(still_waiting(facts["input"])))
+            error = self._execute(start, run, supervisor, io, (facts.get("resumed"), answer))
         except BaseException as failure:  # a param that does not fit, for example: before the SDK catches anything
             error = failure
             io.say("ERROR", "".join(traceback.format_exception(failure)))
@@ -67,20 +71,30 @@ class AirflowTask:
         given = json.loads(start.inputs_json)
         run = Run(given["run"])
         supervisor = Supervisor(run, self._task.task_id, start.map_index, io)
-        return await wait_for_event(start.number, given, self._instance(start, run, {}), supervisor, io)
+        return await wait_for_event(start.number, given, self.instance(start, run, {}), supervisor, io)
 
     def _execute(
-        self, start: Start, run: Run, supervisor: Supervisor, io: AttemptIO, resumed: Mapping[str, Any] | None
+        self,
+        start: Start,
+        run: Run,
+        supervisor: Supervisor,
+        io: AttemptIO,
+        since: tuple[Mapping[str, Any] | None, Resumed | None],
     ) -> BaseException | None:
-        log = TaskLog(io)
+        """`since`: the event of its trigger and the answer of people that the task has waited for."""
+        log, (resumed, answer) = TaskLog(io), since
+        if has_on_kill(self._task) and not self._task.is_mapped:
+            _end_after_on_kill(self._task)
         door = side_door(supervisor.send, io.say) if self._starts_interpreters() else nullcontext()
         fields = {} if resumed is None or "end" in resumed["event"] else resume_fields(resumed)
+        if answer is not None:
+            fields = _with_event(answer)
         with supervised(supervisor), door:
-            instance = self._instance(start, run, fields)
+            instance = self.instance(start, run, fields)
             context = instance.get_template_context()
             if resumed is not None and "end" in resumed["event"]:
                 state, error = self._end(resumed["event"], supervisor), None
-            elif resumed is None and getattr(self._task, "start_from_trigger", False):
+            elif resumed is None and answer is None and getattr(self._task, "start_from_trigger", False):
                 supervisor.kept.final = start_fields(self._task, context)
                 return None
             else:
@@ -104,7 +118,11 @@ class AirflowTask:
         kind = task.operator_class if task.is_mapped else type(task)
         return any(base.__name__ == "_BasePythonVirtualenvOperator" for base in kind.__mro__)
 
-    def _instance(self, start: Start, run: Run, resumed: Mapping[str, Any]) -> Any:
+    def run_of(self, facts: Mapping[str, Any]) -> Run:
+        return Run(facts, interval=self._interval(facts))
+
+    def instance(self, start: Start, run: Run, resumed: Mapping[str, Any]) -> Any:
+        """The task's instance as the SDK sees it."""
         retries = next(each.retry.retries for each in self._spec.tasks if each.name == self._task.task_id)
         declared = {param.name: param.default for param in self._spec.params}
         known = {
@@ -136,16 +154,14 @@ class AirflowTask:
         )
 
     def _interval(self, facts: Mapping[str, Any]) -> tuple[datetime, datetime] | None:
-        """Of a DAG whose runs are for an interval. A run that was triggered by hand is for the last one that is over."""
-        if kind_of(self._task.dag.timetable) not in INTERVAL_TIMETABLES or not self._spec.schedules:
+        if not self._spec.schedules:
             return None
-        schedule, at = self._spec.schedules[0].spec, Run(facts).due_at
-        end = at if facts["type"] in ("scheduled", "backfill") else latest_between(schedule, EARLIEST, at) or at
-        start = latest_between(schedule, EARLIEST, end - timedelta(microseconds=1))
-        if start is None:  # the first one: a schedule has no due time before it begins
-            every = schedule.every_seconds
-            start = end if every is None else end - timedelta(seconds=every)
-        return start, end
+        is_planned, schedule = facts["type"] in ("scheduled", "backfill"), self._spec.schedules[0].spec
+        if schedule.kind is not ScheduleKind.COMPUTED:
+            return interval_of(self._task.dag, schedule, Run(facts).due_at, is_planned=is_planned)
+        if (stored := facts.get("interval")) is not None:
+            return datetime.fromisoformat(stored[0]), datetime.fromisoformat(stored[1])
+        return None if is_planned else manual_interval(timed_part(self._task.dag.timetable), Run(facts).due_at)
 
     def _report(
         self, start: Start, supervisor: Supervisor | None, error: BaseException | None, io: AttemptIO
@@ -163,13 +179,16 @@ class AirflowTask:
         if name == "RescheduleTask":
             until = final.reschedule_date.astimezone(UTC).isoformat()
             return Report(number, OutcomeKind.DEFERRED, None, json.dumps({"poll_at": until}))
+        if name == "AwaitInputTask":
+            asked = question(supervisor.kept.question, final, start.attempt, datetime.now(UTC))
+            return Report(number, OutcomeKind.DEFERRED, None, json.dumps(asked, default=str))
         if name == "SucceedTask":
             return self._success(number, supervisor, io)
         if name == "TaskState" and state == "skipped":
             return Report(number, OutcomeKind.SKIPPED)
         reason = described(error, io.hide) if error else None
         if name == "RetryTask":
-            delay = getattr(final, "retry_delay_seconds", None)
+            delay = getattr(final, "retry_delay_seconds", None) or growing_delay(self._task, start.attempt)
             reason = getattr(final, "retry_reason", None) or reason
             return Report(number, OutcomeKind.FAILED, reason, retry_after_seconds=delay)
         if name == "TaskState":
@@ -323,3 +342,21 @@ class _NoListeners:
 
     def __call__(self, **_given: object) -> None:
         pass
+
+
+def _end_after_on_kill(task: Any) -> None:
+    """When the task is stopped, the SDK calls `on_kill` and goes on; this ends its operator after that."""
+    on_kill = type(task).on_kill
+
+    def stop() -> None:
+        on_kill(task)
+        raise exceptions.AirflowFailException("the task was stopped")
+
+    object.__setattr__(task, "on_kill", stop)
+
+
+def _with_event(answer: Resumed) -> dict[str, Any]:
+    """How an operator resumes with the answer of people, or without one."""
+    serde = encoder()
+    kwargs = dict(serde.deserialize(dict(answer.next_kwargs)) or {}) if answer.next_kwargs else {}
+    return {"next_method": answer.next_method, "next_kwargs": serde.serialize({**kwargs, "event": answer.event})}

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evertick.airflow.findings import Findings
 from evertick.airflow.schedules import compile_schedules
 from evertick.airflow.tasks import compile_task, priorities_of, seconds
-from evertick.domain.dags.params import ParamSpec, ParamType
-from evertick.domain.dags.spec import DagSpec
+from evertick.domain.dags.params import ParamSpec, ParamType, check_params
+from evertick.domain.dags.spec import DagSpec, TaskSpec
 from evertick.domain.dags.validation import MAX_TAG, MAX_TAGS, arrange, validate
-from evertick.domain.errors import InvalidDag
+from evertick.domain.errors import InvalidDag, UserError
+from evertick.domain.notifications import DestinationKind, NotificationEvent, NotificationRuleSpec
 from evertick.domain.schedules.misfire import MisfirePolicy
 
 _MOST_LIMIT = 1_000_000
+_CALLBACKS = {"on_failure_callback": NotificationEvent.FAILURE, "on_success_callback": NotificationEvent.SUCCESS}
 _TYPES = {each.value: each for each in ParamType}
 # What a param's schema may say without changing which values fit.
 _PLAIN = frozenset(
     {"type", "title", "description", "description_md", "section", "examples", "values_display", "default"}
 )
+
+
+_LIMITS = {"minimum": "minimum", "maximum": "maximum", "minLength": "min_length", "maxLength": "max_length"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +47,11 @@ def compile_dag(dag: Any, file: str, lines: dict[str, int], defaults: Mapping[st
         if name in lines:
             findings.add("AF406", name)
     priorities = priorities_of(dag, findings)
-    tasks = [compile_task(task, priorities, findings) for task in dag.task_dict.values()]
+    limit = _max_active_tasks(dag, defaults)
+    tasks = [
+        _noticed(compile_task(task, priorities, findings, max_active_tasks=limit), dag)
+        for task in dag.task_dict.values()
+    ]
     at = {task.name: position for position, task in enumerate(tasks)}
     edges = [(at[up], at[down]) for up, task in dag.task_dict.items() for down in sorted(task.downstream_task_ids)]
     paused = dag.is_paused_upon_creation
@@ -56,9 +65,9 @@ def compile_dag(dag: Any, file: str, lines: dict[str, int], defaults: Mapping[st
         accepts_unknown_params=True,
         schedules=compile_schedules(dag, findings),
         max_active_runs=min(dag.max_active_runs, _MOST_LIMIT) if dag.max_active_runs > 0 else None,
-        max_active_tasks=_max_active_tasks(dag, defaults, findings),
         run_timeout_seconds=None if dag.dagrun_timeout is None else seconds(dag.dagrun_timeout),
         misfire=MisfirePolicy.ALL if dag.catchup else MisfirePolicy.LATEST,
+        notices=tuple(_notices(dag)),
         starts_paused=bool(defaults["is_paused"] if paused is None else paused),
     )
     if findings.is_refused:
@@ -70,14 +79,30 @@ def compile_dag(dag: Any, file: str, lines: dict[str, int], defaults: Mapping[st
     return Compiled(spec=arrange(made), findings=findings)
 
 
+def called_events(dag: Any) -> dict[str, NotificationEvent]:
+    """The callbacks that the DAG has, and what they are called for."""
+    return {name: event for name, event in _CALLBACKS.items() if getattr(dag, name)}
+
+
+def _noticed(task: TaskSpec, dag: Any) -> TaskSpec:
+    if not dag.fail_fast or task.is_teardown:
+        return task
+    rule = NotificationRuleSpec(event=NotificationEvent.FAILURE, sink=f"{DestinationKind.FAIL_FAST}:", every_time=True)
+    return replace(task, notices=(rule,))
+
+
+def _notices(dag: Any) -> Iterator[NotificationRuleSpec]:
+    for name, event in called_events(dag).items():
+        yield NotificationRuleSpec(event=event, sink=f"{DestinationKind.CALL}:{name}", every_time=True)
+    if (most := getattr(dag, "max_consecutive_failed_dag_runs", 0)) > 0:
+        sink = f"{DestinationKind.PAUSE}:{most}"
+        yield NotificationRuleSpec(event=NotificationEvent.FAILURE, sink=sink, every_time=True)
+
+
 def _find_ignored(dag: Any, findings: Findings) -> None:
-    for name in ("on_failure_callback", "on_success_callback"):
-        if getattr(dag, name):
-            findings.add("AF501", name)
     options = (
         ("AF502", "fail_fast"),
         ("AF503", "deadline"),
-        ("AF504", "max_consecutive_failed_dag_runs"),
         ("AF505", "access_control"),
         ("AF506", "allowed_run_types"),
     )
@@ -86,12 +111,11 @@ def _find_ignored(dag: Any, findings: Findings) -> None:
             findings.add(code, value)
 
 
-def _max_active_tasks(dag: Any, defaults: Mapping[str, Any], findings: Findings) -> int | None:
-    """Airflow's default limits each run; Evertick has no limit unless the DAG names one."""
+def _max_active_tasks(dag: Any, defaults: Mapping[str, Any]) -> int | None:
+    """The limit of each run. Airflow has one by default; here there is none unless the DAG names another."""
     limit: int = dag.max_active_tasks
     if limit == defaults["max_active_tasks"] or not 1 <= limit <= _MOST_LIMIT:
         return None
-    findings.add("AF507", limit)
     return limit
 
 
@@ -106,10 +130,8 @@ def _param(name: str, param: Any, findings: Findings) -> ParamSpec:
     kinds = [declared] if isinstance(declared, str) else list(declared or ())
     plain = [kind for kind in kinds if kind != "null"]
     kind = _TYPES.get(plain[0], ParamType.ANY) if len(plain) == 1 else ParamType.ANY
-    if set(schema) - _PLAIN or len(plain) > 1:
-        findings.add("AF508", name)
     is_required = not hasattr(param, "has_value") or type(param.value).__name__ == "ArgNotSet"
-    return ParamSpec(
+    made = ParamSpec(
         name=name,
         type=kind,
         default=None if is_required else param.value,
@@ -117,3 +139,20 @@ def _param(name: str, param: Any, findings: Findings) -> ParamSpec:
         nullable="null" in kinds,
         description=param.description or schema.get("title"),
     )
+    known = {field: schema[key] for key, field in _LIMITS.items() if key in schema}
+    if isinstance(values := schema.get("enum"), list):
+        known["choices"] = tuple(values)
+    limited = replace(made, **known)
+    if set(schema) - _PLAIN - {"enum", *_LIMITS} or len(plain) > 1 or not _fits(limited):
+        findings.add("AF508", name)
+        return made
+    return limited
+
+
+def _fits(spec: ParamSpec) -> bool:
+    """Whether its default, which Airflow does not check, is a value that runs may have."""
+    try:
+        check_params((replace(spec, required=False),), {})
+    except UserError:
+        return False
+    return True

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,16 @@ from airflow.sdk.definitions._internal.contextmanager import DagContext
 from airflow import settings
 from evertick.airflow import older
 from evertick.airflow.attempt import AirflowTask, values_at_import, warm_up
-from evertick.airflow.compiler import compile_dag
+from evertick.airflow.callbacks import callback_dags
+from evertick.airflow.compiler import called_events, compile_dag
 from evertick.airflow.findings import lines_of
+from evertick.airflow.schedules import timed_part
+from evertick.airflow.timetables import instants
 from evertick.domain.dags.findings import Finding
 from evertick.domain.dags.spec import DagSpec
 from evertick.domain.errors import InvalidDag
+from evertick.domain.schedules.computed import Instant
+from evertick.domain.schedules.spec import ScheduleKind
 from evertick.sdk.dag import DagFile
 from evertick.sdk.runtime import BoundTask, CompiledDag
 
@@ -53,7 +60,10 @@ def load_dag_file(folder: Path, file: str) -> DagFile:
             compiled.findings.add("AF601", text)
         findings[dag.dag_id] = tuple(compiled.findings.found)
         if compiled.spec is not None:
-            dags[dag.dag_id] = CompiledDag(spec=compiled.spec, tasks=_tasks(dag, compiled.spec))
+            dags |= callback_dags(dag, compiled.spec, called_events(dag))
+            dags[dag.dag_id] = CompiledDag(
+                spec=compiled.spec, tasks=_tasks(dag, compiled.spec), timetables=_timetables(dag, compiled.spec)
+            )
     found_all = tuple(each for some in findings.values() for each in some)
     return DagFile(dags=dags, findings=found_all, warm_up=warm_up)
 
@@ -63,6 +73,11 @@ def _tasks(dag: Any, spec: DagSpec) -> dict[str, BoundTask]:
         task.name: BoundTask(name=task.name, retry=task.retry, report=AirflowTask(dag.task_dict[task.name], spec))
         for task in spec.tasks
     }
+
+
+def _timetables(dag: Any, spec: DagSpec) -> dict[str, Callable[[datetime], list[Instant]]]:
+    computed = [each.name for each in spec.schedules if each.spec.kind is ScheduleKind.COMPUTED]
+    return {name: partial(instants, dag, timed_part(dag.timetable)) for name in computed}
 
 
 def _defaults() -> Mapping[str, Any]:

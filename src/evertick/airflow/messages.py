@@ -10,12 +10,14 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+from importlib import import_module
 from typing import Any
 
 from airflow.sdk import exceptions
 from airflow.sdk.execution_time import comms
 
+from evertick.airflow.people import WAITING_TRIGGER, AwaitInputTask
 from evertick.airflow.runs import Run
 from evertick.attempts.body import DEFAULT_RESULT_BYTES, EncodedResult, encode_result
 from evertick.attempts.protocol import AskRefused, AttemptIO
@@ -40,6 +42,7 @@ class Kept:
     unstored: bool = False
     skips: list[str] = field(default_factory=list)
     final: Any = None
+    question: Any = None
 
 
 class Supervisor:
@@ -65,10 +68,19 @@ class Supervisor:
         return await asyncio.to_thread(self.send, msg)
 
     def _end(self, name: str, msg: Any) -> None:
-        if name == "SkipDownstreamTasks":
+        if name == "DeferTask" and msg.classpath == WAITING_TRIGGER:
+            self.kept.final = self._awaiting(msg)
+        elif name == "SkipDownstreamTasks":
             self.kept.skips += [each if isinstance(each, str) else each[0] for each in msg.tasks]
         else:
             self.kept.final = msg
+
+    def _awaiting(self, msg: Any) -> AwaitInputTask:
+        # Before 3.2 the message encodes these two when it is dumped.
+        given = msg.model_dump(include={"trigger_kwargs", "next_kwargs"})
+        until = encoder().deserialize(given["trigger_kwargs"]).get("timeout_datetime")
+        timeout = None if until is None else until - datetime.now(UTC)
+        return AwaitInputTask(msg.next_method, given["next_kwargs"], timeout)
 
     def _failure(self, message: str) -> Exception:
         kind = exceptions.ErrorType.GENERIC_ERROR
@@ -151,6 +163,13 @@ class Supervisor:
         asked = self._io.ask("latest_xcoms" if is_latest else "xcoms", wanted)
         found = [(index, value) for index, value in asked]
         return [(self._map_index, self.kept.outputs[msg.key]), *found] if own else found
+
+    # People
+
+    def _on_CreateHITLDetailPayload(self, msg: Any) -> Any:
+        self.kept.question = msg
+        asked = {name: getattr(msg, name) for name in comms.HITLDetailRequestResult.model_fields if name != "type"}
+        return comms.HITLDetailRequestResult(**asked)
 
     # Values
 
@@ -323,6 +342,14 @@ def by_key(value: Any) -> dict[str, Any]:
     else:
         returned, named = value, {}
     return {**named, **({} if returned is None else {RETURN_VALUE: returned})}
+
+
+def encoder() -> Any:
+    """What the SDK encodes arguments with."""
+    try:
+        return import_module("airflow.sdk.serde")
+    except ImportError:  # before 3.2
+        return import_module("airflow.serialization.serialized_objects").BaseSerialization
 
 
 def _texts(dates: list[datetime] | None) -> list[str] | None:

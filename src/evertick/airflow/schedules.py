@@ -4,18 +4,21 @@ every release of Airflow 3, whether a DAG has the ones of its SDK or those of it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from evertick.airflow.findings import Findings
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import InvalidSchedule
+from evertick.domain.schedules.computed import timetable_name
 from evertick.domain.schedules.dependencies import Asset, Condition, Source
-from evertick.domain.schedules.misfire import MOST_MISSED, count_between
-from evertick.domain.schedules.spec import EARLIEST, parse_schedule
+from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, OverlapPolicy, count_between, latest_between
+from evertick.domain.schedules.spec import EARLIEST, ScheduleSpec, parse_schedule
 
-# Their logical date is the start of the interval that a run is for, and they are due at its end.
-INTERVAL_TIMETABLES = frozenset({"CronDataIntervalTimetable", "DeltaDataIntervalTimetable"})
+# The logical date is the start of the interval that a run is for, and it is due at its end.
+_INTERVAL_TIMETABLES = frozenset({"CronDataIntervalTimetable", "DeltaDataIntervalTimetable"})
+_TICK = timedelta(microseconds=1)
 _CRON = frozenset({"CronTriggerTimetable", "CronDataIntervalTimetable"})
 _DELTA = frozenset({"DeltaTriggerTimetable", "DeltaDataIntervalTimetable"})
 
@@ -27,9 +30,10 @@ def compile_schedules(dag: Any, findings: Findings) -> tuple[NamedSchedule, ...]
         findings.add("AF207", error)
         return ()
     past = [count_between(each.spec, EARLIEST, datetime.now(UTC)) for each in made if each.spec.catchup]
-    if past and max(past) > MOST_MISSED:
+    if dag.catchup and past and max(past) > MOST_MISSED:
         findings.add("AF206", max(past))
-    return made
+    policy = MisfirePolicy.ALL if dag.catchup else MisfirePolicy.LATEST
+    return tuple(replace(each, misfire=each.misfire or policy) for each in made)
 
 
 def kind_of(timetable: Any) -> str:
@@ -40,6 +44,40 @@ def kind_of(timetable: Any) -> str:
             changed = any(not name.startswith("__") for base in own for name in vars(base))
             return type(timetable).__name__ if changed else each.__name__
     return type(timetable).__name__
+
+
+def timed_part(timetable: Any) -> Any:
+    """The part of a timetable that depends on time."""
+    return timetable.timetable if kind_of(timetable) == "AssetOrTimeSchedule" else timetable
+
+
+def _computed(dag: Any, timetable: Any) -> NamedSchedule:
+    """A schedule whose instants the timetable computes when the file is loaded; see `timetables.py`."""
+    kind = type(timetable)
+    try:
+        state = repr(timetable.serialize())
+    except Exception:  # user code, or the SDK's, which does not serialize
+        state = repr(timetable)
+    name = timetable_name(kind, kind.__module__, kind.__qualname__, state)
+    return _named("default", {"kind": "computed", "timetable": name, **_bounds(dag), "end_at": None})
+
+
+def interval_of(
+    dag: Any, schedule: ScheduleSpec, due_at: datetime, *, is_planned: bool
+) -> tuple[datetime, datetime] | None:
+    """What a run is for; None if not for an interval. A run that was triggered by hand is for the last one that is over."""
+    timetable, kind = dag.timetable, kind_of(dag.timetable)
+    own = _field(timetable, "interval", None) if kind in _CRON | _DELTA else None
+    if kind not in _INTERVAL_TIMETABLES and not own:
+        return None
+    end = due_at if is_planned else latest_between(schedule, EARLIEST, due_at) or due_at
+    if own:
+        return plain(end - own), end
+    start = latest_between(schedule, EARLIEST, end - _TICK)
+    if start is None:  # the first one: a schedule has no due time before it begins
+        every = schedule.every_seconds
+        start = end if every is None else end - timedelta(seconds=every)
+    return start, end
 
 
 def asset_name(asset: Any) -> str | None:
@@ -53,12 +91,12 @@ def _schedules_of(dag: Any, timetable: Any, findings: Findings) -> Iterator[Name
     kind = kind_of(timetable)
     if kind in ("NullTimetable", "PartitionedAtRuntime"):
         return
-    if kind in _CRON or kind in _DELTA:
-        yield _named("default", _timed(dag, timetable, kind, findings))
+    if kind in _DELTA and not isinstance(_field(timetable, "delta"), timedelta):
+        yield _computed(dag, timetable)  # a relativedelta
+    elif kind in _CRON or kind in _DELTA:
+        yield _named("default", _timed(dag, timetable, kind))
     elif kind == "MultipleCronTriggerTimetable":
-        findings.add("AF208")
-        for number, each in enumerate(_field(timetable, "timetables"), start=1):
-            yield _named(f"cron-{number}", _timed(dag, each, "CronTriggerTimetable", findings))
+        yield _computed(dag, timetable)
     elif kind == "EventsTimetable":
         yield _named(
             "default", {"kind": "times", "times": [plain(each) for each in timetable.event_dates], **_bounds(dag)}
@@ -67,7 +105,9 @@ def _schedules_of(dag: Any, timetable: Any, findings: Findings) -> Iterator[Name
         if dag.start_date is not None:  # without one it never runs, as under Airflow
             yield _named("default", {"kind": "once", "at": plain(dag.start_date), "catchup": True})
     elif kind == "ContinuousTimetable":
-        findings.add("AF202")
+        # The next run begins within a second of the end of the one before.
+        spec = parse_schedule({"kind": "interval", "every_seconds": 1, **_bounds(dag), "catchup": None})
+        yield NamedSchedule(name="default", spec=spec, misfire=MisfirePolicy.LATEST, overlap=OverlapPolicy.SKIP)
     elif kind in ("AssetTriggeredTimetable", "AssetOrTimeSchedule"):
         condition = _condition(timetable.asset_condition, findings)
         if condition is not None:
@@ -77,13 +117,11 @@ def _schedules_of(dag: Any, timetable: Any, findings: Findings) -> Iterator[Name
     elif kind == "PartitionedAssetTimetable" or kind == "CronPartitionTimetable":
         findings.add("AF204", "partitions of assets" if "Asset" in kind else "partitions")
     else:
-        findings.add("AF201", f"{type(timetable).__module__}.{type(timetable).__name__}")
+        yield _computed(dag, timetable)
 
 
-def _timed(dag: Any, timetable: Any, kind: str, findings: Findings) -> dict[str, object]:
+def _timed(dag: Any, timetable: Any, kind: str) -> dict[str, object]:
     if kind in _CRON:
-        if interval := _field(timetable, "interval", None):
-            findings.add("AF209", interval)
         zone = _field(timetable, "timezone")
         return {
             "kind": "cron",
@@ -92,9 +130,6 @@ def _timed(dag: Any, timetable: Any, kind: str, findings: Findings) -> dict[str,
             **_bounds(dag),
         }
     delta = _field(timetable, "delta")
-    if not isinstance(delta, timedelta):
-        findings.add("AF203", delta)
-        delta = timedelta(days=1)
     anchor = {"anchor_at": plain(dag.start_date)} if _is_meant(dag.start_date) else {}
     return {"kind": "interval", "every_seconds": delta.total_seconds(), **anchor, **_bounds(dag)}
 
@@ -104,9 +139,10 @@ def _named(name: str, fields: dict[str, object]) -> NamedSchedule:
 
 
 def _bounds(dag: Any) -> dict[str, object]:
+    """It begins at the DAG's start: with catchup=False, the last instant that is past gets a run, and with True each."""
     given = {"start_at": dag.start_date, "end_at": dag.end_date}
     bounds: dict[str, object] = {name: plain(instant) for name, instant in given.items() if _is_meant(instant)}
-    return {**bounds, "catchup": True} if dag.catchup and "start_at" in bounds else bounds
+    return {**bounds, "catchup": True} if "start_at" in bounds else bounds
 
 
 def _is_meant(instant: datetime | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from evertick.airflow.findings import Findings
@@ -19,14 +20,19 @@ from evertick.domain.states import TriggerRule
 
 # Airflow's own limit of an execution acts first, with `on_kill`; this margin later the process is killed.
 TIMEOUT_MARGIN_SECONDS = 15.0
+# An operator that ends a remote job in `on_kill` needs this long.
+_STOP_GRACE_SECONDS = 60.0
 _LONGEST_RETRY_DELAY_SECONDS = 86_400.0
 _DEFAULT_PRIORITY, _MOST_PRIORITY = 5, 9
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 OWN_OPTIONS = "evertick"
-_FOR_PEOPLE = "airflow.providers.standard.operators.hitl"
+_ALL_TASKS = "max_active_tasks"  # the gate's name: the tasks of one run
 
 
-def compile_task(task: Any, priorities: Mapping[str, int], findings: Findings) -> TaskSpec:
+def compile_task(
+    task: Any, priorities: Mapping[str, int], findings: Findings, *, max_active_tasks: int | None = None
+) -> TaskSpec:
+    """`max_active_tasks` limits the tasks of each run."""
     name = task.task_id
     if not _NAME.fullmatch(name):
         findings.add("AF100", name, task=name)
@@ -38,9 +44,10 @@ def compile_task(task: Any, priorities: Mapping[str, int], findings: Findings) -
         queue=_queue(task, findings),
         priority=priorities.get(name, _DEFAULT_PRIORITY),
         trigger_rule=TriggerRule(str(getattr(task.trigger_rule, "value", task.trigger_rule))),
-        retry=_retry(task, findings),
+        retry=_retry(task),
         timeout_seconds=_timeout(task),
         isolation=_isolation(task, findings),
+        stop_grace_seconds=_STOP_GRACE_SECONDS if has_on_kill(task) else None,
         is_setup=task.is_setup,
         is_teardown=task.is_teardown,
         fails_run=task.is_teardown and task.on_failure_fail_dagrun,
@@ -48,7 +55,7 @@ def compile_task(task: Any, priorities: Mapping[str, int], findings: Findings) -
         inputs=_inputs(task),
         outlets=_outlets(task, findings),
         asks=True,
-        gates=tuple(_gates(task, findings)),
+        gates=tuple(_gates(task, max_active_tasks)),
         mapping=_mapping(task, findings) if task.is_mapped else None,
         wait=_wait(task),
         doc=task.doc_md or task.doc or None,
@@ -58,21 +65,37 @@ def compile_task(task: Any, priorities: Mapping[str, int], findings: Findings) -
 def priorities_of(dag: Any, findings: Findings) -> dict[str, int]:
     """Airflow's weights in order, spread over 0 to 9. Tasks of a DAG without weights all have the default priority."""
     weights: dict[str, int] = {}
+    has_own_rule = False
     for name, task in dag.task_dict.items():
         rule = str(getattr(task.weight_rule, "value", task.weight_rule))
         if rule not in ("downstream", "upstream", "absolute"):
             if type(task.weight_rule).__module__.startswith("airflow."):
                 rule = type(task.weight_rule).__name__.strip("_").partition("Priority")[0].lower()
             else:
-                findings.add("AF110", type(task.weight_rule).__name__, task=name)
+                weights[name], has_own_rule = _custom_weight(task, findings), True
                 continue
         relatives = () if rule == "absolute" else task.get_flat_relative_ids(upstream=rule == "upstream")
         weights[name] = task.priority_weight + sum(dag.task_dict[each].priority_weight for each in relatives)
-    if all(task.priority_weight == 1 for task in dag.task_dict.values()) or len(set(weights.values())) < 2:
+    is_plain = all(task.priority_weight == 1 for task in dag.task_dict.values()) and not has_own_rule
+    if is_plain or len(set(weights.values())) < 2:
         return {}
     ranks = {weight: rank for rank, weight in enumerate(sorted(set(weights.values())))}
     most = max(ranks.values())
     return {name: round(ranks[weight] * _MOST_PRIORITY / most) for name, weight in weights.items()}
+
+
+def _custom_weight(task: Any, findings: Findings) -> int:
+    """What a strategy says about the first tries of the task, without a run."""
+    found: list[int] = []
+    try:
+        for attempt in (1, 2, 3):
+            instance = SimpleNamespace(task=task, task_id=task.task_id, try_number=attempt, map_index=-1)
+            found.append(int(task.weight_rule.get_weight(instance)))
+    except Exception:  # user code that asks for more
+        found = found or [1]
+    if len(found) < 3 or len(set(found)) > 1:
+        findings.add("AF110", type(task.weight_rule).__name__, task=task.task_id)
+    return found[0]
 
 
 def _find_ignored(task: Any, findings: Findings) -> None:
@@ -83,8 +106,6 @@ def _find_ignored(task: Any, findings: Findings) -> None:
         ("AF103", {key: value for key, value in (task.executor_config or {}).items() if key != OWN_OPTIONS} or None),
         ("AF104", task.resources),
         ("AF304", task.map_index_template),
-        ("AF112", task.wait_for_downstream or None),
-        ("AF113", task.max_active_tis_per_dagrun),
         ("AF117", task.wait_for_past_depends_before_skipping or None),
         ("AF405", [each for each in task.inlets or () if asset_name(each)] or None),
     ]
@@ -97,9 +118,7 @@ def _find_ignored(task: Any, findings: Findings) -> None:
 
 def _find_operators(task: Any, findings: Findings) -> None:
     name, kind = task.task_id, task.operator_class if task.is_mapped else type(task)
-    if any(base.__module__ == _FOR_PEOPLE for base in kind.__mro__):
-        findings.add("AF402", kind.__name__, task=name)
-    elif task.is_mapped and option(task, "start_from_trigger"):
+    if task.is_mapped and option(task, "start_from_trigger"):
         findings.add("AF409", task=name)
     if any(base.__name__ == "ExternalTaskMarker" for base in kind.__mro__):
         findings.add("AF403", kind.__name__, task=name)
@@ -112,6 +131,12 @@ def _find_operators(task: Any, findings: Findings) -> None:
         for is_one, what in ((task.is_setup, "setup"), (task.is_teardown, "teardown"), (skips, "branch")):
             if is_one:
                 findings.add("AF303", what, task=name)
+
+
+def has_on_kill(task: Any) -> bool:
+    """Whether its operator does something when it is stopped."""
+    kind = task.operator_class if task.is_mapped else type(task)
+    return not kind.on_kill.__qualname__.startswith(("BaseOperator.", "AbstractOperator."))
 
 
 def option(task: Any, name: str) -> Any:
@@ -142,10 +167,9 @@ def _queue(task: Any, findings: Findings) -> str | None:
     return str(task.queue)
 
 
-def _retry(task: Any, findings: Findings) -> RetryPolicy:
+def _retry(task: Any) -> RetryPolicy:
+    """A factor other than 2 is applied by the attempt, which knows the task."""
     growth, most = task.retry_exponential_backoff, task.max_retry_delay
-    if growth and growth not in (True, 2):
-        findings.add("AF114", growth, task=task.task_id)
     delay = min(seconds(task.retry_delay), _LONGEST_RETRY_DELAY_SECONDS)
     longest = min(_LONGEST_RETRY_DELAY_SECONDS if most is None else seconds(most), _LONGEST_RETRY_DELAY_SECONDS)
     return RetryPolicy(
@@ -192,18 +216,33 @@ def _outlets(task: Any, findings: Findings) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _gates(task: Any, findings: Findings) -> list[GateSpec]:
+def growing_delay(task: Any, attempt: int) -> float | None:
+    """The seconds before the next attempt of a task with a growth factor of its own."""
+    growth, most = task.retry_exponential_backoff, task.max_retry_delay
+    if growth in (False, None, 0, 1, True, 2):
+        return None
+    longest = _LONGEST_RETRY_DELAY_SECONDS if most is None else seconds(most)
+    try:
+        return float(min(seconds(task.retry_delay) * growth ** (attempt - 1), longest))
+    except OverflowError:
+        return longest
+
+
+def _gates(task: Any, max_active_tasks: int | None) -> list[GateSpec]:
     gates = []
     if task.pool and task.pool != "default_pool":
         gates.append(GateSpec(kind=GateKind.POOL, name=task.pool, weight=task.pool_slots))
-    limits = [each for each in (task.max_active_tis_per_dag, task.max_active_tis_per_dagrun) if each is not None]
-    if limits:
-        gates.append(GateSpec(kind=GateKind.TASK, name="", capacity=min(limits)))
+    if (limit := task.max_active_tis_per_dag) is not None:
+        gates.append(GateSpec(kind=GateKind.TASK, name="", capacity=limit))
+    # A group's gate counts within one run.
+    if (limit := task.max_active_tis_per_dagrun) is not None:
+        gates.append(GateSpec(kind=GateKind.GROUP, name=task.task_id, capacity=limit))
+    if max_active_tasks is not None:
+        gates.append(GateSpec(kind=GateKind.GROUP, name=_ALL_TASKS, capacity=max_active_tasks))
     if task.depends_on_past or task.wait_for_downstream:
-        if task.is_mapped:
-            findings.add("AF116", task=task.task_id)
-        else:
-            gates.append(GateSpec(kind=GateKind.PAST, name=""))
+        gates.append(GateSpec(kind=GateKind.PAST, name=""))
+    if task.wait_for_downstream:
+        gates += [GateSpec(kind=GateKind.PAST, name=each) for each in sorted(task.downstream_task_ids)]
     return gates
 
 

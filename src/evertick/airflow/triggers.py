@@ -17,7 +17,7 @@ from typing import Any
 
 from airflow.sdk.execution_time import comms, task_runner
 
-from evertick.airflow.messages import Supervisor
+from evertick.airflow.messages import Supervisor, encoder
 from evertick.attempts.protocol import TRIGGER_STOPPED, AttemptIO, Report
 from evertick.domain.attempt import OutcomeKind, storable_text
 
@@ -68,13 +68,13 @@ def start_fields(task: Any, context: Any) -> Any:
         name: task.render_template(value, context) if name in task.template_fields else value
         for name, value in (args.trigger_kwargs or {}).items()
     }
-    encoder = _encoder()
+    codec = encoder()
     return comms.DeferTask(
         classpath=args.trigger_cls,
-        trigger_kwargs=encoder.serialize(templated),
+        trigger_kwargs=codec.serialize(templated),
         trigger_timeout=args.timeout,
         next_method=args.next_method,
-        next_kwargs=encoder.serialize(args.next_kwargs or {}),
+        next_kwargs=codec.serialize(args.next_kwargs or {}),
     )
 
 
@@ -85,10 +85,10 @@ def resume_fields(resumed: Mapping[str, Any]) -> dict[str, Any]:
         return {"next_method": _FAIL, "next_kwargs": {"error": "Trigger timeout"}}
     if "error" in event:
         return {"next_method": _FAIL, "next_kwargs": {"error": "Trigger failure", "traceback": event["error"]}}
-    encoder = _encoder()
-    kwargs = dict(encoder.deserialize(resumed["next_kwargs"]) or {}) if resumed["next_kwargs"] else {}
-    kwargs["event"] = encoder.deserialize(event["event"])
-    return {"next_method": resumed["next_method"], "next_kwargs": encoder.serialize(kwargs)}
+    codec = encoder()
+    kwargs = dict(codec.deserialize(resumed["next_kwargs"]) or {}) if resumed["next_kwargs"] else {}
+    kwargs["event"] = codec.deserialize(event["event"])
+    return {"next_method": resumed["next_method"], "next_kwargs": codec.serialize(kwargs)}
 
 
 async def wait_for_event(
@@ -118,7 +118,7 @@ async def wait_for_event(
 async def _first_event(given: Mapping[str, Any], instance: Any, io: AttemptIO) -> dict[str, Any]:
     module, _, name = given["classpath"].rpartition(".")
     kind = getattr(import_module(module), name)
-    trigger = kind(**(_encoder().deserialize(given["kwargs"] or {}) or {}))
+    trigger = kind(**(encoder().deserialize(given["kwargs"] or {}) or {}))
     trigger.task_instance = instance
     trigger.trigger_id = instance.id
     events = trigger.run()
@@ -136,7 +136,7 @@ async def _first_event(given: Mapping[str, Any], instance: Any, io: AttemptIO) -
         return {"error": ["The trigger ended without an event."]}
     if (state := getattr(event, "task_instance_state", None)) is not None:
         return {"end": str(getattr(state, "value", state)), "xcoms": event.xcoms}
-    return {"event": _encoder().serialize(event.payload)}
+    return {"event": encoder().serialize(event.payload)}
 
 
 async def _bounded(work: Any, io: AttemptIO) -> None:
@@ -145,11 +145,3 @@ async def _bounded(work: Any, io: AttemptIO) -> None:
             await work
     except Exception:
         io.say("WARNING", f"The trigger did not end cleanly.\n{traceback.format_exc()}")
-
-
-def _encoder() -> Any:
-    """What the SDK encodes arguments with."""
-    try:
-        return import_module("airflow.sdk.serde")
-    except ImportError:  # before 3.2
-        return import_module("airflow.serialization.serialized_objects").BaseSerialization

@@ -27,7 +27,8 @@ from evertick.domain.attempt import storable_text
 from evertick.domain.dags.findings import Finding, Severity, read_finding
 from evertick.domain.dags.spec import DagSpec, from_json, structural_hash
 from evertick.domain.dags.validation import validate
-from evertick.domain.errors import EnvironmentFailed, InvalidDag
+from evertick.domain.errors import EnvironmentFailed, InvalidDag, InvalidSchedule
+from evertick.domain.schedules.spec import ScheduleSpec
 from evertick.processes.system import exit_fd
 from evertick.processes.tree import kill_tree
 
@@ -161,7 +162,7 @@ def _read_answer(file: str, body: bytes) -> LoadedFile:
             findings=tuple(read_finding(each) for each in raw["findings"]),
             uses_threads=tuple(storable_text(str(name)) for name in raw["uses_threads"]),
         )
-    except (KeyError, TypeError, ValueError, RecursionError, InvalidDag) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, InvalidDag, InvalidSchedule) as error:
         message = f"importing returned an invalid answer: {error!r}."
         return LoadedFile(file=file, closure=(file,), error=ImportProblem(file=file, line=None, message=message))
 
@@ -176,7 +177,9 @@ def _read_dag(raw: Mapping[str, Any]) -> LoadedDag:
     validate(spec)
     if structural_hash(spec) != raw["hash"]:
         raise ValueError(f"the hash of DAG {spec.name!r} is not that of its content")
-    return LoadedDag(name=spec.name, spec=spec, spec_json=raw["spec"], hash=raw["hash"])
+    computed = {str(name): ScheduleSpec.from_json(json.dumps(each)) for name, each in raw.get("instants", {}).items()}
+    schedules = tuple(replace(each, spec=computed.get(each.name, each.spec)) for each in spec.schedules)
+    return LoadedDag(name=spec.name, spec=replace(spec, schedules=schedules), spec_json=raw["spec"], hash=raw["hash"])
 
 
 class _Importing:

@@ -16,10 +16,12 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 from evertick.domain.dags.spec import structural_hash, to_json
 from evertick.domain.errors import InvalidDag, UserError
+from evertick.domain.schedules.computed import with_instants
 from evertick.processes.system import become_subreaper, die_with_parent, native_threads
 from evertick.processes.thread_pools import without_pool_threads
 from evertick.sdk.dag import DagFile, load_dag_file
@@ -103,7 +105,7 @@ def main(folder: Path, file: str, answer_fd: int, parent_pid: int, deadline: flo
 
 def load(folder: Path, file: str) -> dict[str, object]:
     """The report about the file: its DAGs or its error, the modules it needs, and the threads it started."""
-    loaded, dags = DagFile(dags={}), list[dict[str, str]]()
+    loaded, dags = DagFile(dags={}), list[dict[str, object]]()
     problem: Mapping[str, object] | None = None
     try:
         with without_pool_threads():  # as in a fork server
@@ -121,8 +123,26 @@ def load(folder: Path, file: str) -> dict[str, object]:
     }
 
 
-def _described(dag: CompiledDag) -> dict[str, str]:
-    return {"name": dag.name, "spec": to_json(dag.spec), "hash": structural_hash(dag.spec)}
+def _described(dag: CompiledDag) -> dict[str, object]:
+    described: dict[str, object] = {"name": dag.name, "spec": to_json(dag.spec), "hash": structural_hash(dag.spec)}
+    if dag.timetables:
+        now = datetime.now(UTC)
+        described["instants"] = {name: _computed(dag, name, now) for name in dag.timetables}
+    return described
+
+
+def _computed(dag: CompiledDag, name: str, now: datetime) -> object:
+    """A schedule with the instants that the user's code computes."""
+    (spec,) = (each.spec for each in dag.spec.schedules if each.name == name)
+    try:
+        found = dag.timetables[name](now)
+    except UserError:
+        raise
+    except Exception as error:
+        raise InvalidDag(
+            f"DAG {dag.name!r}: timetable of schedule {name!r}: {type(error).__name__}: {error}"
+        ) from error
+    return json.loads(with_instants(spec, found).to_json())
 
 
 def _problem(error: BaseException, folder: Path, file: str) -> Mapping[str, object]:

@@ -17,10 +17,11 @@ from psycopg import AsyncConnection
 from evertick.config import Settings
 from evertick.db.connection import has_own_session
 from evertick.db.migrate import SchemaStatus
-from evertick.db.queries import accounts, dags, deployments, notifications, runners, server, shards
+from evertick.db.queries import accounts, dags, deployments, notifications, runners, schedules, server, shards
 from evertick.db.queries.runners import BusyRunner, QueueRow
 from evertick.db.queries.server import RemoteRow, SealedBy, ServerFacts, StoredLogs
 from evertick.domain.errors import InvalidSettings
+from evertick.domain.schedules.computed import MOST_AHEAD
 from evertick.engine.public_access import is_loopback
 
 # A scheduler, a runner, a publisher and the API, and a spare of each.
@@ -290,6 +291,13 @@ async def _check_work(conn: AsyncConnection, settings: Settings) -> AsyncIterato
             f"{len(broken)} DAG files cannot be loaded, the first is {broken[0].file}: {broken[0].message}",
             "Their DAGs are missing, or stay at their last valid version.",
             f"Fix the file, and check it with: evertick dags validate {broken[0].file}",
+        )
+    for ending in await schedules.running_out(conn, fewest=MOST_AHEAD):
+        yield warning(
+            "schedule_running_out",
+            f"Schedule {ending.name} of {ending.dag} has instants until {ending.until.isoformat(timespec='minutes')} only.",
+            "Its code computes more when its file is loaded. After the last one it does not fire.",
+            f"Start a publisher, correct the file's import error, or deploy again. See: evertick dags show {ending.dag}",
         )
     for failed in await deployments.failed(conn):
         yield warning(

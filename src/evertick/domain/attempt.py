@@ -76,7 +76,7 @@ class OutcomeKind(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptOrder:
     """Everything an executor needs to run one attempt; or the trigger of a deferred one, whose `inputs_json` describes
-    it."""
+    it. `stop_grace_seconds`: how long it may take to stop when it is asked to, or exceeds its time limit."""
 
     key: TaskKey
     epoch: int
@@ -93,6 +93,7 @@ class AttemptOrder:
     timeout_seconds: float | None
     isolation: Isolation
     command: str | None = None
+    stop_grace_seconds: float | None = None
     stops_on_lost_contact: bool = False
     asks: bool = False
     is_trigger: bool = False

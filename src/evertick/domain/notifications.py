@@ -156,12 +156,18 @@ class DestinationKind(StrEnum):
     EMAIL = "email"
     PLUGIN = "plugin"
     CALL = "call"
+    PAUSE = "pause"
+    FAIL_FAST = "fail_fast"
+
+
+_INTERNAL = (DestinationKind.CALL, DestinationKind.PAUSE, DestinationKind.FAIL_FAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """`target` is a URL, email addresses, or the name of a DAG; `secret` names the secret that holds the URL instead. For a plugin
-    `target` is `NAME:TARGET`, and the secret is an additional one."""
+    """`target` is a URL, email addresses, the name of a DAG to start, or the number of failures after which the DAG is paused;
+    `secret` names the secret that holds the URL instead. For a plugin `target` is `NAME:TARGET`, and the secret is an additional
+    one."""
 
     kind: DestinationKind
     target: str = ""
@@ -180,7 +186,7 @@ def parse_destination(text: str) -> Destination:
     """Parse a sink from settings or a command line. The UserError says what is wrong."""
     kind, colon, rest = text.strip().partition(":")
     try:
-        if not colon or len(text) > LONGEST_SINK or (chosen := DestinationKind(kind)) is DestinationKind.CALL:
+        if not colon or len(text) > LONGEST_SINK or (chosen := DestinationKind(kind)) in _INTERNAL:
             raise ValueError
     except ValueError:
         raise UserError(f"{text!r:.200} is not a destination: write {_FORMS}.") from None
@@ -246,7 +252,8 @@ def check_url(url: str) -> str:
 
 
 def read_destination(text: str) -> Destination:
-    """Parse the text that `Sink.text` wrote, callbacks included."""
-    if text.startswith(f"{DestinationKind.CALL}:"):
-        return Destination(kind=DestinationKind.CALL, target=text.removeprefix(f"{DestinationKind.CALL}:"))
+    """Parse the text that `Sink.text` wrote, those that only DAG files declare included."""
+    for kind in _INTERNAL:
+        if text.startswith(f"{kind}:"):
+            return Destination(kind=kind, target=text.removeprefix(f"{kind}:"))
     return parse_destination(text)

@@ -216,6 +216,8 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
     position = {task.name: index for index, task in enumerate(spec.tasks)}
     queues = queues_of(routing, spec)
     group_of, ends_of_groups = groups_of(spec), group_leaves(spec)
+    # The end of these wakes tasks of the next run.
+    past = {gate.name for task in spec.tasks for gate in task.gates if gate.kind is GateKind.PAST}
     return {
         "name": spec.name,
         "file": file,
@@ -245,7 +247,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 # A task that waits for something outside runs on no runner: no gate holds it, but it is decided with the gates.
                 "is_gated": bool(task.gates) or spec.max_active_tasks is not None or task.runs_nowhere,
                 "is_ordered": any(gate.kind is GateKind.ORDER for gate in task.gates),
-                "awaits_past": awaits_past(task.gates),
+                "awaits_past": awaits_past(task.gates) or task.name in past,
                 "defers": task.runs_nowhere,
                 "is_mapped": task.mapping is not None,
                 "notifies": bool(task.notices),

@@ -23,6 +23,7 @@ from evertick.domain.access import Actor
 from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.dags.validation import check_run_params
 from evertick.domain.errors import Conflict, CyclicDependency, InvalidSchedule, NotFound
+from evertick.domain.schedules.computed import renewed
 from evertick.domain.schedules.dependencies import Condition, Source, find_loop, read_text
 from evertick.domain.schedules.misfire import (
     LONGEST_WINDOW_SECONDS,
@@ -252,9 +253,12 @@ async def conflict(conn: AsyncConnection, *, dag: str, name: str, expected: int 
 def schedule_row(spec: DagSpec, schedule: NamedSchedule, now: datetime, *, old: DagSchedule | None) -> JsonObject:
     """One schedule of the DAG as the tables hold it. It starts after `now`; if its instants stay and only its jitter
     or its policies change, it continues after the fires that were already due."""
+    schedule = _with_stored_instants(schedule, old)
     delay = delay_of(schedule.spec, dag=spec.name, name=schedule.name)
     keeps = old is not None and _pattern(old.spec) == _pattern(schedule.spec.to_json())
     first = next_after(schedule.spec, now - timedelta(seconds=old.delay_seconds) if old and keeps else now)
+    if keeps and old is not None and old.next_due is None and (stored := _last_stored(old)) is not None:
+        first = next_after(schedule.spec, stored)  # it had run out of instants
     window = spec.catchup_window_seconds if schedule.catchup_window_seconds is None else schedule.catchup_window_seconds
     misfire = schedule.misfire or spec.misfire
     if schedule.spec.catchup:
@@ -292,12 +296,30 @@ def _caught_up(old: DagSchedule | None) -> datetime | None:
 
 
 def _pattern(text: str) -> object:
-    """The part of a schedule that defines its instants, without the jitter."""
+    """The part of a schedule that defines its instants, without the jitter, and without those computed ahead."""
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return {name: value for name, value in raw.items() if name != "jitter_seconds"} if isinstance(raw, dict) else raw
+    if not isinstance(raw, dict):
+        return raw
+    computed = ("times", "intervals") if raw.get("kind") == ScheduleKind.COMPUTED else ()
+    return {name: value for name, value in raw.items() if name not in ("jitter_seconds", *computed)}
+
+
+def _last_stored(old: DagSchedule) -> datetime | None:
+    spec = read_spec(old.spec)
+    return spec.instants[-1] if spec.kind is ScheduleKind.COMPUTED and spec.instants else None
+
+
+def _with_stored_instants(schedule: NamedSchedule, old: DagSchedule | None) -> NamedSchedule:
+    """A schedule that the user's code computes keeps the instants that are stored."""
+    if schedule.spec.kind is not ScheduleKind.COMPUTED or old is None:
+        return schedule
+    try:
+        return replace(schedule, spec=renewed(read_spec(old.spec), schedule.spec))
+    except UNPLANNABLE:
+        return schedule
 
 
 def _passed(spec: ScheduleSpec, now: datetime) -> SkipRange | None:

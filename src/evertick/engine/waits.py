@@ -6,7 +6,7 @@ Waking is one bounded batch: it starts runs of other DAGs, computes times of day
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -145,11 +145,13 @@ LONGEST_NOTE = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A decision. `fields` receives the form, so that typed texts are converted to its types."""
+    """A decision. `fields` receives the form, so that typed texts are converted to its types. `chosen`: of the options of a
+    question that an attempt asked; None takes the one that is named like the decision."""
 
     is_approved: bool
     actor: Actor
     note: str | None = None
+    chosen: Sequence[str] | None = None
     fields: Callable[[tuple[ParamSpec, ...]], Mapping[str, object]] = lambda form: {}
 
 
@@ -162,6 +164,7 @@ async def _decide_approval(
     actor: Actor,
     note: str | None,
     fields: dict[str, object],
+    chosen: list[str] | None,
 ) -> bool:
     """Whether this call decided it; False when the task no longer waits for a decision."""
 
@@ -176,19 +179,55 @@ async def decide_approval(
     lowest = row.wait.get("approvers")
     if role is not None and lowest is not None and role.rank < Role(lowest).rank:
         raise Forbidden(f"Approval {row.title!r} needs the role {lowest}.")
+    if role is not None and (users := row.wait.get("users")):
+        _check_user(row, users, decision.actor)
     if not row.is_open:
         raise _too_late(row)
+    chosen = _chosen(row, decision)
     form = read_form(row.wait)
     given = decision.fields(form)
     # A rejection does not need the form's fields.
     fields: dict[str, object] = {**check_params(form, given)} if decision.is_approved or given else {}
     is_taken = await _decide_approval(
-        conn, row, is_approved=decision.is_approved, actor=decision.actor, note=decision.note, fields=fields
+        conn,
+        row,
+        is_approved=decision.is_approved,
+        actor=decision.actor,
+        note=decision.note,
+        fields=fields,
+        chosen=chosen,
     )
     after = await find_approval(conn, run_id=run_id, task=task, map_index=map_index)
     if not is_taken:
         raise _too_late(after)
     return after
+
+
+APPROVE, REJECT = "Approve", "Reject"
+
+
+def _chosen(row: ApprovalRow, decision: Decision) -> list[str] | None:
+    """The options of the answer; None for an approval without options."""
+    options: list[str] | None = row.wait.get("options")
+    if options is None:
+        if decision.chosen is not None:
+            raise UserError(f"Approval {row.title!r} has no options: approve it, or reject it.")
+        return None
+    chosen = list(decision.chosen) if decision.chosen is not None else [APPROVE if decision.is_approved else REJECT]
+    wrong = [each for each in chosen if each not in options]
+    if wrong or len(chosen) != len(set(chosen)) or not chosen or (len(chosen) > 1 and not row.wait.get("multiple")):
+        how = "one or more" if row.wait.get("multiple") else "one"
+        raise UserError(
+            f"{', '.join(map(repr, chosen)) or 'Nothing'} is no answer to {row.title!r}: choose {how} of {options}."
+        )
+    return chosen
+
+
+def _check_user(row: ApprovalRow, users: list[dict[str, str]], actor: Actor) -> None:
+    name = actor.name.partition(":")[2] or actor.name
+    if not any(name in (each["id"], each["name"]) for each in users):
+        names = ", ".join(each["name"] or each["id"] for each in users)
+        raise Forbidden(f"Only {names} can answer {row.title!r}.")
 
 
 async def find_approval(conn: AsyncConnection, *, run_id: int, task: str, map_index: int = -1) -> ApprovalRow:

@@ -34,6 +34,7 @@ from evertick.domain.stored_values import Connection, ValueKind, hidden_parts, r
 from evertick.engine.runs import trigger
 from evertick.extensions import ExtensionKind, Notifier, extension_names, find_extension
 from evertick.notifications import webhook
+from evertick.notifications.dag_rules import fail_fast, pause_after_failures
 from evertick.notifications.webhook import SEND_SECONDS, OnOpen, Post, cut
 from evertick.runtime.thread_runner import ThreadRunner
 from evertick.secrets.backends import Connect, SecretProvider
@@ -131,6 +132,8 @@ class Sending:
         chosen, fact = read_destination(sink), {**fact, **self._link(fact), "delivery": delivery}
         if chosen.kind is DestinationKind.CALL:
             return await self._call(chosen.target, fact, delivery)
+        if chosen.kind in (DestinationKind.PAUSE, DestinationKind.FAIL_FAST):
+            return await self._apply(chosen, fact)
         values = await self._values(chosen)
         masker = Masker(part for (kind, _), text in values.items() for part in hidden_parts(ValueKind(kind), text))
         try:
@@ -190,6 +193,16 @@ class Sending:
             # It has an effect only while the job still waits.
             for cut in cuts:
                 cut()
+
+    async def _apply(self, rule: Destination, fact: Fact) -> str:
+        """What the failure does to its DAG."""
+        dag, conn = str(fact["dag"]), await self._connect()
+        try:
+            if rule.kind is DestinationKind.PAUSE:
+                return await pause_after_failures(conn, dag=dag, most=int(rule.target))
+            return await fail_fast(conn, dag=dag, run_id=int(str(fact["run"])), task=str(fact["task"]))
+        except UserError as error:
+            raise DeliveryFailed(str(error), is_final=isinstance(error, NotFound)) from None
 
     async def _call(self, dag: str, event: Fact, delivery: str) -> str:
         """One run per delivery, by its key, however often this is repeated."""

@@ -55,7 +55,8 @@ class AssetUpdate(RequestBody):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approval:
     """A request for approval. `form` has its fields, declared like the parameters of a DAG. `is_open`: the task still
-    waits for the decision."""
+    waits for the decision. A question of a running task has a `body`, `options` of which one or, with `is_multiple`,
+    several are `chosen`, and maybe `users` who alone may answer."""
 
     run_id: int
     task_index: int
@@ -74,12 +75,20 @@ class Approval:
     decided_at: datetime | None
     note: str | None
     fields: dict[str, Any] | None
+    chosen: list[str] | None
+    body: str | None
+    options: list[str] | None
+    is_multiple: bool
+    users: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalDecision(RequestBody):
+    """`chosen`: some of the options, if there are options."""
+
     is_approved: bool
     note: Annotated[str, MaxLen(LONGEST_NOTE)] | None = None
+    chosen: Annotated[list[str], MaxLen(1000)] | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -112,7 +121,11 @@ async def decide_approval(
 ) -> Approval:
     """Approve or reject. The first decision stands; a second one is refused with 409 and the name of the first user."""
     decision = Decision(
-        is_approved=body.is_approved, actor=caller.actor, note=body.note, fields=lambda form: body.fields
+        is_approved=body.is_approved,
+        actor=caller.actor,
+        note=body.note,
+        chosen=body.chosen,
+        fields=lambda form: body.fields,
     )
     async with caller.write(Channel.TASKS, Channel.SCHEDULE) as conn:
         await find_run(caller, conn, run_id)
@@ -167,5 +180,16 @@ async def record_asset_update(caller: Caller, *, name: AssetName, body: AssetUpd
 
 
 def _approval(row: ApprovalRow) -> Approval:
-    form, approvers = row.wait.get("form", []), row.wait.get("approvers")
-    return record_of(Approval, row, task_index=row.idx, form=form, approvers=approvers, is_open=bool(row.is_open))
+    wait = row.wait
+    return record_of(
+        Approval,
+        row,
+        task_index=row.idx,
+        form=wait.get("form", []),
+        approvers=wait.get("approvers"),
+        is_open=bool(row.is_open),
+        body=wait.get("body"),
+        options=wait.get("options"),
+        is_multiple=bool(wait.get("multiple")),
+        users=[each["name"] or each["id"] for each in wait.get("users", [])],
+    )

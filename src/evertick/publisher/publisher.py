@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from evertick.domain.errors import (
     UserError,
 )
 from evertick.domain.routing import Routing
+from evertick.domain.schedules.computed import renew_at
 from evertick.engine.publish import PublishedDag, not_stored, publish_all, stored_dags
 from evertick.notifications.webhook import unreachable
 from evertick.observability.health import STALLED_SECONDS, LoopHealth
@@ -64,6 +66,7 @@ ZYGOTE_SECONDS = 60.0
 
 
 # How often the folder is scanned while files load, and how long the others wait for one.
+_RELOAD_SECONDS = 600.0
 LOADING_SCAN_SECONDS, PATIENCE_SECONDS = 1.0, 5.0
 
 
@@ -101,6 +104,8 @@ class Publisher:
         self._airflow = AirflowPython(settings, environment, LOADER_MODULES, idle_seconds=ZYGOTE_SECONDS)
         self._locks: dict[str, Lock | None] = {}
         self._retry_at: dict[str, float] = {}
+        # Files with schedules that their code computes.
+        self._computes = set[str]()
         self._seen: dict[str, Fingerprint] = {}
         self._closures: dict[str, tuple[str, ...]] = {}
         self._owners: dict[str, str] = {}
@@ -255,8 +260,12 @@ class Publisher:
         """Publish one file's DAGs, or record its error. False: retry at the next scan."""
         problem, is_final = loaded.error or self._duplicate_in(loaded), True
         self._retry_at.pop(loaded.file, None)
-        if loaded.retry_after_seconds is not None:
-            self._retry_at[loaded.file] = time.monotonic() + loaded.retry_after_seconds
+        if (seconds := _reload_after(loaded)) is not None:
+            self._computes.add(loaded.file)
+            self._retry_at[loaded.file] = time.monotonic() + seconds
+        elif loaded.error is not None and loaded.file in self._computes:
+            # Its schedules run out of instants unless it is loaded.
+            self._retry_at[loaded.file] = time.monotonic() + _RELOAD_SECONDS
         if problem is None:
             try:
                 bundle = await asyncio.to_thread(pack, self._folder, loaded.file, loaded.closure, loaded.lock)
@@ -351,6 +360,15 @@ def _changed_after(path: Path, moment_ns: int) -> bool:
     with suppress(OSError):
         return path.stat().st_ctime_ns > moment_ns - 10_000_000
     return True
+
+
+def _reload_after(loaded: LoadedFile) -> float | None:
+    """When to load a file again although it has not changed: dependencies may be there then, and schedules need more instants."""
+    if loaded.retry_after_seconds is not None:
+        return loaded.retry_after_seconds
+    now = datetime.now(UTC)
+    found = [renew_at(each.spec, now) for dag in loaded.dags for each in dag.spec.schedules]
+    return min(((at - now).total_seconds() for at in found if at is not None), default=None)
 
 
 def find_dag_files(folder: Path, *, with_airflow: bool = False) -> list[str]:

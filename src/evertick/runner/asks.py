@@ -24,7 +24,7 @@ from evertick.runtime.connections import Notifier, ReconnectingConnection
 from evertick.secrets.backends import SecretProvider
 
 # Answered by `answer_ask` alone.
-FACTS = frozenset({"run", "xcoms", "latest_xcoms", "runs", "previous_run", "tasks", "dag"})
+FACTS = frozenset({"run", "ended_run", "xcoms", "latest_xcoms", "runs", "previous_run", "tasks", "dag"})
 
 
 class Asks:

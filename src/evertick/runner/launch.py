@@ -92,6 +92,7 @@ def attempt_order(claim: ExchangeRow, version: LoadedVersion, session: int, gran
         # secrets.
         isolation=Isolation.PROCESS if stops or granted_json or task.kind is TaskKind.PROGRAM else task.isolation,
         command=task.command,
+        stop_grace_seconds=task.stop_grace_seconds,
         stops_on_lost_contact=stops,
         asks=task.asks,
         granted_json=granted_json,

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypedDict, Unpack, overload
 
@@ -26,6 +27,7 @@ from evertick.domain.dags.validation import arrange, validate
 from evertick.domain.errors import InvalidDag, UserError
 from evertick.domain.executor_options import read_executor_options
 from evertick.domain.notifications import RUN_EVENTS, callback_dag
+from evertick.domain.schedules.computed import Instant
 from evertick.domain.schedules.dependencies import Condition, Source
 from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, OverlapPolicy
 from evertick.domain.schedules.spec import parse_schedule
@@ -52,6 +54,7 @@ from evertick.sdk.params import params_of
 from evertick.sdk.runtime import CompiledDag, ParamRef
 from evertick.sdk.source_location import module_file, refused
 from evertick.sdk.task import P, Task
+from evertick.sdk.timetables import Timetable, computed_fields, instants, is_timetable
 
 if TYPE_CHECKING:
     from evertick.sdk.local_run import LocalRun, LocalRunOptions
@@ -75,14 +78,15 @@ _SCHEDULE_FIELDS = ("schedule", "params", *_WHEN, *_RULES)
 
 
 Schedule: TypeAlias = (
-    str | timedelta | datetime | Collection[str | datetime] | Mapping[str, object] | Condition | Source
+    str | timedelta | datetime | Collection[str | datetime] | Mapping[str, object] | Condition | Source | Timetable
 )
 
 
 class DagOptions(TypedDict, total=False):
     """The options of `@dag(...)`. `executor_options` are merged with those of each task.
 
-    `schedule` is a cron expression, "@every 5s", a timedelta, a datetime, a list of datetimes or `after(...)`; `schedules` names
+    `schedule` is a cron expression, "@every 5s", a timedelta, a datetime, a list of datetimes, `after(...)`, or a function
+    that returns the instant after a given one; `schedules` names
     several, each such a value or a dict with one (`{"schedule": ..., "params": ...}`), which may have its own time zone, bounds,
     jitter, catchup and policies (misfire, catchup_window, catchup_limit, overlap, start_within, finish_within). `task_defaults` are
     options for every task that does not set them.
@@ -157,6 +161,11 @@ class DagDefinition(Generic[P]):
         self.param_names, declared = params_of(function, options.get("params"))
         self.frame = _read_options(self.name, function, {**options, "params": declared} if declared else options)
         self.task_defaults: Mapping[str, object] = self.frame.pop("task_defaults", {})
+        several: Mapping[str, Any] = options.get("schedules") or {"default": options.get("schedule")}
+        self.functions = {
+            key: raw["schedule"] if isinstance(raw, Mapping) and "schedule" in raw else raw
+            for key, raw in several.items()
+        }
         self.notices = {option: value for option, value in options.items() if option in NOTICE_OPTIONS}
         if (collection := _collecting.get()) is not None:
             collection.definitions.append((module_file(), self))
@@ -183,7 +192,8 @@ class DagDefinition(Generic[P]):
         only = spec.schedules[0].spec if len(spec.schedules) == 1 and not spec.schedules[0].spec.after else None
         bound = [replace(each, schedule=only) if only is not None else each for each in builder.bound]
         called = tuple(_called_by(self.name, each) for each in builder.callbacks.values())
-        dag = CompiledDag(spec=arrange(spec), tasks={each.name: each for each in bound}, callbacks=called)
+        made = {each.name: each for each in bound}
+        dag = CompiledDag(spec=arrange(spec), tasks=made, callbacks=called, timetables=self._timetables())
         if (collection := _collecting.get()) is not None:
             collection.built.append((module_file(), self, dag))
         return dag
@@ -208,6 +218,14 @@ class DagDefinition(Generic[P]):
         if fixed := [name for name in self.param_names if name in given]:
             raise refused(f"DAG {self.name!r}: {fixed[0]!r} is a parameter of its runs and cannot be set here.")
         return {**kwargs, **{name: ParamRef(name) for name in self.param_names}}
+
+    def _timetables(self) -> dict[str, Callable[[datetime], list[Instant]]]:
+        found: dict[str, Callable[[datetime], list[Instant]]] = {}
+        for each in self.frame["schedules"]:
+            raw = self.functions.get(each.name)
+            if is_timetable(raw):
+                found[each.name] = partial(instants, raw, each.spec)
+        return found
 
     def build(self) -> CompiledDag:
         """Compile a DAG that its file declares but never calls."""
@@ -311,7 +329,8 @@ def _schedule(name: str, own: Mapping[str, object], shared: Mapping[str, object]
                 rules[target] = read(own[option])
     except (TypeError, ValueError) as error:
         raise ValueError(f"schedule {name!r}: {error}.") from None
-    spec = parse_schedule(own["schedule"], **when)
+    raw = own["schedule"]
+    spec = parse_schedule(computed_fields(raw) if is_timetable(raw) else raw, **when)
     named = {key: as_json(value) for key, value in params.items()}
     return NamedSchedule(name=name, spec=spec, params=named, **rules)
 

@@ -72,6 +72,7 @@ class CommonOptions(WaitOptions, total=False):
     never_on: Exceptions
     timeout: Seconds | None
     queue_timeout: Seconds | None
+    stop_grace: Seconds | None
     queue: str | None
     priority: int
     isolation: Isolation | Literal["process", "warm"]
@@ -384,6 +385,7 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "never_on": ("never_on", _read_exceptions),
     "timeout": ("timeout_seconds", read_optional(read_seconds)),
     "queue_timeout": ("queue_timeout_seconds", read_optional(read_seconds)),
+    "stop_grace": ("stop_grace_seconds", read_optional(read_seconds)),
     "finish_within": ("finish_within_seconds", read_optional(read_seconds)),
     # None leaves it to the routing rules, whatever the DAG's defaults say.
     "queue": ("queue", read_optional(read_text)),

@@ -20,6 +20,7 @@ from evertick.domain.dags.mapping import ITEM
 from evertick.domain.dags.spec import DagSpec, TaskKind
 from evertick.domain.errors import NotDeclared, NotFound, ResultLost, UserError
 from evertick.domain.retry import RetryPolicy
+from evertick.domain.schedules.computed import Instant
 from evertick.domain.schedules.misfire import latest_between
 from evertick.domain.schedules.spec import EARLIEST, ScheduleSpec
 from evertick.domain.schedules.time_zones import find_zone
@@ -394,6 +395,8 @@ class CompiledDag:
     tasks: Mapping[str, BoundTask]
     # The DAGs that call its callbacks; they are published with it.
     callbacks: tuple[CompiledDag, ...] = ()
+    # By schedule: what computes its instants around now, when its file is loaded to be published.
+    timetables: Mapping[str, Callable[[datetime], list[Instant]]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

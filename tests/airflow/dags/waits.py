@@ -8,7 +8,7 @@ from airflow.providers.standard.sensors.time_delta import TimeDeltaSensor
 from airflow.sdk import dag, task, task_group
 
 
-@dag(start_date=datetime(2026, 1, 1), schedule="0 6 * * *", is_paused_upon_creation=False)
+@dag(start_date=datetime(2100, 1, 1), schedule="0 6 * * *", is_paused_upon_creation=False)
 def deferred():
     TimeDeltaSensor(task_id="wait", delta=timedelta(seconds=0), deferrable=True) >> done()
 
@@ -16,11 +16,6 @@ def deferred():
 @task
 def done():
     return "done"
-
-
-@dag(start_date=datetime(2026, 1, 1), schedule="@continuous", max_active_runs=1)
-def endless():
-    done()
 
 
 @dag(schedule=None)
@@ -33,5 +28,4 @@ def mapped_group():
 
 
 deferred()
-endless()
 mapped_group()

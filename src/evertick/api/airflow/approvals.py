@@ -19,11 +19,11 @@ from evertick.db.queries.run_lists import PageRequest
 from evertick.db.queries.waits import ApprovalRow, Question, QuestionFilter
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound, UserError
+from evertick.engine.waits import APPROVE, REJECT
 from evertick.operations.waits import ApprovalDecision, decide_approval
 
 router = GuardedRouter(tags=["Task Instance"])
 
-APPROVE, REJECT = "Approve", "Reject"
 PLACE = ["run_id", "idx", "map_index"]
 ORDER = {
     "ti_id": PLACE,
@@ -75,9 +75,6 @@ async def get_hitl_details(
         if dag_run_id != query.EVERY:
             where["run_id"] = (await find_run(caller, conn, dag_id, dag_run_id)).run_id
         found, total = await waits.list_questions(conn, _filter(asked, where), query.paged(asked, order))
-        # Evertick's approvals have a title but no body.
-        if query.contains(asked.body_search) is not None:
-            found, total = [], 0
         return {"hitl_details": await _documents(conn, found), "total_entries": total}
 
 
@@ -94,13 +91,18 @@ async def get_hitl_detail(
 async def update_hitl_detail(
     dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, body: UpdateHITLDetailPayload, caller: Who
 ) -> dict[str, Any]:
-    """Approve or reject, with form values in `params_input`. The first decision is final; later ones get 409."""
-    if body.chosen_options not in ([APPROVE], [REJECT]):
-        raise UserError(f"chosen_options must be [{APPROVE!r}] or [{REJECT!r}].")
+    """Choose some of the options, or approve or reject, with form values in `params_input`. The first decision is final; later
+    ones get 409."""
     async with caller.read() as conn:
-        run_id = (await _find(caller, conn, (dag_id, dag_run_id, task_id), map_index)).task.run_id
-    decision = ApprovalDecision(is_approved=body.chosen_options == [APPROVE], fields=body.params_input)
-    row = await decide_approval(caller, run_id=run_id, task=task_id, map_index=map_index, body=decision)
+        found = await _find(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+    chosen = body.chosen_options
+    has_options = "options" in found.wait
+    if not has_options and chosen not in ([APPROVE], [REJECT]):
+        raise UserError(f"chosen_options must be [{APPROVE!r}] or [{REJECT!r}].")
+    decision = ApprovalDecision(
+        is_approved=chosen != [REJECT], fields=body.params_input, chosen=chosen if has_options else None
+    )
+    row = await decide_approval(caller, run_id=found.task.run_id, task=task_id, map_index=map_index, body=decision)
     return {
         "chosen_options": body.chosen_options,
         "params_input": row.fields,
@@ -140,6 +142,7 @@ def _filter(asked: ApprovalQuery, where: dict[str, Any]) -> QuestionFilter:
         is_answered=asked.response_received,
         answerers=sorted(set.intersection(*names)) if names else None,
         title_like=query.plainly_contains(asked.subject_search),
+        body_like=query.plainly_contains(asked.body_search),
         asked=query.span(asked, "created_at"),
         names=TASK_STATES,
         kinds=OPERATORS,
@@ -163,14 +166,17 @@ async def _documents(conn: AsyncConnection, found: list[Question]) -> list[dict[
 
 def _question(row: Question | ApprovalRow) -> dict[str, Any]:
     is_answered = row.decided_at is not None
-    form = row.wait.get("form", [])
+    form, wait = row.wait.get("form", []), row.wait
     return {
-        "subject": row.title,
-        "options": [APPROVE, REJECT],
-        "multiple": False,
-        "params": {each["name"]: {"value": each.get("default"), "schema": each} for each in form},
+        "subject": wait.get("subject", row.title),
+        "body": wait.get("body"),
+        "options": wait.get("options", [APPROVE, REJECT]),
+        "defaults": wait.get("defaults"),
+        "multiple": bool(wait.get("multiple")),
+        "assigned_users": wait.get("users", []),
+        "params": wait.get("params") or {each["name"]: {"value": each.get("default"), "schema": each} for each in form},
         "created_at": row.asked_at,
-        "chosen_options": [APPROVE if row.is_approved else REJECT] if is_answered else None,
+        "chosen_options": (row.chosen or [APPROVE if row.is_approved else REJECT]) if is_answered else None,
         "params_input": (row.fields or {}) if is_answered else None,
         "responded_at": row.decided_at,
         "responded_by_user": _user(row.decided_by) if is_answered else None,

@@ -275,7 +275,7 @@ def _summary(spec: ScheduleSpec) -> str:
         case ScheduleKind.AFTER:
             is_of_assets = {each.kind for each in sources_of(read_text(spec.after or ""))} == {"asset"}
             return "Asset" if is_of_assets else describe(spec)
-        case ScheduleKind.TIMES:
+        case ScheduleKind.TIMES | ScheduleKind.COMPUTED:
             return describe(spec)
         case _:
             assert_never(spec.kind)

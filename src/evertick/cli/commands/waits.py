@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -41,6 +42,10 @@ Extra = Annotated[str, typer.Option("--extra", metavar="JSON", help="A JSON obje
 Note = Annotated[str | None, typer.Option("--note", help="Reason for the decision.")]
 Field = Annotated[
     list[str] | None, typer.Option("--field", metavar="NAME=VALUE", help="A field of the form; repeat for several.")
+]
+
+Choose = Annotated[
+    list[str] | None, typer.Option("--choose", metavar="OPTION", help="An option of the question; repeat for several.")
 ]
 
 
@@ -127,31 +132,33 @@ def list_approvals_command(limit: Limit = 100, as_json: Json = False) -> None:
 @approvals_app.command(
     "approve", epilog="Example: evertick approvals approve 12 release --field version=2.1 --note 'tested'"
 )
-def approve_command(run: Run, task: Task, field: Field = None, note: Note = None, as_json: Json = False) -> None:
-    """Approve: the task succeeds. Its result has the form's values, the user and the note."""
-    _decide(run, task, is_approved=True, pairs=field or [], note=note, as_json=as_json)
+def approve_command(
+    run: Run, task: Task, choose: Choose = None, field: Field = None, note: Note = None, as_json: Json = False
+) -> None:
+    """Approve: the task succeeds. Its result has the form's values, the user and the note. A question with options is
+    answered with --choose."""
+    decision = ApprovalDecision(is_approved=True, note=note, chosen=choose)
+    _decide(run, task, decision, pairs=field or [], as_json=as_json)
 
 
 @approvals_app.command("reject", epilog="Example: evertick approvals reject 12 release --note 'not before Monday'")
 def reject_command(run: Run, task: Task, field: Field = None, note: Note = None, as_json: Json = False) -> None:
     """Reject: the task fails, or is skipped if its DAG says so."""
-    _decide(run, task, is_approved=False, pairs=field or [], note=note, as_json=as_json)
+    _decide(run, task, ApprovalDecision(is_approved=False, note=note), pairs=field or [], as_json=as_json)
 
 
-def _decide(
-    run_id: int, task: str, *, is_approved: bool, pairs: Sequence[str], note: str | None, as_json: bool
-) -> None:
+def _decide(run_id: int, task: str, decision: ApprovalDecision, *, pairs: Sequence[str], as_json: bool) -> None:
     with open_client() as client:
-        fields: Mapping[str, object] = {}
         if pairs:
             form = _form_of(client.call(waits.show_approval, run_id=run_id, task=task))
-            fields = read_pairs(form, pairs, "--field")
-        decision = ApprovalDecision(is_approved=is_approved, note=note, fields=fields)
+            decision = replace(decision, fields=read_pairs(form, pairs, "--field"))
         done = client.call(waits.decide_approval, run_id=run_id, task=task, body=decision)
     if as_json:
         print_json({"approval": done})
     else:
-        show(line(f"{'Approved' if is_approved else 'Rejected'} {done.title!r}: {task} of run {run_id}."))
+        did = "Answered" if done.chosen else "Approved" if decision.is_approved else "Rejected"
+        chosen = f" with {', '.join(done.chosen)}" if done.chosen else ""
+        show(line(f"{did} {done.title!r}{chosen}: {task} of run {run_id}."))
 
 
 def _form_of(approval: Approval) -> tuple[ParamSpec, ...]:

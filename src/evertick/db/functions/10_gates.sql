@@ -143,7 +143,9 @@ create function gate_requests_of(p_tasks task_ref[]) returns gate_request[] lang
     select coalesce(array_agg(row(p.run_id, p.idx, p.map_index, p.version_id,
                                   case when r.kind = 'backfill' then 9 else 9 - s.priority end, g.kind,
                                   case g.kind when 'group' then p.run_id || '/' || g.name
-                                              when 'past' then previous_task_of(p.run_id, p.version_id, p.idx)
+                                              when 'past' then previous_task_of(p.run_id, p.version_id, coalesce(
+                                                  (select x.idx from task_spec x
+                                                   where x.version_id = p.version_id and x.name = g.name), p.idx))
                                               else coalesce(g.name, gate_name(g.parts, p.run_id)) end, g.weight,
                                   coalesce(g.capacity, case g.kind when 'mutex' then 1000000 else 0 end),
                                   case g.kind when 'order' then order_version(g.version, p.run_id) else 1 end,

@@ -173,8 +173,8 @@ begin
 end $$;
 
 -- Polls that found nothing yet: counted, and due again after their interval or at `poll_at`, or done at `until`. The
--- logs of the last ten stay. p_polls: [{run_id, idx, map_index, version_id, epoch, started_at,
--- result: {until, poll_at}}].
+-- logs of the last ten stay. An attempt that asks people is polled when they have answered. p_polls: [{run_id, idx,
+-- map_index, version_id, epoch, started_at, result: {until, poll_at, request}}].
 create function record_polls(p_polls jsonb) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -206,6 +206,11 @@ begin
         wake_at = excluded.wake_at, deadline = excluded.deadline;
     delete from task_trigger w using jsonb_to_recordset(p_polls) as x(run_id bigint, idx int, map_index int)
     where w.run_id = x.run_id and w.idx = x.idx and w.map_index = x.map_index;
+    insert into approval (run_id, idx, map_index, epoch, title, asked_at, request)
+    select x.run_id, x.idx, x.map_index, x.epoch, x.result->'request'->>'title', t, x.result->'request'
+    from jsonb_to_recordset(p_polls) as x(run_id bigint, idx int, map_index int, epoch int, result jsonb)
+    where x.result ? 'request'
+    on conflict do nothing;
     delete from log_chunk l using jsonb_to_recordset(p_polls) as x(run_id bigint, idx int, map_index int, epoch int)
     where l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index and l.epoch <= x.epoch - 10
         and l.content is not null and not exists (
@@ -253,22 +258,27 @@ begin
     end if;
 end $$;
 
--- A person's decision. Returns whether it was accepted: a task must wait for it, and a second one changes nothing.
+-- A person's decision. Returns whether it was accepted: a task must wait for it, and a second one changes nothing. One
+-- about what an attempt asked is given to another attempt of its task.
 create function decide_approval(p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_is_approved boolean,
-                                p_actor actor, p_note text, p_fields jsonb) returns boolean language plpgsql as $$
+                                p_actor actor, p_note text, p_fields jsonb, p_chosen jsonb)
+returns boolean language plpgsql as $$
 declare
     fx effects;
     t timestamptz := clock();
     rejected task_state;
     answer jsonb;
+    is_asked boolean;
 begin
     perform 1 from run_status r where r.run_id = p_run_id for no key update;
     update approval a
-    set decided_at = t, decided_by = p_actor.name, is_approved = p_is_approved, note = p_note, fields = p_fields
+    set decided_at = t, decided_by = p_actor.name, is_approved = p_is_approved, note = p_note, fields = p_fields,
+        chosen = p_chosen
     where a.run_id = p_run_id and a.idx = p_idx and a.map_index = p_map_index and a.epoch = p_epoch
         and a.decided_at is null
       and exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
-                  and k.state = 'deferred' and k.epoch = p_epoch);
+                  and k.state = 'deferred' and k.epoch = p_epoch)
+    returning a.request is not null into is_asked;
     if not found then
         return false;
     end if;
@@ -276,8 +286,14 @@ begin
     where r.run_id = p_run_id;
     answer := jsonb_build_object('by', p_actor.name, 'at', t, 'note', p_note, 'fields', p_fields);
     perform write_audit(p_actor, case when p_is_approved then 'approve' else 'reject' end,
-                        jsonb_build_object('note', p_note, 'fields', p_fields), p_run_id => p_run_id, p_idx => p_idx,
+                        jsonb_strip_nulls(jsonb_build_object('chosen', p_chosen))
+                        || jsonb_build_object('note', p_note, 'fields', p_fields), p_run_id => p_run_id, p_idx => p_idx,
                         p_map_index => p_map_index);
+    if is_asked then
+        update deferral d set wake_at = t
+        where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_epoch;
+        return true;
+    end if;
     fx := end_waits(array[row(
         p_run_id, p_idx, p_map_index, p_epoch, case when p_is_approved then 'success' else rejected end,
         case when not p_is_approved then format('rejected by %s%s', p_actor.name, ': ' || nullif(p_note, '')) end,

@@ -202,6 +202,24 @@ begin
         select 1 from schedule_dependency w where w.kind in ('dag', 'end') and w.name = d.name);
 end $$;
 
+-- What identifies a schedule, without the instants that the user's code computed ahead.
+create function schedule_identity(p_spec jsonb) returns jsonb language sql immutable as $$
+    select case when p_spec->>'kind' = 'computed' then p_spec - array['times', 'intervals'] else p_spec end
+$$;
+
+-- Stores more instants of unchanged computed schedules. One that had run out continues with the first of them.
+create function renew_instants(p_dag_id int, p_schedules jsonb) returns void language sql as $$
+    with more as (
+        update schedule c set spec = w.spec
+        from jsonb_populate_recordset(null::planned_schedule, p_schedules) w
+        where c.dag_id = p_dag_id and c.name = w.name and c.deleted_at is null and c.spec->>'kind' = 'computed'
+          and schedule_identity(c.spec) = schedule_identity(w.spec) and c.spec <> w.spec
+        returning c.schedule_id, c.version, w.next_due
+    )
+    update schedule_state s set next_due = m.next_due from more m
+    where s.schedule_id = m.schedule_id and s.version = m.version and s.next_due is null
+$$;
+
 -- Schedules are declared: an absent one is removed, an unchanged one keeps its cursor, a changed one starts from now
 -- under a higher version, and one that a user has set stays as it is. A schedule's id is stable per (dag, name).
 create function sync_schedules(p_dag_id int, p_schedules jsonb, p_removes_all boolean, p_actor actor)
@@ -226,9 +244,9 @@ begin
                 changed_by = p_actor.name, changed_at = t, deleted_at = null
             where c.origin = 'code'
               and (c.deleted_at is not null
-                   or (c.spec, c.params, c.misfire, c.window_seconds, c.catchup_limit, c.overlap, c.start_within,
+                   or (schedule_identity(c.spec), c.params, c.misfire, c.window_seconds, c.catchup_limit, c.overlap, c.start_within,
                                                c.finish_within)
-                  is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds,
+                  is distinct from (schedule_identity(excluded.spec), excluded.params, excluded.misfire, excluded.window_seconds,
                                     excluded.catchup_limit, excluded.overlap, excluded.start_within,
                                         excluded.finish_within))
         returning c.schedule_id, c.name, c.version
@@ -252,6 +270,9 @@ begin
         perform record_schedule_versions(changed, 'publish');
         update dag d set serializes_runs = true where d.dag_id = p_dag_id and not d.serializes_runs and exists (
             select 1 from schedule c where c.schedule_id = any(changed) and c.overlap <> 'allow');
+    end if;
+    if jsonb_path_exists(p_schedules, '$[*].spec ? (@.kind == "computed")') then
+        perform renew_instants(p_dag_id, p_schedules);
     end if;
     perform delete_schedules(array(
         select c.schedule_id from schedule c

@@ -215,19 +215,21 @@ end $$;
 -- What a deferred task waits for, in a few words; `explain_task` has the details.
 create function describe_wait(p_run_id bigint, p_idx int, p_map_index int) returns text language plpgsql stable as $$
 begin
-    return (select case d.kind when 'run' then 'waits for run ' || substr(d.key, 5)
-                        when 'event' then 'waits for event ' || substr(d.key, 7)
-                        when 'approval' then 'waits for a decision'
-                        when 'trigger' then (select 'waits for trigger ' || w.classpath || ' since '
-                                                    || format_utc(w.since)
-                                             from task_trigger w where w.run_id = p_run_id and w.idx = p_idx
-                                               and w.map_index = p_map_index)
-                        when 'poll' then coalesce((select format('polled %s times since %s, again at ', q.polls,
+    return (select case when d.kind = 'run' then 'waits for run ' || substr(d.key, 5)
+                        when d.kind = 'event' then 'waits for event ' || substr(d.key, 7)
+                        when d.kind = 'approval' or exists (
+                            select 1 from approval a where a.run_id = p_run_id and a.idx = p_idx
+                                and a.map_index = p_map_index and a.epoch = d.epoch) then 'waits for a decision'
+                        when d.kind = 'trigger' then (select 'waits for trigger ' || w.classpath || ' since '
+                                                             || format_utc(w.since)
+                                                      from task_trigger w where w.run_id = p_run_id and w.idx = p_idx
+                                                        and w.map_index = p_map_index)
+                        when d.kind = 'poll' then coalesce((select format('polled %s times since %s, again at ', q.polls,
                                                                  format_utc(q.since))
                                                    from sensor_poll q where q.run_id = p_run_id and q.idx = p_idx
                                                      and q.map_index = p_map_index), 'polled again at ')
                                          || format_utc(d.wake_at)
-                        when 'time' then 'waits until ' || format_utc(d.wake_at) end
+                        when d.kind = 'time' then 'waits until ' || format_utc(d.wake_at) end
             from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index);
 end $$;
 

@@ -76,7 +76,8 @@ begin
         limit 10;
         return;
     elsif k.state = 'deferred' then
-        return query select 'deferred', jsonb_build_object('since', k.started_at, 'kind', w.kind,
+        return query select 'deferred', jsonb_build_object('since', k.started_at,
+                'kind', case when a.run_id is null then w.kind else 'approval' end,
                 'until', nullif(w.wake_at, 'infinity'), 'deadline', w.deadline, 'run_id', c.run_id, 'dag', h.dag,
                 'state', c.state, 'event', substr(w.key, 7), 'title', a.title, 'polls', q.polls,
                 'trigger', g.classpath, 'trigger_since', g.since, 'queue', g.queue, 'runner', o.runner_id)

@@ -28,8 +28,10 @@ select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key
 
 -- Questions to people. Open means that the task still waits for it.
 create view listed_approval as
-select a.run_id, a.idx, a.map_index, a.epoch, d.name as dag, s.name as task, d.dag_id, a.title, a.asked_at, w.deadline,
-       a.decided_at, a.decided_by, a.is_approved, a.note, a.fields, v.spec->'tasks'->a.idx->'wait' as wait,
+select a.run_id, a.idx, a.map_index, a.epoch, d.name as dag, s.name as task, d.dag_id, a.title, a.asked_at,
+       coalesce(w.deadline, (a.request->>'until')::timestamptz) as deadline,
+       a.decided_at, a.decided_by, a.is_approved, a.note, a.fields, a.chosen,
+       coalesce(a.request, v.spec->'tasks'->a.idx->'wait') as wait,
        k.state = 'deferred' and k.epoch = a.epoch and a.decided_at is null as is_open
   from approval a join run_status r on r.run_id = a.run_id join dag d on d.dag_id = r.dag_id
   join dag_version v on v.version_id = r.version_id join task_spec s on s.version_id = r.version_id and s.idx = a.idx

@@ -36,6 +36,11 @@ create function run_facts(p_run_id bigint) returns jsonb language sql stable as 
         'due_at', case when r.kind = 'manual' then r.created_at else coalesce(r.fire_at, r.created_at) end,
         'started_at', s.started_at, 'finished_at', s.finished_at, 'state', s.state, 'params', r.params,
         'triggered_by', r.triggered_by,
+        'interval', (select c.spec->'intervals'->(i.place::int - 1)
+                     from schedule c
+                     cross join lateral jsonb_array_elements_text(c.spec->'times') with ordinality i(at, place)
+                     where c.schedule_id = r.schedule_id and c.spec->>'kind' = 'computed'
+                       and i.at::timestamptz = r.fire_at limit 1),
         'note', (select n.content from note n where n.run_id = r.run_id and n.idx = -1 and n.map_index = -1))
     from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id where r.run_id = p_run_id
 $$;
@@ -98,7 +103,8 @@ returns jsonb language sql stable as $$
         where o.found <> '[]' order by n.run_id desc limit 1), '[]')
 $$;
 
--- p_verb: run, xcoms, latest_xcoms, runs, previous_run, tasks or dag. {"value": …}, or null if the attempt is not held.
+-- p_verb: run, ended_run (with the task that failed last, or ended last), xcoms, latest_xcoms, runs, previous_run, tasks
+-- or dag. {"value": …}, or null if the attempt is not held.
 create function answer_ask(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_verb text,
                            p_args jsonb) returns jsonb language plpgsql stable as $$
 declare
@@ -112,6 +118,14 @@ begin
         found_value := run_facts(p_run_id) || jsonb_build_object(
             'polls', (select jsonb_build_array(q.since, q.polls) from sensor_poll q
                       where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index),
+            'input', (select jsonb_build_object('request', a.request, 'decided_at', a.decided_at,
+                                                'decided_by', a.decided_by, 'chosen', a.chosen, 'fields', a.fields)
+                      from approval a
+                      where a.run_id = p_run_id and a.idx = p_idx and a.map_index = p_map_index
+                        and a.request is not null and exists (
+                          select 1 from sensor_poll q
+                          where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index)
+                      order by a.epoch desc limit 1),
             'outputs', (select v.value from result v
                         where v.run_id = p_run_id and v.idx = p_idx and v.map_index = p_map_index),
             'resumed', (select w.given || jsonb_build_object('event', w.event)
@@ -139,6 +153,15 @@ begin
     when 'tasks' then
         found_value := tasks_of_runs(select_runs(p_args->>'dag', nullif(p_args->'runs', 'null'),
                                                  nullif(p_args->'dates', 'null')));
+    when 'ended_run' then
+        select run_facts(r.run_id) || jsonb_build_object('last', (
+            select jsonb_build_array(p.name, k.map_index, k.attempt) from task k
+            join task_spec p on p.version_id = k.version_id and p.idx = k.idx
+            where k.run_id = r.run_id and k.finished_at is not null
+            order by k.state = 'failed' and s.state = 'failed' desc, k.finished_at desc, k.idx desc limit 1))
+        into found_value
+        from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
+        where r.run_id = (p_args->>'number')::bigint and d.name = p_args->>'dag';
     when 'dag' then
         select jsonb_build_object('dag', d.name, 'is_paused', d.is_paused, 'file', d.file) into found_value
         from dag d where d.name = p_args->>'dag' and d.deleted_at is null;

@@ -617,13 +617,14 @@ create index event_of_name on event (name, sent_at);
 create unique index event_key on event (name, key) where key is not null;
 create index event_new on event (event_id) where not is_delivered;
 
--- A question to people, and its answer. Each epoch of the task asks again.
+-- A question to people, and its answer. Each epoch of the task asks again. `request`: of an attempt that asked, with its
+-- options; `chosen` are those of the answer, and another attempt goes on with it.
 create table approval (
     run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
     title       text not null,
     asked_at    timestamptz not null,
     decided_at timestamptz, decided_by text,
-    is_approved boolean, note text, fields jsonb,
+    is_approved boolean, note text, fields jsonb, request jsonb, chosen jsonb,
     primary key (run_id, idx, map_index, epoch),
     check ((decided_at is null) = (decided_by is null) and (decided_at is null) = (is_approved is null))
 );

@@ -75,6 +75,10 @@ async def existing(conn: AsyncConnection, run_ids: list[int]) -> set[int]: ...
 
 
 @query
+async def has_failed(conn: AsyncConnection, *, dag: str, most: int) -> bool: ...
+
+
+@query
 async def newest_of_each_dag(
     conn: AsyncConnection, *, dag_ids: list[int] | None = None, after: str = "", limit: int = 1000
 ) -> list[RunRow]:

@@ -20,6 +20,15 @@ select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key
 -- name: list
 select * from run_detail where %(state)s::run_state is null or state = %(state)s order by run_id desc limit %(limit)s
 
+-- name: has_failed
+-- Whether the last runs of a DAG that have ended, by their dates, failed, and there are so many. Of the newest 1,000.
+select count(*) = %(most)s::int and coalesce(bool_and(e.state = 'failed'), false)
+  from (select s.state from (select r.run_id, coalesce(r.fire_at, r.created_at) as at from dag d
+                             join run r on r.dag_id = d.dag_id where d.name = %(dag)s
+                             order by r.run_id desc limit 1000) n
+        join run_status s on s.run_id = n.run_id
+        where s.state in ('success', 'failed') order by n.at desc, n.run_id desc limit %(most)s::int) e
+
 -- name: newest_of_each_dag
 -- One index probe per DAG, whatever the number of runs.
 select r.* from dag d

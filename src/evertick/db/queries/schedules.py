@@ -91,6 +91,15 @@ class ScheduleVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningOut:
+    """A computed schedule, and its last stored instant."""
+
+    dag: str
+    name: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class DependencyWait:
     """One schedule that depends on other DAGs or assets. `condition` as it is stored."""
 
@@ -152,6 +161,10 @@ async def due(
 @query
 async def next_due(conn: AsyncConnection, *, shard: int) -> tuple[datetime | None, datetime]:
     """The next instant at which a schedule fires, and the database's time now."""
+
+
+@query
+async def running_out(conn: AsyncConnection, *, fewest: int) -> list[RunningOut]: ...
 
 
 @query

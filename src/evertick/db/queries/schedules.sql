@@ -40,6 +40,14 @@ select c.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.
  where d.name = %(dag)s and c.deleted_at is null and (%(name)s::text is null or c.name = %(name)s)
  order by c.schedule_id limit 1000
 
+-- name: running_out
+-- Computed schedules whose stored instants end within a day. One with fewer instants has an end of its own.
+select d.name as dag, c.name, (c.spec->'times'->>-1)::timestamptz as until
+  from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
+ where c.deleted_at is null and not s.is_paused and c.spec->>'kind' = 'computed'
+   and jsonb_array_length(c.spec->'times') >= %(fewest)s::int
+   and (c.spec->'times'->>-1)::timestamptz < clock() + interval '1 day' order by until limit 100
+
 -- name: waits
 -- The dependencies that start DAGs. Queried when one of them is changed. A deleted schedule has none.
 select d.name as dag, c.name, c.origin, c.spec->>'after' as condition

@@ -77,7 +77,8 @@ _OF_TASK = len(fields(ListedTask))
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRow:
-    """`wait` is from its DAG's version: the form and the required role. `is_open`: the task still waits for this answer."""
+    """`wait` has the form and the required role, from its DAG's version, or the options and users of an
+    attempt's question. `is_open`: the task still waits for this answer."""
 
     run_id: int
     idx: int
@@ -94,6 +95,7 @@ class ApprovalRow:
     is_approved: bool | None
     note: str | None
     fields: dict[str, Any] | None
+    chosen: list[str] | None
     wait: dict[str, Any]
     is_open: bool | None
 
@@ -109,6 +111,7 @@ class Question:
     decided_by: str | None
     is_approved: bool | None
     fields: dict[str, Any] | None
+    chosen: list[str] | None
     wait: dict[str, Any]
 
 
@@ -129,6 +132,7 @@ class QuestionFilter:
     is_answered: bool | None = None
     answerers: list[str] | None = None
     title_like: list[str] | None = None
+    body_like: list[str] | None = None
     asked: Range[datetime] | None = None
     names: Mapping[str, str | None] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)

@@ -25,7 +25,7 @@ select * from listed_approval
 -- Each task's newest approval, open or answered, with the columns of the task list.
 with found as not materialized (
     select t.*, a.title, a.asked_at, a.decided_at, a.decided_by, a.is_approved, a.fields,
-           v.spec->'tasks'->a.idx->'wait' as wait, split_part(a.decided_by, ':', 2) as answerer,
+           a.chosen, coalesce(a.request, v.spec->'tasks'->a.idx->'wait') as wait, split_part(a.decided_by, ':', 2) as answerer,
            %(names)s::jsonb->>t.phase as shown, %(kinds)s::jsonb->>t.kind as operator
       from approval a join listed_task t on t.run_id = a.run_id and t.idx = a.idx and t.map_index = a.map_index
       join dag_version v on v.version_id = t.version_id
@@ -42,13 +42,14 @@ with found as not materialized (
        and (%(is_answered)s::boolean is null or (a.decided_at is not null) = %(is_answered)s)
        and (%(answerers)s::text[] is null or split_part(a.decided_by, ':', 2) = any(%(answerers)s))
        and (%(title_like)s::text[] is null or a.title ilike any(%(title_like)s))
+       and (%(body_like)s::text[] is null or a.request->>'body' ilike any(%(body_like)s))
        and (%(asked)s::tstzrange is null or a.asked_at <@ %(asked)s)
 )
 select t.total, f.* from (select count(*) as total from (select from found limit %(most)s) x) t
   left join lateral (select run_id, dag_id, dag, version_id, version, version_created_at, text_id, fire_at, due_at, idx,
                             map_index, task, queue, priority, max_attempts, phase, attempt, tries, started_at,
                             finished_at, seconds, reason, host, note, pool, slots, title, asked_at, decided_at,
-                            decided_by, is_approved, fields, wait
+                            decided_by, is_approved, fields, chosen, wait
                        from found order by /* order */ run_id, idx, map_index limit %(limit)s offset %(offset)s) f
       on true
 

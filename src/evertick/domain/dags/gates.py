@@ -42,7 +42,8 @@ KEYED = (GateKind.MUTEX, GateKind.KEY, GateKind.ORDER, GateKind.RATE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSpec:
-    """One gate of a task. `name` is that of a pool or a group, or the template of a key. The DAG does not set a pool's capacity.
+    """One gate of a task. `name` is that of a pool or a group, or the template of a key; of the previous run, another task to
+    wait for. The DAG does not set a pool's capacity.
 
     `version` is the position on an ordered key: a number, or a template such as "{params.seq}". A rate admits `capacity`
     tasks in any `period_seconds`.

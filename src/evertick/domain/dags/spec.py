@@ -22,6 +22,7 @@ from evertick.domain.dags.waits import WaitKind, WaitSpec
 from evertick.domain.errors import InvalidDag, InvalidSchedule
 from evertick.domain.notifications import NotificationEvent, NotificationRuleSpec
 from evertick.domain.retry import RetryPolicy
+from evertick.domain.schedules.computed import without_instants
 from evertick.domain.schedules.misfire import MisfirePolicy, OverlapPolicy
 from evertick.domain.schedules.spec import ScheduleSpec
 from evertick.domain.states import TriggerRule
@@ -81,6 +82,7 @@ class TaskSpec:
     timeout_seconds: float | None = None
     queue_timeout_seconds: float | None = None
     finish_within_seconds: float | None = None
+    stop_grace_seconds: float | None = None
     isolation: Isolation = Isolation.PROCESS
     rerun_on_loss: bool = True
     on_lost_contact: DatabaseOutagePolicy = DatabaseOutagePolicy.CONTINUE
@@ -200,9 +202,9 @@ def from_json(text: str) -> DagSpec:
 
 
 def _given(record: object) -> object:
-    """A record's fields that differ from their defaults; a schedule serializes itself."""
+    """A record's fields that differ from their defaults; a schedule serializes itself, without what is computed ahead."""
     if isinstance(record, ScheduleSpec):
-        return json.loads(record.to_json())
+        return json.loads(without_instants(record).to_json())
     known = _DEFAULTS[type(record)]
     return {name: value for name, default in known if (value := getattr(record, name)) != default}
 
@@ -271,8 +273,9 @@ _TASK = _readers(
 
 
 def read_form(wait: Mapping[str, object]) -> tuple[ParamSpec, ...]:
-    """The form of an approval, from its published wait."""
-    return _read(WaitSpec, wait, _WAIT).form
+    """The form of an approval, from its published wait, or of a question that an attempt asked."""
+    form: tuple[ParamSpec, ...] = _read_all(ParamSpec, _PARAM)(wait.get("form", []))  # type: ignore[arg-type]
+    return form
 
 
 _DAG = _readers(

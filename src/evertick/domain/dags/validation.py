@@ -38,7 +38,10 @@ _FIELD_TYPES: tuple[tuple[tuple[type, ...], tuple[str, ...]], ...] = (
     ((str,), ("name",)),
     ((int,), ("priority",)),
     ((bool,), ("rerun_on_loss", "is_async", "is_setup", "unsafe_template")),
-    ((int, float, NoneType), ("timeout_seconds", "queue_timeout_seconds", "finish_within_seconds")),
+    (
+        (int, float, NoneType),
+        ("timeout_seconds", "queue_timeout_seconds", "finish_within_seconds", "stop_grace_seconds"),
+    ),
     ((str, NoneType), ("queue", "group", "command", "summary", "doc")),
 )
 _SHOWN = 10
@@ -147,7 +150,7 @@ def _groups(tasks: Sequence[TaskSpec]) -> set[str]:
 def _check_task(task: TaskSpec) -> Iterator[str]:
     if isinstance(task.priority, bool) or not 0 <= task.priority <= 9:
         yield f"task {task.name!r}: priority is {task.priority!r}; it must be from 0 to 9 (9 is the most urgent)."
-    for name in ("timeout", "queue_timeout", "finish_within"):
+    for name in ("timeout", "queue_timeout", "finish_within", "stop_grace"):
         if not _is_limit(limit := getattr(task, f"{name}_seconds")):
             yield f"task {task.name!r}: {name} is {limit!r} s; {_LIMIT_RULE}."
     if task.finish_within_seconds is None and NotificationEvent.DEADLINE in {each.event for each in task.notices}:
@@ -195,8 +198,8 @@ def _check_edges(spec: DagSpec) -> Iterator[str]:
                 what = task.choice or ("setup" if task.is_setup else "teardown")
                 what = what.replace("_", "-").removesuffix("-direct")
                 yield f"task {task.name!r} is a {what} and cannot be mapped."
-            if any(gate.kind in (GateKind.ORDER, GateKind.PAST) for gate in task.gates):
-                yield f"task {task.name!r} is mapped: `order` and `depends_on_past` are not allowed on a mapped task."
+            if any(gate.kind is GateKind.ORDER for gate in task.gates):
+                yield f"task {task.name!r} is mapped: `order` is not allowed on a mapped task."
         if task.is_setup and task.is_teardown:
             yield f"task {task.name!r} is both a setup and a teardown; make two tasks of it."
         if task.choice is BranchChoice.BRANCH and not any(up == task.name for up, _ in edges):

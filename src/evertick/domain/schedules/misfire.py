@@ -192,7 +192,7 @@ def count_between(spec: ScheduleSpec, after: datetime, through: datetime) -> int
             return spec.cron.count_between(after, through)
         case ScheduleKind.INTERVAL:
             return (through - spec.anchor) // spec.every - (after - spec.anchor) // spec.every
-        case ScheduleKind.ONCE | ScheduleKind.TIMES:
+        case ScheduleKind.ONCE | ScheduleKind.TIMES | ScheduleKind.COMPUTED:
             return bisect_right(spec.instants, through) - bisect_right(spec.instants, after)
         case ScheduleKind.AFTER:
             return 0
@@ -210,7 +210,7 @@ def latest_between(spec: ScheduleSpec, after: datetime, through: datetime) -> da
             return _latest_of_cron(spec.cron, first, through)
         case ScheduleKind.INTERVAL:
             return spec.anchor + (through - spec.anchor) // spec.every * spec.every
-        case ScheduleKind.ONCE | ScheduleKind.TIMES:
+        case ScheduleKind.ONCE | ScheduleKind.TIMES | ScheduleKind.COMPUTED:
             return spec.instants[bisect_right(spec.instants, through) - 1]
         case ScheduleKind.AFTER:
             return first

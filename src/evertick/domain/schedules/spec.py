@@ -36,6 +36,9 @@ _LONGEST_JITTER = timedelta(days=1)
 _MOST_TIMES = 1000
 
 
+_LONGEST_TIMETABLE = 500
+
+
 def read_interval(raw: object) -> float:
     """The interval in seconds, exact to the microsecond."""
     if isinstance(raw, bool) or not isinstance(raw, int | float):
@@ -78,6 +81,21 @@ def read_catchup(raw: object) -> bool | None:
     return raw or None
 
 
+def read_timetable(raw: object) -> str:
+    if not isinstance(raw, str) or not 0 < len(raw) <= _LONGEST_TIMETABLE or not raw.isprintable():
+        raise InvalidSchedule(f"timetable {raw!r:.40} is not a name of at most {_LONGEST_TIMETABLE} characters")
+    return raw
+
+
+def read_intervals(raw: object) -> tuple[tuple[datetime, datetime], ...]:
+    found = []
+    for each in raw if isinstance(raw, list | tuple) else ():
+        start, end = (read_instant("intervals", part, "UTC") for part in each)
+        assert start is not None and end is not None, "the interval of an instant has two ends"
+        found.append((start, end))
+    return tuple(found)
+
+
 def read_instant(name: str, raw: object, zone: str) -> datetime | None:
     if raw is None:
         return None
@@ -110,6 +128,7 @@ class ScheduleKind(StrEnum):
     ONCE = "once"
     TIMES = "times"
     AFTER = "after"
+    COMPUTED = "computed"
 
 
 _OWN_FIELD = {
@@ -118,6 +137,7 @@ _OWN_FIELD = {
     ScheduleKind.ONCE: "at",
     ScheduleKind.TIMES: "times",
     ScheduleKind.AFTER: "after",
+    ScheduleKind.COMPUTED: "timetable",
 }
 
 
@@ -128,6 +148,7 @@ _FITTING = {
     kind: frozenset(("kind", "timezone", own))
     | (frozenset() if kind is ScheduleKind.AFTER else _BOUNDS)
     | (frozenset(("anchor_at",)) if kind is ScheduleKind.INTERVAL else frozenset())
+    | (frozenset(("times", "intervals")) if kind is ScheduleKind.COMPUTED else frozenset())
     for kind, own in _OWN_FIELD.items()
 }
 
@@ -135,7 +156,8 @@ _FITTING = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSpec:
     """A validated schedule, created by `parse_schedule`. The bounds are inclusive; the default anchor is 1970-01-01.
-    With `catchup` it begins at its first instant, even if that is past when it is first published.
+    A computed one names its `timetable`; its `times`, and the `intervals` that their runs are for, are stored ahead.
+    With `catchup` a schedule begins at its first instant, even if that is past when it is first published.
 
     `jitter_seconds` spreads schedules that fire at the same instant: the delay of each is fixed, see domain/schedules/misfire.py.
     """
@@ -152,6 +174,8 @@ class ScheduleSpec:
     after: str | None = None
     jitter_seconds: float | None = None
     catchup: bool | None = None
+    timetable: str | None = None
+    intervals: tuple[tuple[datetime, datetime], ...] | None = None
 
     def to_json(self) -> str:
         """Canonical text: equal schedules give equal bytes. Sorted keys, no spaces, only what is set."""
@@ -177,8 +201,7 @@ class ScheduleSpec:
         """All instants of a schedule that lists them, or its only one."""
         if self.at is not None:
             return (self.at,)
-        assert self.times is not None, "parse_schedule gives every list its instants"
-        return self.times
+        return self.times or ()  # a computed one may have none yet
 
     @classmethod
     def from_json(cls, text: str) -> ScheduleSpec:
@@ -225,7 +248,7 @@ def next_after(spec: ScheduleSpec, instant: datetime) -> datetime | None:
         case ScheduleKind.INTERVAL:
             with suppress(OverflowError):
                 found = spec.anchor + ((instant - spec.anchor) // spec.every + 1) * spec.every
-        case ScheduleKind.ONCE | ScheduleKind.TIMES:
+        case ScheduleKind.ONCE | ScheduleKind.TIMES | ScheduleKind.COMPUTED:
             place = bisect_right(spec.instants, instant)
             found = spec.instants[place] if place < len(spec.instants) else None
         case ScheduleKind.AFTER:
@@ -246,6 +269,10 @@ def describe(spec: ScheduleSpec) -> str:
             words = f"every {describe_duration(spec.every)}"
         case ScheduleKind.ONCE:
             words = f"once at {_in_zone(spec, spec.instants[0])} ({spec.timezone})"
+        case ScheduleKind.COMPUTED:
+            words = f"timetable {(spec.timetable or '').partition('#')[0]}"
+            if spec.instants:
+                words += f", computed until {_in_zone(spec, spec.instants[-1])}"
         case ScheduleKind.TIMES:
             first, last = spec.instants[0], spec.instants[-1]
             words = (
@@ -343,6 +370,8 @@ def _checked(given: Mapping[str, object]) -> ScheduleSpec:
         after=read_condition(given["after"]) if "after" in given else None,
         jitter_seconds=read_jitter(given["jitter_seconds"]) if "jitter_seconds" in given else None,
         catchup=read_catchup(given["catchup"]) if "catchup" in given else None,
+        timetable=read_timetable(given["timetable"]) if "timetable" in given else None,
+        intervals=read_intervals(given["intervals"]) if "intervals" in given else None,
     )
     return _within_bounds(spec)
 
@@ -358,7 +387,7 @@ def _within_bounds(spec: ScheduleSpec) -> ScheduleSpec:
     start, end = spec.start_at, spec.end_at
     if spec.catchup and start is None and spec.kind in (ScheduleKind.CRON, ScheduleKind.INTERVAL):
         raise InvalidSchedule("catchup runs every fire since start_at, and there is none: write start_at")
-    if start is None and end is None:
+    if (start is None and end is None) or spec.kind is ScheduleKind.COMPUTED:
         return spec
     if start is not None and end is not None and end < start:
         raise InvalidSchedule(f"the schedule ends at {_iso(end)}, before it starts at {_iso(start)}: swap them")

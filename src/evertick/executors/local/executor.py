@@ -131,8 +131,10 @@ class LocalExecutor:
 
     def kill(self, key: TaskKey, epoch: int, reason: str, grace_seconds: float = 0.0) -> None:
         """Kill an attempt and its whole process tree, which its outcome then confirms. A grace period first asks it to
-        stop."""
+        stop; a task may have a longer one of its own."""
         if (attempt := self._attempts.get((key, epoch))) is not None:
+            if grace_seconds and attempt.order.stop_grace_seconds is not None:
+                grace_seconds = attempt.order.stop_grace_seconds
             self._stop_attempt(attempt, OutcomeKind.KILLED, reason, grace_seconds)
 
     def extend_lease(self, until: float) -> None:
@@ -189,7 +191,9 @@ class LocalExecutor:
         attempt.started_at = self._loop.time()
         if (limit := attempt.order.timeout_seconds) is not None:
             reason = f"execution_timeout: exceeded {limit:g} s"
-            attempt.timer = self._loop.call_later(limit, self._stop_attempt, attempt, OutcomeKind.TIMED_OUT, reason, 0)
+            grace = attempt.order.stop_grace_seconds or 0
+            verdict = OutcomeKind.TIMED_OUT
+            attempt.timer = self._loop.call_later(limit, self._stop_attempt, attempt, verdict, reason, grace)
 
     def on_ask(self, attempt: Attempt, link: ChildProcess, verb: str, args: dict[str, Any], *ask_id: int) -> None:
         self._fetches.append(self._group.create_task(self._reply(attempt, link, verb, args, *ask_id)))

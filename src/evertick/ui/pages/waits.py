@@ -41,21 +41,23 @@ async def show_approval(run_id: RunId, task: TaskName, request: Request, caller:
 @router.post("/runs/{run_id}/tasks/{task}/approval", Permission.DECIDE_APPROVALS)
 async def decide(run_id: RunId, task: TaskName, request: Request, form: Form, caller: Who) -> Response:
     verdict = form.get("verdict", "")
-    if verdict not in ("approve", "reject"):
+    if verdict not in ("approve", "reject", "answer"):
         raise UserError("Choose Approve or Reject.")
     async with caller.read() as conn:
         await find_run(caller, conn, run_id)
         row = await find_approval(conn, run_id=run_id, task=task)
     fields, given = read_fields(read_form(row.wait), form)
-    is_approved = verdict == "approve"
+    chosen = None
+    if verdict == "answer":
+        chosen = [value for name, value in form.items() if name == "chosen" or name.startswith("chosen.")]
+    is_approved = verdict != "reject"
     if is_approved and any(field.error for field in fields):
         return await _show(request, caller, run_id, task, fields=fields, note=form.get("note", ""), status=422)
     note = form.get("note", "").strip() or None
-    decision = ApprovalDecision(is_approved=is_approved, note=note, fields=given if is_approved else {})
+    decision = ApprovalDecision(is_approved=is_approved, note=note, fields=given if is_approved else {}, chosen=chosen)
     await operations.decide_approval(caller, run_id=run_id, task=task, body=decision)
-    return done(
-        f"{row.title}: {'approved' if is_approved else 'rejected'}.", go=f"/runs/{run_id}/tasks/{segment(task)}"
-    )
+    did = "answered" if chosen else "approved" if is_approved else "rejected"
+    return done(f"{row.title}: {did}.", go=f"/runs/{run_id}/tasks/{segment(task)}")
 
 
 async def _show(
