@@ -389,12 +389,15 @@ def test_the_program_prints_only_through_its_command_line() -> None:
     ] == []
 
 
+_DAG_FILES = ("airflow/dags/", "airflow/features/")
+
+
 def test_no_test_sleeps() -> None:
     """Tests wait for a condition, with a deadline: tests/waiting.py. sleep(0) only yields."""
     wrong = [
         str(place)
         for module in modules(TESTS)
-        if module.name != "waiting" and not module.name.startswith("airflow/dags/")  # these are DAG files
+        if module.name != "waiting" and not module.name.startswith(_DAG_FILES)
         for place in places(module)
         if isinstance(place.node, ast.Call) and is_sleep(place.node)
     ]
