@@ -125,11 +125,11 @@ async def test_a_secrets_backend_is_chosen_by_its_name(conn: AsyncConnection) ->
     async def connect() -> AsyncConnection:
         return conn
 
-    wanted = ("secret", "known")
-    found = await SecretProvider(Settings(secrets_backends=("acme",))).values(connect, [wanted])
+    wanted, provider = ("secret", "known"), SecretProvider(Settings(secrets_backends=("acme",)))
+    found = await provider.values(provider.stored(connect), [wanted])
     assert found == {wanted: "secret known"}
     with pytest.raises(NotFound):
-        await SecretProvider(Settings(secrets_backends=("acme",))).values(connect, [("secret", "other")])
+        await provider.values(provider.stored(connect), [("secret", "other")])
     with pytest.raises(InvalidSettings, match=r"'akme'.*installed: acme, acme_idle"):
         SecretProvider(Settings(secrets_backends=("akme",)))
     with pytest.raises(InvalidSettings, match=r"'acme_idle'"):

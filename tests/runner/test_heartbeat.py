@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from psycopg import AsyncConnection
 
 from evertick.db.queries import runners
 from evertick.processes.system import boot_seconds
+from evertick.runner.database_access import DatabaseHeartbeatLine
 from evertick.runner.events import HeartbeatAnswered
 from evertick.runner.heartbeat import Heartbeat
 from evertick.runner.registration import new_runner
@@ -24,10 +26,14 @@ SESSION = 77
 LOST_AFTER_SECONDS = 20.0
 
 
+def line_to(database: str) -> Callable[[], DatabaseHeartbeatLine]:
+    return partial(DatabaseHeartbeatLine, database, SESSION)
+
+
 @contextmanager
 def beating(database: str, folder: Path, said: Said, beats: list[HeartbeatAnswered]) -> Iterator[Heartbeat]:
     settings = quick(database, folder, lost_after_seconds=LOST_AFTER_SECONDS)
-    heartbeat = Heartbeat(settings, url=database, session=SESSION, held=lambda: [], put=beats.append, log=said.log)
+    heartbeat = Heartbeat(settings, open_line=line_to(database), held=lambda: [], put=beats.append, log=said.log)
     heartbeat.start()
     try:
         yield heartbeat
@@ -103,7 +109,7 @@ async def test_it_can_be_asked_to_beat_at_once(there: AsyncConnection, database:
     settings = quick(
         database, tmp_path, heartbeat_seconds=1000.0, lost_after_seconds=3600.0, agent_lost_after_seconds=3600.0
     )
-    heartbeat = Heartbeat(settings, url=database, session=SESSION, held=lambda: [], put=beats.append, log=Said().log)
+    heartbeat = Heartbeat(settings, open_line=line_to(database), held=lambda: [], put=beats.append, log=Said().log)
     heartbeat.start()
     for count in range(1, 4):
         await eventually(lambda count=count: len(beats) == count)  # type: ignore[misc]

@@ -11,10 +11,9 @@ from psycopg import AsyncConnection
 
 from evertick.bundles.cache import MAKING, UNUSED_SECONDS, remove_unused
 from evertick.config import Settings
-from evertick.db.connect import Purpose
+from evertick.db.queries import runs
 from evertick.runner.housekeeping import remove_orphaned_files, remove_runs, stored_runs
 from evertick.runner.runner import Runner
-from evertick.runtime.connections import ReconnectingConnection
 from evertick.storage.results import result_files
 from tests.engine.world import make_dag, put, run_state, start
 from tests.system.hosting import Said, hosted, quick
@@ -60,30 +59,27 @@ async def test_a_runner_clears_away_what_nobody_uses_and_keeps_what_its_warm_par
     assert remove_unused(folder, in_use=(), unused_seconds=UNUSED_SECONDS) == [used.name]
 
 
-async def test_only_files_of_runs_that_are_gone_are_removed(
-    conn: AsyncConnection, database: str, tmp_path: Path
-) -> None:
+async def test_only_files_of_runs_that_are_gone_are_removed(conn: AsyncConnection, tmp_path: Path) -> None:
     await put(conn, make_dag("d", {"a": []}))
     run_id = await start(conn, "d")
     settings = Settings(home=tmp_path)
     files = result_files(settings)
     files.put(run_id, "[1]")
     files.put(run_id + 1000, "[2]")
-    link = ReconnectingConnection(database, Purpose.SCHEDULER)
-    try:
-        assert await remove_orphaned_files(settings, link) == 1
-        assert await remove_orphaned_files(settings, link) == 0
-    finally:
-        await link.close()
+
+    async def existing(run_ids: list[int]) -> set[int]:
+        return await runs.existing(conn, run_ids)
+
+    assert await remove_orphaned_files(settings, existing) == 1
+    assert await remove_orphaned_files(settings, existing) == 0
     assert [path.name for path in (tmp_path / "results").iterdir()] == [str(run_id)]
 
 
-async def test_no_folder_is_nothing_to_do(database: str, tmp_path: Path) -> None:
-    link = ReconnectingConnection(database, Purpose.SCHEDULER)
-    try:
-        assert await remove_orphaned_files(Settings(home=tmp_path), link) == 0
-    finally:
-        await link.close()
+async def test_no_folder_is_nothing_to_do(tmp_path: Path) -> None:
+    async def existing(run_ids: list[int]) -> set[int]:
+        raise AssertionError(run_ids)
+
+    assert await remove_orphaned_files(Settings(home=tmp_path), existing) == 0
 
 
 def test_only_folders_of_runs_are_found_and_removed(tmp_path: Path) -> None:

@@ -12,18 +12,17 @@ import structlog
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.db.connect import Purpose
 from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.dags.spec import DagSpec, TaskSpec
 from evertick.executors.local.executor import LocalExecutor
 from evertick.executors.local.fork_server_client import BundlePlace
+from evertick.runner.database_access import DatabaseAccess
 from evertick.runner.events import LaunchFailed
 from evertick.runner.launch import Launcher
+from evertick.runner.registration import draw_runner
 from evertick.runner.state import RunnerState
-from evertick.runtime.connections import ReconnectingConnection
 from evertick.secrets.backends import SecretProvider
-from evertick.storage.results import ResultTransfers
 from tests.engine.world import Runner, make_dag, put, start
 from tests.waiting import eventually
 
@@ -42,16 +41,16 @@ class Rig:
         self.claims = claims
         self.state = RunnerState(slots=8, lost_after_seconds=90.0, now=0.0)
         self.events: list[LaunchFailed] = []
-        self.link = ReconnectingConnection(url, Purpose.SCHEDULER)
+        chosen = settings or Settings()
+        self.access = DatabaseAccess(chosen, url=url, me=draw_runner(chosen), log=structlog.get_logger())
         self.executor = LocalExecutor(
             slots=8, spool_dir=folder, session=1, resolve_bundle=self._never, put=lambda _: None
         )
         self.launcher = Launcher(
             state=self.state,
             executor=self.executor,
-            link=self.link,
-            grants=SecretProvider(settings or Settings()),
-            transfers=ResultTransfers(settings or Settings(), log=structlog.get_logger()),
+            access=self.access,
+            grants=SecretProvider(chosen),
             put=self.events.append,
             group=group,
         )
@@ -79,7 +78,7 @@ async def rig(database: str, conn: AsyncConnection, tmp_path: Path) -> AsyncIter
         assert len(it.claims) == 2
         async with it.executor:
             yield it
-    await it.link.close()
+    await it.access.close()
 
 
 def keys(claims: list[ExchangeRow]) -> set[TaskKey]:
@@ -139,7 +138,7 @@ async def slow(database: str, conn: AsyncConnection, tmp_path: Path) -> AsyncIte
         async with it.executor:
             yield it
         Slow.may_answer.set()
-    await it.link.close()
+    await it.access.close()
 
 
 async def test_a_slow_keeper_of_secrets_holds_up_only_those_who_need_it(slow: Rig) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from evertick.domain.attempt import RunnerRequest
+from evertick.runner.database_access import DatabaseAccess
 from evertick.runner.events import EventQueue
-from evertick.runner.registration import Registration
+from evertick.runner.registration import Registration, draw_runner
 from evertick.runner.state import Ending
 from tests.system.hosting import Said, quick
 
@@ -15,7 +16,10 @@ NOWHERE = "postgresql://127.0.0.1:1/nowhere"
 
 def registered(folder: Path, said: Said) -> Registration:
     events = EventQueue[object]()
-    return Registration(quick(NOWHERE, folder), url=NOWHERE, log=said.log, request=None, events=events)
+    settings = quick(NOWHERE, folder)
+    me = draw_runner(settings)
+    access = DatabaseAccess(settings, url=NOWHERE, me=me, log=said.log)
+    return Registration(settings, access=access, me=me, log=said.log, events=events)
 
 
 async def test_a_request_is_logged_once_and_ends_the_session_when_it_is_idle(tmp_path: Path) -> None:

@@ -106,14 +106,15 @@ async def test_backends_are_asked_in_their_order(
     link = ReconnectingConnection(database, Purpose.SCHEDULER)
     try:
         task = TaskSpec(name="t", secrets=("a", "b", "c"), variables=("v",))
-        given = json.loads(await SecretProvider(settings).of_task(link, task))
+        provider = SecretProvider(settings)
+        given = json.loads(await provider.of_task(provider.stored(link.get), task))
         assert given["secret"] == {"a": "env-a", "b": "file-b", "c": "store-c"}
         assert given["variable"] == {"v": "5"}
-        assert await SecretProvider(settings).of_task(link, TaskSpec(name="t")) == ""
+        assert await provider.of_task(provider.stored(link.get), TaskSpec(name="t")) == ""
         with pytest.raises(
             NotFound, match="connection 'no' is not set: give it a value with `evertick connections set no`"
         ):
-            await SecretProvider(settings).of_task(link, TaskSpec(name="t", connections=("no",)))
+            await provider.of_task(provider.stored(link.get), TaskSpec(name="t", connections=("no",)))
     finally:
         await link.close()
 
@@ -128,9 +129,11 @@ class Vault:
 async def test_a_backend_of_ones_own(tmp_path: Path) -> None:
     grants = SecretProvider(Settings(home=tmp_path, secrets_backends=(f"{__name__}:Vault",)))
     link = ReconnectingConnection("postgresql://nowhere/", Purpose.SCHEDULER)
-    assert json.loads(await grants.of_task(link, TaskSpec(name="t", secrets=("x",))))["secret"] == {"x": "secret-x"}
+    assert json.loads(await grants.of_task(grants.stored(link.get), TaskSpec(name="t", secrets=("x",))))["secret"] == {
+        "x": "secret-x"
+    }
     with pytest.raises(EvertickError, match="Vault failed: RuntimeError") as told:
-        await grants.of_task(link, TaskSpec(name="t", secrets=("broken",)))
+        await grants.of_task(grants.stored(link.get), TaskSpec(name="t", secrets=("broken",)))
     assert "s3cret" not in str(told.value)
 
 

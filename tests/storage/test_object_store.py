@@ -16,14 +16,13 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.db.connect import Purpose
+from evertick.db.queries import runs
 from evertick.doctor.machine import check_storage_settings
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import InvalidSettings, ResultLost, StorageUnavailable
 from evertick.runner.events import ResultStored
 from evertick.runner.exchange import Uploads
 from evertick.runner.housekeeping import remove_orphaned_objects
-from evertick.runtime.connections import ReconnectingConnection
 from evertick.storage import object_store
 from evertick.storage.object_store import ObjectStore, open_store
 from evertick.storage.results import ResultTransfers, result_files_in
@@ -225,7 +224,7 @@ def test_a_part_that_trickles_in_is_given_up(
 
 
 async def test_only_results_of_runs_that_are_gone_are_removed(
-    store: ObjectStore, conn: AsyncConnection, database: str, tmp_path: Path
+    store: ObjectStore, conn: AsyncConnection, tmp_path: Path
 ) -> None:
     await put(conn, make_dag("d", {"a": []}))
     run_id = await start(conn, "d")
@@ -233,12 +232,12 @@ async def test_only_results_of_runs_that_are_gone_are_removed(
     for each in (run_id, run_id + 1000):
         keep(apart, tmp_path, f"results/{each}/x", b"x")
     keep(apart, tmp_path, "results/notes/x", b"x")
-    link = ReconnectingConnection(database, Purpose.SCHEDULER)
-    try:
-        assert await remove_orphaned_objects(apart, link) == 1
-        assert await remove_orphaned_objects(apart, link) == 0
-    finally:
-        await link.close()
+
+    async def existing(run_ids: list[int]) -> set[int]:
+        return await runs.existing(conn, run_ids)
+
+    assert await remove_orphaned_objects(apart, existing) == 1
+    assert await remove_orphaned_objects(apart, existing) == 0
     assert sorted(apart.folders("results/")) == sorted([str(run_id), "notes"])
 
 

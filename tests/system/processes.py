@@ -15,11 +15,13 @@ from typing import Any, Self
 
 from psycopg import AsyncConnection
 
+from evertick.api.agent.auth import LeasedConnection
 from evertick.config import Settings, environment_for
 from evertick.db.connect import Purpose, connect
 from evertick.db.notify import Channel, notify
 from evertick.domain.errors import PostgresUnavailable
 from evertick.processes.tree import find_by_token, kill_tree
+from evertick.runner.database_access import DatabasePeers
 from evertick.runner.peer_check import declare_dead_peers
 from tests.system.service import FREEZE_VARIABLE, RECORD_VARIABLE, serve
 from tests.system.work import Effect, effects
@@ -216,7 +218,7 @@ class Installation:
 
     async def certify_deaths(self) -> list[int]:
         """What `evertick up` does when a runner died: its processes must be gone; then it is buried."""
-        buried = await declare_dead_peers(self.conn, infra_retries=3)
+        buried = await declare_dead_peers(DatabasePeers(LeasedConnection(self.conn), settings=Settings()))
         await notify(self.conn, Channel.TASKS)
         return [each.runner.session for each in buried]
 

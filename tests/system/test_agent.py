@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from evertick.api.agent.auth import LeasedConnection
 from evertick.bundles.bundle import pack
 from evertick.config import Settings, user_environment
 from evertick.db.queries import logs, runners
@@ -23,6 +24,7 @@ from evertick.engine.runs import cancel, trigger
 from evertick.engine.secrets import put_value
 from evertick.executors.agent_process import AgentProcesses
 from evertick.publisher.deployment import load_files
+from evertick.runner.database_access import DatabasePeers
 from evertick.runner.peer_check import declare_dead_peers
 from evertick.runner.remote.session import RemoteSession
 from evertick.runner.runner import Runner
@@ -268,7 +270,7 @@ async def test_a_killed_agent_leaves_no_process_and_is_declared_dead_by_its_obse
     assert await agent.ended() == -signal.SIGKILL
     # Whoever looks after it would report what it left behind; here nobody does any more.
     await runners.leave(farm.conn, farm.runner.session)
-    await declare_dead_peers(farm.conn, infra_retries=3)
+    await declare_dead_peers(DatabasePeers(LeasedConnection(farm.conn), settings=Settings()))
     assert not is_alive(body) and (await farm.task(row)).state == "available"
 
 

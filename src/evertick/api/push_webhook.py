@@ -86,7 +86,7 @@ async def _secret_of(caller: ApiCaller, name: str) -> bytes | None:
             async def connect() -> AsyncConnection:
                 return conn
 
-            value = (await context.secret_provider.values(connect, [wanted]))[wanted]
+            value = (await context.secret_provider.values(context.secret_provider.stored(connect), [wanted]))[wanted]
     except EvertickError as error:
         context.log.error("webhook_secret_missing", deployment=name, error=error)
         return None

@@ -16,10 +16,9 @@ from evertick.api.context import ApiContext
 from evertick.api.http_connection import BoundedHttp, close_slow_connections
 from evertick.api.service import IDLE_SECONDS, STOP_SECONDS
 from evertick.config import Settings
-from evertick.db.connect import Purpose
+from evertick.db.queries import runs
 from evertick.observability.logging import Log
 from evertick.runner.housekeeping import clean_results
-from evertick.runtime.connections import ReconnectingConnection
 
 # Connections that are accepted at once. More at once would use more descriptors than a process may have.
 _BACKLOG = 128
@@ -31,6 +30,11 @@ class _HttpServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+async def _existing_runs(context: ApiContext, run_ids: list[int]) -> set[int]:
+    async with context.agents.lent() as conn:
+        return await runs.existing(conn, run_ids)
 
 
 async def serve(
@@ -72,7 +76,7 @@ async def serve(
     async with asyncio.TaskGroup() as group:
         pools = [context.readers, context.writers, context.agents]
         # Large results of agents are stored on the API's machine.
-        cleaning = clean_results(settings, link=ReconnectingConnection(url, Purpose.API_READ), log=log, is_own=True)
+        cleaning = clean_results(settings, existing=partial(_existing_runs, context), log=log)
         slow = close_slow_connections(server.server_state.connections)
         shared = (context.event_hub.run(), context.auth_cache.run(), context.agent_presence.run())
         works = (end(), slow, *shared, cleaning, *(pool.tend() for pool in pools))

@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-from psycopg import AsyncConnection
+from typing import Protocol
 
 from evertick.db.connect import Purpose
 from evertick.db.queries import logs, runners
@@ -28,6 +27,7 @@ from evertick.runtime.loop import run_loop
 
 _LONGEST_HEADER_BYTES = 128
 _EMPTY_SECONDS = 3600.0
+_SESSION_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,12 @@ def orphaned_logs(spool_dir: Path, live_sessions: set[int]) -> Iterator[Orphaned
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > _EMPTY_SECONDS:
                 folder.rmdir()
+
+
+def sessions_in(spool_dir: Path) -> set[int]:
+    """The sessions that have a folder here."""
+    names = [folder.name for folder in spool_dir.iterdir()] if spool_dir.is_dir() else []
+    return {int(name, 16) for name in names if len(name) == _SESSION_DIGITS and set(name) <= set("0123456789abcdef")}
 
 
 def discard(path: Path) -> None:
@@ -115,11 +121,54 @@ LOG_SECONDS = 0.2
 IDLE_SECONDS = 60.0
 
 
-class LogShipper:
-    """A runner's logs, on their own connections."""
+class LogStore(Protocol):
+    """Where a runner ships log lines: the database, or the API."""
 
-    def __init__(self, url: str, *, spool: Path, session: int, poll: Callable[[], list[LogChunk]], log: Log) -> None:
-        self._url, self._spool, self._session, self._poll, self._log = url, spool, session, poll, log
+    async def append(self, session: int, chunks: list[LogChunk]) -> None:
+        """Store lines of attempts of that session. Repeating it is harmless."""
+
+    async def shipped_until(self, session: int, key: TaskKey, epoch: int) -> int:
+        """The end of what is stored of an attempt of that session."""
+
+    async def live_sessions(self, sessions: set[int]) -> set[int]:
+        """Those of these sessions that may still ship their own logs."""
+
+    async def close(self) -> None: ...
+
+
+class DatabaseLogStore:
+    """On a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._link = ReconnectingConnection(url, Purpose.SCHEDULER)
+
+    async def append(self, session: int, chunks: list[LogChunk]) -> None:
+        await logs.append(await self._link.get(), session=session, chunks=[stored(chunk) for chunk in chunks])
+
+    async def shipped_until(self, session: int, key: TaskKey, epoch: int) -> int:
+        return await logs.shipped_until(await self._link.get(), key, epoch=epoch)
+
+    async def live_sessions(self, sessions: set[int]) -> set[int]:
+        return {runner.session for runner in await runners.live(await self._link.get())} & sessions
+
+    async def close(self) -> None:
+        await self._link.close()
+
+
+class LogShipper:
+    """A runner's logs. `open_store` opens a store of their own for the lines of running attempts, and one for what dead
+    runners left: neither waits for the other."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], LogStore],
+        *,
+        spool: Path,
+        session: int,
+        poll: Callable[[], list[LogChunk]],
+        log: Log,
+    ) -> None:
+        self._open, self._spool, self._session, self._poll, self._log = open_store, spool, session, poll, log
         self._unsent: list[LogChunk] = []
         self._is_busy = False
         self._wake = asyncio.Event()
@@ -132,34 +181,34 @@ class LogShipper:
 
     async def run(self) -> None:
         """Ship the lines of running attempts, until canceled."""
-        link = ReconnectingConnection(self._url, Purpose.SCHEDULER)
+        store = self._open()
         try:
-            ship_new = partial(self._ship_new, link)
+            ship_new = partial(self._ship_new, store)
             await run_loop(ship_new, wake=self._wake, name="logs", log=self._log, is_essential=False)
         finally:
-            await link.close()
+            await store.close()
 
     async def run_late(self) -> None:
         """Ship the logs that dead runners left, once. Not before the first claim: they may be gigabytes."""
-        link, is_over = ReconnectingConnection(self._url, Purpose.SCHEDULER), asyncio.Event()
+        store, is_over = self._open(), asyncio.Event()
 
         async def ship_late() -> float:
-            await ship_orphaned_logs(await link.get(), spool=self._spool, session=self._session, log=self._log)
+            await ship_orphaned_logs(store, spool=self._spool, session=self._session, log=self._log)
             is_over.set()
             return 0.0
 
         try:
             await run_loop(ship_late, stop=is_over, name="late_logs", log=self._log, is_essential=False)
         finally:
-            await link.close()
+            await store.close()
 
-    async def _ship_new(self, link: ReconnectingConnection) -> float:
+    async def _ship_new(self, store: LogStore) -> float:
         # Polling again tells the executor that the previous chunks are stored, so send those first.
         if not self._unsent:
             self._unsent = self._poll()
         if not self._unsent:
             return LOG_SECONDS if self._is_busy else IDLE_SECONDS
-        await ship(await link.get(), session=self._session, chunks=self._unsent)
+        await ship(store, session=self._session, chunks=self._unsent)
         self._unsent = []
         return LOG_SECONDS
 
@@ -175,19 +224,18 @@ def last_lines(outcome: Outcome) -> LogChunk:
     return LogChunk(key=outcome.key, epoch=outcome.epoch, offset=at, end=end, content=outcome.log)
 
 
-async def ship(conn: AsyncConnection, *, session: int, chunks: list[LogChunk]) -> None:
+async def ship(store: LogStore, *, session: int, chunks: list[LogChunk]) -> None:
     for first in range(0, len(chunks), CHUNKS_PER_STATEMENT):
-        batch = [stored(chunk) for chunk in chunks[first : first + CHUNKS_PER_STATEMENT]]
-        await logs.append(conn, session=session, chunks=batch)
+        await store.append(session, chunks[first : first + CHUNKS_PER_STATEMENT])
 
 
-async def ship_orphaned_logs(conn: AsyncConnection, *, spool: Path, session: int, log: Log) -> None:
+async def ship_orphaned_logs(store: LogStore, *, spool: Path, session: int, log: Log) -> None:
     """Lines of dead sessions are stored late and marked as late; then their files are deleted."""
-    live = {runner.session for runner in await runners.live(conn)} | {session}
+    live = await store.live_sessions(sessions_in(spool)) | {session}
     shipped: dict[Path, int] = {}
     for left in orphaned_logs(spool, live):
-        until = await logs.shipped_until(conn, left.key, epoch=left.epoch)
-        await ship(conn, session=left.session, chunks=list(left.chunks(shipped_until=until)))
+        until = await store.shipped_until(left.session, left.key, left.epoch)
+        await ship(store, session=left.session, chunks=list(left.chunks(shipped_until=until)))
         shipped[left.path] = shipped.get(left.path, 0) + 1
     for path in shipped:
         discard(path)

@@ -158,7 +158,7 @@ class Sending:
             return {}
         self._grants = self._grants or SecretProvider(self._settings)
         try:
-            return await self._grants.values(self._connect, wanted)
+            return await self._grants.values(self._grants.stored(self._connect), wanted)
         except UserError as error:
             raise DeliveryFailed(str(error)) from None
 

@@ -361,7 +361,7 @@ class GitPublisher:
         if name is None:
             return None
         wanted = (ValueKind.SECRET.value, name)
-        return (await self._secrets.values(self._link.get, [wanted]))[wanted]
+        return (await self._secrets.values(self._secrets.stored(self._link.get), [wanted]))[wanted]
 
     async def _publish_newest(self, conn: AsyncConnection, row: DeploymentRow | None, secret: str | None) -> None:
         commit = await self._repository.fetch(secret)

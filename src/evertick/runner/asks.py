@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 
 from evertick.config import Settings
+from evertick.db.connection import Opened
 from evertick.db.notify import Channel
 from evertick.db.queries.secrets import AttemptHolder
 from evertick.domain.attempt import AttemptOrder
@@ -20,19 +21,20 @@ from evertick.domain.errors import UserError
 from evertick.domain.stored_values import ValueKind
 from evertick.engine import asks
 from evertick.engine.runs import Particulars
-from evertick.runtime.connections import Notifier, ReconnectingConnection
 from evertick.secrets.backends import SecretProvider
 
 # Answered by `answer_ask` alone.
 FACTS = frozenset({"run", "ended_run", "xcoms", "latest_xcoms", "runs", "previous_run", "tasks", "dag"})
 
 
+class Notifies(Protocol):
+    def wake(self, channel: Channel) -> None: ...
+
+
 class Asks:
     """The answers of one session."""
 
-    def __init__(
-        self, settings: Settings, *, link: ReconnectingConnection, grants: SecretProvider, notifier: Notifier
-    ) -> None:
+    def __init__(self, settings: Settings, *, link: Opened, grants: SecretProvider, notifier: Notifies) -> None:
         self._settings, self._link, self._grants, self._notifier = settings, link, grants, notifier
 
     async def answer(self, order: AttemptOrder, verb: str, args: Mapping[str, Any]) -> object:
@@ -44,7 +46,7 @@ class Asks:
                 return await asks.ask(await self._link.get(), holder, verb, args)
             if verb == "value":
                 wanted = (ValueKind(args["kind"]), str(args["name"]))
-                return (await self._grants.values(self._link.get, [wanted], holder))[wanted]
+                return (await self._grants.values(self._grants.stored(self._link.get, holder), [wanted]))[wanted]
             if verb == "put_outputs":
                 return await asks.put_outputs(await self._link.get(), holder, args["value"])
             if verb == "put_variable":

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import psycopg
 from psycopg import AsyncConnection
@@ -25,7 +26,7 @@ from evertick.observability import metrics
 from evertick.observability.logging import Log
 from evertick.runner.events import ResultStored
 from evertick.runner.state import FinishedAttempt
-from evertick.storage.results import ResultTransfers
+from evertick.storage.results import Transfers
 
 MOST_PUBLISHED = 200_000
 MOST_LOG_LINES = 8
@@ -41,15 +42,20 @@ Send = Callable[[list[Outcome], int], Awaitable[Exchange]]
 class Claims:
     """The claims of one session."""
 
-    def __init__(self, settings: Settings, *, session: int, log: Log) -> None:
-        self._session, self._log = session, log
-        self._queues = list(settings.runner_queues)
-        self._patterns = [read_pattern(text) for text in settings.runner_task_patterns]
+    def __init__(
+        self,
+        *,
+        session: int,
+        queues: Sequence[str],
+        patterns: Sequence[Pattern],
+        aging_seconds: float,
+        infra_retries: int,
+    ) -> None:
+        self._session, self._queues, self._patterns = session, list(queues), list(patterns)
         self._matching: PatternClaims | None = None
         if self._patterns:
-            self._matching = PatternClaims(self._patterns, self._queues, aging_seconds=settings.priority_aging_seconds)
-        self._cursor = ClaimCursor(len(self._queues), aging_seconds=settings.priority_aging_seconds)
-        infra_retries = settings.infra_retries
+            self._matching = PatternClaims(self._patterns, self._queues, aging_seconds=aging_seconds)
+        self._cursor = ClaimCursor(len(self._queues), aging_seconds=aging_seconds)
         # Reports ended attempts, and claims up to `free` tasks.
         self.exchange: Callable[..., Awaitable[Exchange]] = partial(
             finish_and_claim, session=session, queues=self._queues, infra_retries=infra_retries, cursor=self._cursor
@@ -58,6 +64,16 @@ class Claims:
             self.exchange = partial(
                 exchange_matching, matching=self._matching, session=session, infra_retries=infra_retries
             )
+
+    @classmethod
+    def of(cls, settings: Settings, *, session: int, queues: Sequence[str], match: Sequence[str]) -> Self:
+        return cls(
+            session=session,
+            queues=queues,
+            patterns=[read_pattern(text) for text in match],
+            aging_seconds=settings.priority_aging_seconds,
+            infra_retries=settings.infra_retries,
+        )
 
     async def claim_for_dispatch(self, conn: AsyncConnection, free: int) -> int:
         """Claim up to `free` tasks for a remote executor: they become queued. Returns the number claimed."""
@@ -69,14 +85,13 @@ class Claims:
             )
         return len(rows)
 
-    async def check_patterns(self, conn: AsyncConnection) -> None:
-        """Warn about every pattern that matches no task this runner could claim."""
+    async def unmatched(self, conn: AsyncConnection) -> list[tuple[str, str]]:
+        """Every pattern that matches no task this runner could claim, with the reason."""
         if not self._patterns:
-            return
+            return []
         published = await runners.published(conn, limit=MOST_PUBLISHED)
-        for pattern in self._patterns:
-            if problem := self._problem_of(pattern, published):
-                self._log.warning("pattern_unmatched", pattern=pattern.text, message=problem)
+        found = [(pattern.text, self._problem_of(pattern, published)) for pattern in self._patterns]
+        return [(pattern, problem) for pattern, problem in found if problem]
 
     def _problem_of(self, pattern: Pattern, published: list[runners.RoutedTask]) -> str | None:
         found = {each.queue for each in published if matches(pattern, address_of(each.dag, each.task))}
@@ -168,9 +183,7 @@ class Uploads:
     """Outcomes whose large results are on their way to object storage. Each is put into the queue once: when its result
     is stored, or when the runner stops before."""
 
-    def __init__(
-        self, transfers: ResultTransfers, *, put: Callable[[ResultStored], None], group: asyncio.TaskGroup
-    ) -> None:
+    def __init__(self, transfers: Transfers, *, put: Callable[[ResultStored], None], group: asyncio.TaskGroup) -> None:
         self._transfers, self._put, self._group = transfers, put, group
         self._running: set[asyncio.Task[Outcome]] = set()
 

@@ -15,13 +15,10 @@ from contextlib import suppress
 from functools import partial
 
 from evertick.config import Settings
-from evertick.db.connect import Purpose
 from evertick.domain.attempt import AttemptRef
-from evertick.engine.runners import extend
 from evertick.observability.logging import Log
-from evertick.processes.system import boot_seconds
+from evertick.runner.access import HeartbeatLine
 from evertick.runner.events import HeartbeatAnswered
-from evertick.runtime.connections import ReconnectingConnection
 from evertick.runtime.loop import run_loop
 
 _SHORTEST_LIMIT_SECONDS = 1.0
@@ -39,13 +36,12 @@ class Heartbeat:
         self,
         settings: Settings,
         *,
-        url: str,
-        session: int,
+        open_line: Callable[[], HeartbeatLine],
         held: Callable[[], list[AttemptRef]],
         put: Callable[[HeartbeatAnswered], None],
         log: Log,
     ) -> None:
-        self._url, self._session, self._seconds = url, session, settings.heartbeat_seconds
+        self._open_line, self._seconds = open_line, settings.heartbeat_seconds
         self._lost_after_seconds = settings.lost_after_seconds
         self._held, self._put, self._log = held, put, log
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -84,7 +80,7 @@ class Heartbeat:
 
     async def _beat_until_stopped(self) -> None:
         self._loop = asyncio.get_running_loop()
-        usual, spare = (ReconnectingConnection(self._url, Purpose.SCHEDULER) for _ in range(2))
+        usual, spare = self._open_line(), self._open_line()
         async with asyncio.TaskGroup() as group:
             standing_by = group.create_task(self._stand_by(spare, usual))
             beat = partial(self._beat_as_usual, usual)
@@ -93,12 +89,12 @@ class Heartbeat:
         await usual.close()
         await spare.close()
 
-    async def _beat_as_usual(self, link: ReconnectingConnection) -> float:
+    async def _beat_as_usual(self, line: HeartbeatLine) -> float:
         """Patient: behind a slow network a late answer is better than none."""
-        await self._beat(link, self._lost_after_seconds / 2, is_spare=False)
+        await self._beat(line, self._lost_after_seconds / 2, is_spare=False)
         return self._seconds
 
-    async def _stand_by(self, spare: ReconnectingConnection, usual: ReconnectingConnection) -> None:
+    async def _stand_by(self, spare: HeartbeatLine, usual: HeartbeatLine) -> None:
         """Send heartbeats on a new connection while the usual one is overdue. Impatient: a packet that the network
         dropped never arrives."""
 
@@ -113,13 +109,10 @@ class Heartbeat:
 
         await run_loop(beat_if_overdue, name="spare_heartbeat", log=self._log, is_essential=False)
 
-    async def _beat(self, link: ReconnectingConnection, limit_seconds: float, *, is_spare: bool) -> None:
-        async with link.with_deadline(max(limit_seconds, _SHORTEST_LIMIT_SECONDS)) as conn:
-            # Taken before sending: the database counts from a later moment.
-            sent_at, server = boot_seconds(), link.server
-            reply = await extend(conn, session=self._session, held=self._held())
+    async def _beat(self, line: HeartbeatLine, limit_seconds: float, *, is_spare: bool) -> None:
+        reply, sent_at = await line.beat(self._held, max(limit_seconds, _SHORTEST_LIMIT_SECONDS))
         self._answered = time.monotonic()
         # The loop that started this thread may be closed by now.
         with suppress(RuntimeError):
-            event = HeartbeatAnswered(reply=reply, sent_at=sent_at, is_spare=is_spare, server=server)
+            event = HeartbeatAnswered(reply=reply, sent_at=sent_at, is_spare=is_spare, server=line.server)
             self._starter.call_soon_threadsafe(self._put, event)

@@ -8,23 +8,23 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 from evertick.bundles import cache
 from evertick.bundles.environments import Environments
 from evertick.config import Settings
-from evertick.db.queries import runs
 from evertick.domain.errors import StorageUnavailable
 from evertick.observability.logging import Log
-from evertick.runtime.connections import ReconnectingConnection
 from evertick.runtime.loop import run_loop
 from evertick.storage.object_store import ObjectStore, open_store
 from evertick.storage.results import FOLDER
 
 RESULT_CHECK_SECONDS = 3600.0
 RUNS_PER_QUERY = 1000
+# Those of these runs that exist.
+ExistingRuns = Callable[[list[int]], Awaitable[set[int]]]
 
 
 async def clean_bundles(folder: Path, in_use: Callable[[], set[str]], *, log: Log) -> None:
@@ -53,54 +53,48 @@ async def clean_environments(environments: Environments, in_use: Callable[[], se
     await run_loop(tick, name="environment_cleaning", log=log, is_essential=False)
 
 
-async def clean_results(settings: Settings, *, link: ReconnectingConnection, log: Log, is_own: bool = False) -> None:
-    """Delete the results of runs that are gone, until canceled. Runs in every process that keeps such files. `is_own`:
-    this is the link's only user, and closes it between uses."""
+async def clean_results(settings: Settings, *, existing: ExistingRuns, log: Log) -> None:
+    """Delete the results of runs that are gone, until canceled. Runs in every process that keeps such files."""
     store = open_store(settings)
 
-    async def tick() -> float:
-        try:
-            return await clean()
-        finally:
-            if is_own:
-                await link.close()
-
     async def clean() -> float:
-        count = await remove_orphaned_files(settings, link)
+        count = await remove_orphaned_files(settings, existing)
         if store is not None:
             try:
-                count += await remove_orphaned_objects(store, link)
+                count += await remove_orphaned_objects(store, existing)
             except StorageUnavailable as error:
                 log.warning("storage_unavailable", doing="prune", error=error)
         if count:
             log.info("results_pruned", results_of_runs=count)
         return RESULT_CHECK_SECONDS
 
-    await run_loop(tick, name="result_cleaning", log=log, is_essential=False)
+    await run_loop(clean, name="result_cleaning", log=log, is_essential=False)
 
 
-async def remove_orphaned_files(settings: Settings, link: ReconnectingConnection) -> int:
+async def remove_orphaned_files(settings: Settings, existing: ExistingRuns) -> int:
     """Remove the files of runs that no longer exist. An attempt writes only while its run exists."""
     folder = settings.result_place
-    return await _remove_orphaned(await asyncio.to_thread(stored_runs, folder), link, partial(remove_runs, folder))
+    return await _remove_orphaned(await asyncio.to_thread(stored_runs, folder), existing, partial(remove_runs, folder))
 
 
-async def remove_orphaned_objects(store: ObjectStore, link: ReconnectingConnection) -> int:
+async def remove_orphaned_objects(store: ObjectStore, existing: ExistingRuns) -> int:
     """The same in object storage, which every runner of this database shares."""
 
     def remove(run_ids: list[int]) -> None:
         for run_id in run_ids:
             store.remove_all(f"{FOLDER}/{run_id}/")
 
-    return await _remove_orphaned(await asyncio.to_thread(lambda: _run_ids(store.folders(f"{FOLDER}/"))), link, remove)
+    return await _remove_orphaned(
+        await asyncio.to_thread(lambda: _run_ids(store.folders(f"{FOLDER}/"))), existing, remove
+    )
 
 
-async def _remove_orphaned(stored: list[int], link: ReconnectingConnection, remove: Callable[[list[int]], None]) -> int:
+async def _remove_orphaned(stored: list[int], existing: ExistingRuns, remove: Callable[[list[int]], None]) -> int:
     count = 0
     for first in range(0, len(stored), RUNS_PER_QUERY):
         batch = stored[first : first + RUNS_PER_QUERY]
-        existing = await runs.existing(await link.get(), batch)
-        gone = [run_id for run_id in batch if run_id not in existing]
+        kept = await existing(batch)
+        gone = [run_id for run_id in batch if run_id not in kept]
         await asyncio.to_thread(remove, gone)
         count += len(gone)
     return count

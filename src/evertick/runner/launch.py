@@ -9,32 +9,32 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
-from psycopg import AsyncConnection
 
 from evertick.bundles.bundle import unpack
 from evertick.bundles.cache import keep
 from evertick.db.connection import Opened
 from evertick.db.queries import dags
+from evertick.db.queries.dags import VersionRow
 from evertick.db.queries.secrets import AttemptHolder
 from evertick.db.queries.tasks import ExchangeRow
-from evertick.domain.attempt import AttemptOrder, Isolation, OutcomeKind, TaskKey
+from evertick.domain.attempt import AttemptOrder, AttemptRef, Isolation, OutcomeKind, TaskKey
 from evertick.domain.dags.spec import DagSpec, DatabaseOutagePolicy, TaskKind, from_json
-from evertick.domain.errors import Conflict, EvertickError, NotFound, PostgresUnavailable
+from evertick.domain.errors import ApiUnreachable, Conflict, EvertickError, NotFound, PostgresUnavailable
 from evertick.executors.local.executor import LocalExecutor
 from evertick.observability import metrics
 from evertick.processes.system import boot_seconds
+from evertick.runner.access import EngineAccess
 from evertick.runner.events import LaunchFailed
 from evertick.runner.state import RunnerState
-from evertick.runtime.connections import ReconnectingConnection
 from evertick.secrets.backends import SecretProvider, needs_grants
-from evertick.storage.results import ResultTransfers
 
 MOST_VERSIONS = 256
+ReadVersion = Callable[[int], Awaitable[VersionRow | None]]
 _FAILURES = (psycopg.Error, EvertickError, IndexError, ValueError, OSError)
 
 
@@ -55,10 +55,16 @@ class VersionCache:
         self._versions: OrderedDict[int, LoadedVersion] = OrderedDict()
 
     async def get(self, link: Opened, version_id: int) -> LoadedVersion:
+        async def read(wanted: int) -> VersionRow | None:
+            return await dags.version(await link.get(), wanted)
+
+        return await self.load(read, version_id)
+
+    async def load(self, read: ReadVersion, version_id: int) -> LoadedVersion:
         if (found := self._versions.get(version_id)) is not None:
             self._versions.move_to_end(version_id)
             return found
-        row = await dags.version(await link.get(), version_id)
+        row = await read(version_id)
         if row is None:
             raise NotFound(f"DAG version {version_id} is not in the database.")
         spec = await asyncio.to_thread(from_json, json.dumps(row.spec))
@@ -99,15 +105,17 @@ def attempt_order(claim: ExchangeRow, version: LoadedVersion, session: int, gran
     )
 
 
-async def unpacked(conn: AsyncConnection, bundle_hash: str, folder: Path) -> tuple[Path, bool]:
+async def unpacked(access: EngineAccess, bundle_hash: str, folder: Path) -> tuple[Path, bool]:
     """The path of the bundle's code on this machine, fetched by its hash and verified, and whether it uses threads."""
     place = folder / bundle_hash
-    row = await dags.bundle(conn, bundle_hash)
-    if row is None:
+    is_kept = await asyncio.to_thread(keep, place)
+    found = await access.bundle(bundle_hash, is_kept=is_kept)
+    if found is None:
         raise NotFound(f"The code {bundle_hash[:12]} of this DAG version is not in the database. Publish it again.")
-    if not await asyncio.to_thread(keep, place):
-        await asyncio.to_thread(unpack, row.archive, bundle_hash, folder)
-    return place, row.uses_threads is not None
+    if not is_kept:
+        assert found.archive is not None, "it was asked for"
+        await asyncio.to_thread(unpack, found.archive, bundle_hash, folder)
+    return place, found.uses_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +139,13 @@ class Launcher:
         *,
         state: RunnerState,
         executor: LocalExecutor,
-        link: ReconnectingConnection,
+        access: EngineAccess,
         grants: SecretProvider,
-        transfers: ResultTransfers,
         put: Callable[[LaunchFailed], None],
         group: asyncio.TaskGroup,
     ) -> None:
-        self._state, self._executor, self._link = state, executor, link
-        self._grants, self._transfers, self._put, self._group = grants, transfers, put, group
+        self._state, self._executor, self._access = state, executor, access
+        self._grants, self._transfers, self._put, self._group = grants, access.transfers, put, group
         self._versions = VersionCache()
         self._delayed: list[tuple[list[Launch], float | None]] = []
         self._preparing: dict[asyncio.Task[None], ExchangeRow] = {}
@@ -151,7 +158,7 @@ class Launcher:
         launches: list[Launch] = []
         for claim in claims:
             try:
-                version = await self._versions.get(self._link, claim.version_id)
+                version = await self._versions.load(self._access.version, claim.version_id)
                 if needs_grants(version.spec.tasks[claim.idx]) or self._transfers.needs_download(claim.inputs):
                     task = self._group.create_task(self._prepare_and_start(claim, version))
                     self._preparing[task] = claim
@@ -189,9 +196,9 @@ class Launcher:
         launches: list[Launch] = []
         try:
             if self._transfers.needs_download(claim.inputs):
-                await self._transfers.download(claim.run_id, claim.inputs or "")
+                await self._transfers.download(AttemptRef(_key(claim), claim.epoch), claim.inputs or "")
             holder = AttemptHolder(key=_key(claim), epoch=claim.epoch, session=self._executor.session)
-            granted = await self._grants.of_task(self._link, version.spec.tasks[claim.idx], holder)
+            granted = await self._grants.of_task(self._access.stored(holder), version.spec.tasks[claim.idx])
             if self._state.holds(_key(claim), claim.epoch):
                 launches.append(Launch(claim, version, granted))
         except Exception as failure:
@@ -203,7 +210,7 @@ class Launcher:
     def _end_failed(self, claim: ExchangeRow, error: Exception) -> Exception | None:
         """End a claim that cannot be started. If the task is not the cause, it is returned to the queue and the error
         is returned, so that the runner pauses instead of claiming it again at once."""
-        is_ours = isinstance(error, psycopg.Error | PostgresUnavailable | OSError)
+        is_ours = isinstance(error, psycopg.Error | PostgresUnavailable | ApiUnreachable | OSError)
         self._end(claim, OutcomeKind.GIVEN_BACK if is_ours else OutcomeKind.FAILED, error)
         return error if is_ours else None
 

@@ -1,4 +1,4 @@
-"""One registration of a runner: its identity, its connections to the database, its heartbeat, and how it ends.
+"""One registration of a runner: its identity, its access to the engine, its heartbeat, and how it ends.
 
 The same for runners that execute tasks and for runners that submit them to a remote executor. Decides nothing about
 tasks.
@@ -8,37 +8,41 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
 from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.db.connect import Purpose
-from evertick.db.notify import Channel, notify
-from evertick.db.queries import runners
+from evertick.db.notify import Channel
 from evertick.db.queries.runners import NewRunner
 from evertick.domain.attempt import RunnerRequest, session_text
-from evertick.domain.errors import PostgresUnavailable
+from evertick.domain.errors import EvertickError
 from evertick.observability.logging import Log
 from evertick.processes.identity import is_provably_gone, process_name, registered_place, this_process
 from evertick.processes.system import boot_seconds
+from evertick.runner.access import EngineAccess, Work
 from evertick.runner.events import EventQueue, NotificationArrived
-from evertick.runner.exchange import Claims
 from evertick.runner.heartbeat import Heartbeat
 from evertick.runner.housekeeping import clean_results
 from evertick.runner.peer_check import PeerCheck
 from evertick.runner.state import Ending, RunnerState
-from evertick.runtime.connections import Notifier, ReconnectingConnection, listen_forever
 from evertick.runtime.loop import NOT_ALLOWED, UNREACHABLE, keep_trying, run_loop
-from evertick.runtime.server_watch import SELDOM_SECONDS
 
 DEREGISTER_SECONDS = 5.0
 
-Work = Coroutine[None, None, None]
+
+def draw_runner(settings: Settings, *, request: RunnerRequest | None = None) -> NewRunner:
+    """A session of its own. `request` is a drain request of the previous one that still applies."""
+    return new_runner(secrets.randbits(63), settings, request=request)
+
+
+def named_log(log: Log, me: NewRunner) -> Log:
+    """The session's log: each line names the runner."""
+    named = {"name": me.name} if me.name else {}
+    return log.bind(runner=me.runner_id, **named, session=session_text(me.session))
 
 
 def new_runner(session: int, settings: Settings, *, request: str | None = None) -> NewRunner:
@@ -61,31 +65,25 @@ class Registration:
     """`over` is set when the session must end, `hurry` when it must end without a grace period."""
 
     def __init__(
-        self, settings: Settings, *, url: str, log: Log, request: RunnerRequest | None, events: EventQueue[Any]
+        self, settings: Settings, *, access: EngineAccess, me: NewRunner, log: Log, events: EventQueue[Any]
     ) -> None:
-        """`request` is a drain request of the previous session that still applies; `events` are the session's."""
-        self.session = secrets.randbits(63)
-        self.me = new_runner(self.session, settings, request=request)
-        named = {"name": self.me.name} if self.me.name else {}
-        self.log = log.bind(runner=self.me.runner_id, **named, session=session_text(self.session))
+        """`events` are the session's."""
+        self.access, self.me, self.session, self.log = access, me, me.session, log
+        request = None if me.request is None else RunnerRequest(me.request)
         self.state = RunnerState(
             slots=settings.runner_slots,
             lost_after_seconds=settings.lost_after_seconds,
             now=boot_seconds(),
             request=request,
         )
-        self.hot = ReconnectingConnection(url, Purpose.RUNNER)
-        self.side = ReconnectingConnection(url, Purpose.SCHEDULER)
-        self.notifier = Notifier(url, is_enabled=settings.listen_notify, log=self.log, look_seconds=SELDOM_SECONDS)
         self.over, self.hurry = asyncio.Event(), asyncio.Event()
         self.ending = Ending.STOPPED
-        self.claims = Claims(settings, session=self.session, log=self.log)
         # A runner with a remote executor holds no attempts: they have their own leases, which their agents extend.
         self.heartbeat = Heartbeat(
-            settings, url=url, session=self.session, held=self.state.held, put=events.put, log=self.log
+            settings, open_line=access.open_heartbeat, held=self.state.held, put=events.put, log=self.log
         )
-        self._peers = PeerCheck(settings, link=self.side, put=events.put, log=self.log)
-        self._settings, self._url, self._events = settings, url, events
+        self._peers = PeerCheck(settings, peers=access, put=events.put, log=self.log)
+        self._settings, self._events = settings, events
 
     async def serve(
         self,
@@ -106,16 +104,11 @@ class Registration:
             for task in background:
                 task.cancel()
         self.heartbeat.stop()
-        for link in (self.hot, self.side):
-            await link.close()
-        await self.notifier.close()
+        await self.access.close()
 
     def _works(self) -> list[Work]:
-        works = [self._peers.run(), clean_results(self._settings, link=self.side, log=self.log), self.notifier.run()]
-        if self._settings.listen_notify:
-            channels = [Channel.TASKS, Channel.STOP, Channel.RUNNER]
-            works.append(listen_forever(self._url, channels, self._on_notification, log=self.log))
-        return works
+        cleaning = clean_results(self._settings, existing=self.access.existing_runs, log=self.log)
+        return [self._peers.run(), cleaning, *self.access.works(self._on_notification)]
 
     def _on_notification(self, channel: Channel) -> None:
         if channel is Channel.STOP:
@@ -138,10 +131,9 @@ class Registration:
         """False if a stop was requested before: then there is nothing to do."""
 
         async def attempt() -> None:
-            conn = await self.side.get()
-            self.state.on_answer(boot_seconds())
-            await self._register(conn)
-            await self.claims.check_patterns(conn)
+            sent_at = boot_seconds()
+            await self._register()
+            self.state.on_answer(sent_at)
 
         try:
             await keep_trying(attempt, stop=self.over, name="register", log=self.log)
@@ -151,15 +143,14 @@ class Registration:
         self.log.info("runner_started", slots=self.me.slots, queues=",".join(self.me.queues), **served, pid=self.me.pid)
         return True
 
-    async def _register(self, conn: AsyncConnection) -> None:
+    async def _register(self) -> None:
         """Repeating a registration whose reply was lost is harmless. Two runners may have the same readable id; each
         logs a warning."""
-        await runners.register(conn, self.me)
-        if self._settings.listen_notify:
-            # Before the first claim, so that the other runners of the machine know the holder of every attempt.
-            await notify(conn, Channel.RUNNER)
+        registered = await self.access.register(self.me)
+        for pattern, problem in registered.unmatched:
+            self.log.warning("pattern_unmatched", pattern=pattern, message=problem)
         place = this_process()
-        for other in await runners.namesakes(conn, runner_id=self.me.runner_id, session=self.session):
+        for other in registered.namesakes:
             if not is_provably_gone(other, place):
                 message = "Another live runner has this id. Their sessions distinguish them."
                 self.log.warning(
@@ -195,7 +186,7 @@ class Registration:
         try:
             async with asyncio.timeout(DEREGISTER_SECONDS):
                 await last()
-                await runners.leave(await self.side.get(), self.session)
-        except (TimeoutError, psycopg.Error, PostgresUnavailable, OSError) as error:
+                await self.access.leave()
+        except (TimeoutError, psycopg.Error, EvertickError, OSError) as error:
             self.log.warning("deregister_failed", error=error, **{name: count() for name, count in left.items()})
         self.log.info("service_stopped", reason=self.ending.value)

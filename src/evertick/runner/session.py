@@ -21,7 +21,8 @@ from evertick.bundles.environments import Environments
 from evertick.config import Settings
 from evertick.db.notify import Channel
 from evertick.domain.attempt import FORK_SERVER_MARK, AttemptOrder, AttemptRef, Outcome, RunnerRequest, TaskKey
-from evertick.domain.errors import PostgresUnavailable
+from evertick.domain.errors import EvertickError
+from evertick.domain.failover import Server
 from evertick.engine.finish_and_claim import Exchange, encode_report
 from evertick.executors.local.child_process import ExecutorLimits
 from evertick.executors.local.executor import LocalExecutor
@@ -31,7 +32,8 @@ from evertick.logs.spool import LogCap
 from evertick.observability import metrics
 from evertick.observability.logging import Log
 from evertick.processes.system import boot_seconds
-from evertick.runner.asks import Asks
+from evertick.runner.access import EngineAccess, Report, Work
+from evertick.runner.database_access import DatabaseAccess
 from evertick.runner.events import (
     EventQueue,
     HeartbeatAnswered,
@@ -42,7 +44,6 @@ from evertick.runner.events import (
     ResultStored,
 )
 from evertick.runner.exchange import (
-    MAY_WAIT,
     ReportResult,
     Uploads,
     log_finished,
@@ -52,12 +53,12 @@ from evertick.runner.exchange import (
 )
 from evertick.runner.housekeeping import clean_bundles, clean_environments
 from evertick.runner.launch import Launcher, unpacked
-from evertick.runner.registration import Registration, Work
+from evertick.runner.registration import Registration, draw_runner, named_log
 from evertick.runner.state import Ending, NextExchange
 from evertick.runner.triggers import Triggers
 from evertick.runtime.loop import keep_trying, run_loop
 from evertick.secrets.backends import SecretProvider
-from evertick.storage.results import ResultTransfers, result_files
+from evertick.storage.results import result_files
 
 REPORT_AGAIN_SECONDS = 5.0
 # The longest wait for the code of a DAG version, before its attempts are returned to the queue.
@@ -83,11 +84,13 @@ class LocalSession:
         """`request` is a drain request of the previous session that still applies."""
         self._events = EventQueue[Event]()
         self._wake, put = self._events.wake, self._events.put
-        registration = Registration(settings, url=url, log=log, request=request, events=self._events)
-        self.registration, self._state, self._log = registration, registration.state, registration.log
+        me = draw_runner(settings, request=request)
+        self._log = log = named_log(log, me)
+        self._access: EngineAccess = DatabaseAccess(settings, url=url, me=me, log=log)
+        registration = Registration(settings, access=self._access, me=me, log=log, events=self._events)
+        self.registration, self._state = registration, registration.state
         self._settings, self._environment = settings, environment
         self._environments = Environments(settings, environment)
-        self._hot, self._side, self._notifier = registration.hot, registration.side, registration.notifier
         self.session = registration.session
         # Entered by `run`: every task of the session is a member.
         self._group = asyncio.TaskGroup()
@@ -103,15 +106,12 @@ class LocalSession:
         )
         mark = FORK_SERVER_MARK, unused_mark(self._executor.spool)
         self._airflow = AirflowPython(settings, environment, FORK_SERVER_MODULES, mark=mark)
-        grants, transfers = SecretProvider(settings), ResultTransfers(settings, log=self._log)
-        self._asks = Asks(settings, link=self._side, grants=grants, notifier=self._notifier)
-        self._uploads = Uploads(transfers, put=put, group=self._group)
+        self._uploads = Uploads(self._access.transfers, put=put, group=self._group)
         self._launcher = Launcher(
             state=self._state,
             executor=self._executor,
-            link=self._side,
-            grants=grants,
-            transfers=transfers,
+            access=self._access,
+            grants=SecretProvider(settings),
             put=put,
             group=self._group,
         )
@@ -119,13 +119,12 @@ class LocalSession:
             settings,
             state=self._state,
             executor=self._executor,
-            link=self._side,
-            notifier=self._notifier,
+            access=self._access,
             on_idle=self._exit_if_idle,
             log=self._log,
         )
         spool, poll = settings.spool_folder, self._executor.poll_logs
-        self._logs = LogShipper(url, spool=spool, session=self.session, poll=poll, log=self._log)
+        self._logs = LogShipper(self._access.open_logs, spool=spool, session=self.session, poll=poll, log=self._log)
         # When to look for tasks although nothing has happened, and whether something has happened.
         self._poll_at, self._is_exchange_due = 0.0, False
 
@@ -160,11 +159,11 @@ class LocalSession:
         if not (self._is_exchange_due or self._state.has_ended) and now < self._poll_at:
             return self._poll_at - now
         # Set before the exchange: what happens while it waits makes another one due.
-        self._is_exchange_due, self._poll_at = False, now + self._settings.tick_seconds
+        self._is_exchange_due, self._poll_at = False, now + self._access.poll_seconds
         exchange = self._state.next_exchange(now)
         if exchange is None:
             self._exit_if_idle()
-            return self._settings.tick_seconds
+            return self._access.poll_seconds
         try:
             result = await report_outcomes(self._send, exchange.ended, exchange.free, log=self._log)
         except BaseException:
@@ -180,30 +179,28 @@ class LocalSession:
             await self._launcher.start(answer.claims, exchange.ended_at)
         self._exit_if_idle()
         self._is_exchange_due = self._is_exchange_due or answer.is_walking
-        return 0.0 if self._is_exchange_due or self._state.has_ended else self._settings.tick_seconds
+        return 0.0 if self._is_exchange_due or self._state.has_ended else self._access.poll_seconds
 
     async def _send(self, ended: list[Outcome], free: int) -> Exchange:
-        conn, server = await self._hot.get(), self._hot.server
         reports = []
         for outcome in ended:
             policy, attempt = self._state.retry_terms(outcome)
-            reports.append(encode_report(outcome, policy=policy, attempt=attempt))
-        if not self._state.may_claim_from(server):
-            self.registration.heartbeat.beat_now()
-            free = 0
-        answer = await self.registration.claims.exchange(conn, reports=reports, free=free)
+            reports.append(Report(outcome=outcome, text=encode_report(outcome, policy=policy, attempt=attempt)))
+        answer, server = await self._access.exchange(reports, free, self._may_claim_from)
         self._state.note_server(server)
         return answer
+
+    def _may_claim_from(self, server: Server | None) -> bool:
+        if self._state.may_claim_from(server):
+            return True
+        self.registration.heartbeat.beat_now()
+        return False
 
     def _note_answer(self, exchange: NextExchange, result: ReportResult) -> None:
         now, answer = boot_seconds(), result.answer
         self._state.add_claims(answer.claims, now)
         metrics.CLAIMS.inc(len(answer.claims))
         self._logs.set_busy(self._state.active > 0)
-        if answer.has_more:
-            self._notifier.wake(Channel.TASKS)
-        if answer.has_arrivals or any(outcome.kind in MAY_WAIT for outcome in exchange.ended):
-            self._notifier.wake(Channel.SCHEDULE)
         if any(waits_for_trigger(outcome) for outcome in exchange.ended):
             self._triggers.lease_soon()
         stored = [outcome for outcome in exchange.ended if outcome not in result.unstored]
@@ -220,8 +217,10 @@ class LocalSession:
         """These attempts were taken away: nothing of theirs is stored except, late, their log."""
         log_refused(refused, log=self._log)
         late = [last_lines(outcome) for outcome in ended if outcome.log and (outcome.key, outcome.epoch) in refused]
-        with suppress(psycopg.Error, PostgresUnavailable, OSError):
-            await ship(await self._side.get(), session=self.session, chunks=late)
+        store = self._access.open_logs()
+        with suppress(psycopg.Error, EvertickError, OSError):
+            await ship(store, session=self.session, chunks=late)
+        await store.close()
 
     # Events
 
@@ -249,7 +248,6 @@ class LocalSession:
                 case HeartbeatAnswered():
                     self._apply_heartbeat(event)
                 case PeerDied():
-                    self._notifier.wake(Channel.TASKS)
                     self._is_exchange_due = True
                 case NotificationArrived():
                     self._is_exchange_due = self._is_exchange_due or event.channel is Channel.TASKS
@@ -276,7 +274,7 @@ class LocalSession:
             self.registration.on_request()
             self._exit_if_idle()
         if actions.is_connection_suspect:
-            self._hot.abort()
+            self._access.abort()
         self._kill(actions.kill, "lease lost", 0.0)
         self._kill(actions.stop, "stop requested", CANCEL_GRACE_SECONDS)
         if actions.given_back:
@@ -296,7 +294,7 @@ class LocalSession:
 
     async def _bundle_place(self, bundle: str, file: str) -> BundlePlace:
         async def find() -> tuple[Path, bool]:
-            return await unpacked(await self._side.get(), bundle, self._settings.bundles_folder)
+            return await unpacked(self._access, bundle, self._settings.bundles_folder)
 
         async with asyncio.timeout(FETCH_SECONDS):
             path, uses_threads = await keep_trying(find, stop=self.registration.over, name="bundles", log=self._log)
@@ -308,7 +306,7 @@ class LocalSession:
 
     async def _answer(self, order: AttemptOrder, verb: str, args: dict[str, Any]) -> object:
         """An attempt waits for its answer for as long as the database is unreachable."""
-        ask = partial(self._asks.answer, order, verb, args)
+        ask = partial(self._access.answer, order, verb, args)
         return await keep_trying(ask, stop=self.registration.over, name="asks", log=self._log)
 
     # The end of the session

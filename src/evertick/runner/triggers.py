@@ -15,18 +15,17 @@ import psycopg
 
 from evertick.attempts.protocol import TRIGGER_STOPPED
 from evertick.config import Settings
-from evertick.db.notify import Channel
 from evertick.domain.attempt import AttemptOrder, AttemptRef, Isolation, Outcome, OutcomeKind
-from evertick.domain.errors import EvertickError, PostgresUnavailable
-from evertick.engine.triggers import TriggerRow, encode_end, exchange_triggers
+from evertick.domain.errors import ApiUnreachable, EvertickError, PostgresUnavailable
+from evertick.engine.triggers import TriggerRow, encode_end
 from evertick.executors.local.executor import LocalExecutor
 from evertick.logs.shipper import last_lines, ship
 from evertick.observability import metrics
 from evertick.observability.logging import Log
 from evertick.processes.system import boot_seconds
+from evertick.runner.access import EngineAccess
 from evertick.runner.launch import VersionCache
 from evertick.runner.state import RunnerState
-from evertick.runtime.connections import Notifier, ReconnectingConnection
 from evertick.runtime.loop import run_loop
 
 MOST_REPORTS = 500
@@ -49,15 +48,13 @@ class Triggers:
         *,
         state: RunnerState,
         executor: LocalExecutor,
-        link: ReconnectingConnection,
-        notifier: Notifier,
+        access: EngineAccess,
         on_idle: Callable[[], None],
         log: Log,
     ) -> None:
         self._capacity, self._heartbeat_seconds = settings.runner_triggers, settings.heartbeat_seconds
-        self._queues, self._match = list(settings.runner_queues), list(settings.runner_task_patterns)
-        self._state, self._executor, self._link = state, executor, link
-        self._notifier, self._on_idle, self._log = notifier, on_idle, log
+        self._state, self._executor, self._access = state, executor, access
+        self._on_idle, self._log = on_idle, log
         self._versions = VersionCache()
         self._held: set[AttemptRef] = set()
         self._dropped: set[AttemptRef] = set()
@@ -130,22 +127,17 @@ class Triggers:
         """The last lines of triggers that were taken away, such as those of `on_kill`."""
         late, self._late = self._late, []
         chunks = [last_lines(outcome) for outcome in late if outcome.log]
-        with suppress(psycopg.Error, PostgresUnavailable, OSError):
-            await ship(await self._link.get(), session=self._executor.session, chunks=chunks)
+        store = self._access.open_logs()
+        with suppress(psycopg.Error, EvertickError, OSError):
+            await ship(store, session=self._executor.session, chunks=chunks)
+        await store.close()
         self._executor.settle([(outcome.key, outcome.epoch) for outcome in late])
 
     async def _exchange(self, *, free: int) -> None:
         reported = self._ended[:MOST_REPORTS]
         held = list(self._held)
-        answer = await exchange_triggers(
-            await self._link.get(),
-            session=self._executor.session,
-            reports=[encode_end(outcome) for outcome in reported],
-            held=held,
-            queues=self._queues,
-            match=self._match,
-            free=free,
-        )
+        reports = [encode_end(outcome) for outcome in reported]
+        answer = await self._access.exchange_triggers(reports, held, free)
         # Together, before anything else runs: the next exchange must not list what this one has ended.
         self._ended = self._ended[len(reported) :]
         self._held -= {AttemptRef(outcome.key, outcome.epoch) for outcome in reported}
@@ -154,8 +146,6 @@ class Triggers:
         self._drop(answer.stopped, TRIGGER_STOPPED, STOP_GRACE_SECONDS)
         self._executor.settle([(outcome.key, outcome.epoch) for outcome in reported])
         self._log_ended(reported, answer.refused)
-        if answer.has_more:
-            self._notifier.wake(Channel.TASKS)
         await self._start(answer.started)
         metrics.TRIGGERS.set(len(self._held))
         self._on_idle()
@@ -195,7 +185,7 @@ class Triggers:
         for row in rows:
             try:
                 orders.append(await self._order(row))
-            except (psycopg.Error, PostgresUnavailable, OSError) as error:
+            except (psycopg.Error, PostgresUnavailable, ApiUnreachable, OSError) as error:
                 self._give_back(row, OutcomeKind.GIVEN_BACK, error)
             except (EvertickError, IndexError, ValueError) as error:
                 self._give_back(row, OutcomeKind.FAILED, error)
@@ -212,7 +202,7 @@ class Triggers:
         self._ended.append(Outcome(key=key, epoch=epoch, kind=kind, reason=f"{type(error).__name__}: {error}"))
 
     async def _order(self, row: TriggerRow) -> AttemptOrder:
-        version = await self._versions.get(self._link, row.version_id)
+        version = await self._versions.load(self._access.version, row.version_id)
         task = version.spec.tasks[row.idx]
         assert row.fire_at is not None, "a trigger has the date of its run"
         return AttemptOrder(

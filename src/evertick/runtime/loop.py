@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from psycopg import InterfaceError, OperationalError, errors
 
-from evertick.domain.errors import PostgresUnavailable
+from evertick.domain.errors import ApiUnreachable, PostgresUnavailable
 from evertick.observability import metrics
 from evertick.observability.health import LoopHealth, track
 from evertick.observability.logging import Log
@@ -22,7 +22,7 @@ from evertick.observability.logging import Log
 LONGEST_BACK_OFF_SECONDS = 5.0
 # Errors that pass by themselves: the database is down, full, out of connections or read-only for now, or a connection
 # broke.
-UNREACHABLE = (OperationalError, InterfaceError, errors.ReadOnlySqlTransaction, PostgresUnavailable)
+UNREACHABLE = (OperationalError, InterfaceError, errors.ReadOnlySqlTransaction, PostgresUnavailable, ApiUnreachable)
 # The login lacks its service's permissions: once an operator grants them, the service continues by itself.
 NOT_ALLOWED = errors.InsufficientPrivilege
 _GIVE_RIGHTS = "This login lacks a permission: grant it the role of its service, see `evertick db roles`."

@@ -22,6 +22,7 @@ from evertick.domain.shards import ShardDecision, ShardStatus, decide
 from evertick.engine.shards import PendingWork, set_shard_count, survey_shards
 from evertick.observability.logging import Log
 from evertick.processes.system import boot_seconds
+from evertick.runner.database_access import DatabasePeers
 from evertick.runner.events import PeerDied
 from evertick.runner.peer_check import PeerCheck
 from evertick.runtime.connections import Notifier, ReconnectingConnection, listen_forever
@@ -44,7 +45,9 @@ class Scheduler:
         is_enabled, has_marked = settings.listen_notify, lambda: leadership.has_marked
         self._notifier = Notifier(url, is_enabled=is_enabled, log=log, has_marked=has_marked)
         self._connection = ReconnectingConnection(url, Purpose.SCHEDULER)
-        self._peers = PeerCheck(settings, link=self._connection, put=self._on_peer_died, log=log)
+        self._peers = PeerCheck(
+            settings, peers=DatabasePeers(self._connection, settings=settings), put=self._on_peer_died, log=log
+        )
         self._assignment = ShardAssignment(settings, url=url, owner=owner, leader_of=self._leader_of, log=log)
         self._sender = NotificationSender(leadership, notifier=self._notifier, log=log)
         self._vacuum = Vacuum(settings, url=url, epoch=leadership.current_epoch, log=log)

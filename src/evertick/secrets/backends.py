@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,6 @@ from typing import Any, Protocol
 from psycopg import AsyncConnection
 
 from evertick.config import Settings, value_from_environment
-from evertick.db.connection import Opened
 from evertick.db.queries.secrets import AttemptHolder
 from evertick.domain.dags.spec import TaskSpec
 from evertick.domain.errors import EvertickError, InvalidSettings, NotFound
@@ -29,6 +29,8 @@ ASK_SECONDS = 10.0
 MOST_THREADS = 4
 Wanted = tuple[str, str]
 Connect = Callable[[], Awaitable[AsyncConnection]]
+# Reads the wanted values that are stored, as the backend `store`.
+ReadStored = Callable[[list[Wanted]], Awaitable[dict[Wanted, str]]]
 
 
 class Backend(Protocol):
@@ -100,7 +102,7 @@ class SecretProvider:
         self._backends = open_backends(settings.secrets_backends)
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="secrets")
 
-    async def of_task(self, link: Opened, task: TaskSpec, holder: AttemptHolder | None = None) -> str:
+    async def of_task(self, read: ReadStored, task: TaskSpec) -> str:
         """The values as the attempt's process reads them. Empty, at no cost, for a task that declares none."""
         if not needs_grants(task):
             return ""
@@ -108,26 +110,27 @@ class SecretProvider:
         wanted += [(ValueKind.CONNECTION, name) for name in task.connections]
         wanted += [(ValueKind.VARIABLE, name) for name in task.variables]
         given: dict[str, dict[str, str]] = {kind: {} for kind in ValueKind}
-        for (kind, name), value in (await self.values(link.get, wanted, holder)).items():
+        for (kind, name), value in (await self.values(read, wanted)).items():
             given[kind][name] = value
         return json.dumps(given)
 
-    async def values(
-        self, connect: Connect, wanted: list[Wanted], holder: AttemptHolder | None = None
-    ) -> dict[Wanted, str]:
-        """All wanted values; NotFound if no backend has one of them. The database returns to the holder of an attempt
-        the values that its task declares."""
+    async def values(self, read: ReadStored, wanted: list[Wanted]) -> dict[Wanted, str]:
+        """All wanted values; NotFound if no backend has one of them."""
         found: dict[Wanted, str] = {}
         for backend in self._backends:
             missing = [each for each in wanted if each not in found]
             if missing:
-                found |= await (self._ask(backend, missing) if backend else self._read(connect, missing, holder))
+                found |= await (self._ask(backend, missing) if backend else read(missing))
         if missing := [each for each in wanted if each not in found]:
             kind, name = missing[0]
             raise NotFound(f"{kind} {name!r} is not set: give it a value with `evertick {kind}s set {name}`.")
         return found
 
-    async def _read(self, connect: Connect, wanted: list[Wanted], holder: AttemptHolder | None) -> dict[Wanted, str]:
+    def stored(self, connect: Connect, holder: AttemptHolder | None = None) -> ReadStored:
+        """Reads from the database. To the holder of an attempt it returns the values that its task declares."""
+        return partial(self._read, connect, holder)
+
+    async def _read(self, connect: Connect, holder: AttemptHolder | None, wanted: list[Wanted]) -> dict[Wanted, str]:
         from evertick.engine.secrets import read_values
         from evertick.secrets.keyring import load_keyring
 

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from evertick.config import Settings
-from evertick.domain.attempt import RESULT_TAG, Outcome, OutcomeKind
+from evertick.domain.attempt import RESULT_TAG, AttemptRef, Outcome, OutcomeKind
 from evertick.domain.errors import StorageUnavailable
 from evertick.observability.logging import Log
 from evertick.runtime.thread_runner import ThreadRunner
@@ -30,8 +31,24 @@ FOLDER = "results"
 _HASH = re.compile("[0-9a-f]{64}")
 
 
+class Transfers(Protocol):
+    """How the large results of a runner reach a place that every runner reads, and its inputs the runner."""
+
+    def needs_upload(self, outcome: Outcome) -> bool:
+        """Whether other runners can read its result only after an upload."""
+
+    def needs_download(self, inputs_json: str | None) -> bool:
+        """Whether some of a claim's inputs must be downloaded first."""
+
+    async def upload(self, outcome: Outcome) -> Outcome:
+        """Upload the result. Returns the outcome to report: a failure with the reason if that was not possible."""
+
+    async def download(self, ref: AttemptRef, inputs_json: str) -> None:
+        """Download the files that an attempt's inputs name. Raises ResultLost or StorageUnavailable."""
+
+
 class ResultTransfers:
-    """The transfers of one session, a few at a time."""
+    """The transfers of one session, to object storage, a few at a time."""
 
     def __init__(self, settings: Settings, *, log: Log) -> None:
         self._store, self._folder = open_store(settings), settings.result_place.absolute()
@@ -40,15 +57,12 @@ class ResultTransfers:
         self._threads = ThreadRunner("storage", most=MOST_TRANSFERS)
 
     def needs_upload(self, outcome: Outcome) -> bool:
-        """Whether other runners can read its result only after an upload."""
         return self._store is not None and has_file(outcome.result_json)
 
     def needs_download(self, inputs_json: str | None) -> bool:
-        """Whether some of a claim's inputs must be downloaded first."""
         return self._store is not None and has_file(inputs_json)
 
     async def upload(self, outcome: Outcome) -> Outcome:
-        """Upload the result. Returns the outcome to report: a failure with the reason if that was not possible."""
         assert self._store is not None
         run_id = outcome.key.run_id
         try:
@@ -62,9 +76,9 @@ class ResultTransfers:
             return replace(outcome, kind=OutcomeKind.FAILED, reason=reason, result_json=None)
         return outcome
 
-    async def download(self, run_id: int, inputs_json: str) -> None:
-        """Download the files that these inputs name. Raises ResultLost or StorageUnavailable."""
+    async def download(self, ref: AttemptRef, inputs_json: str) -> None:
         assert self._store is not None
+        run_id = ref.key.run_id
         for sha256 in set(result_files_in(inputs_json)):
             name, file = stored_name(run_id, sha256), self._file(run_id, sha256)
             if not file.exists():

@@ -35,6 +35,7 @@ from evertick.observability.logging import Log, render_line
 from evertick.processes.identity import process_name
 from evertick.processes.system import become_subreaper, children_of, command_line
 from evertick.processes.tree import kill_tree
+from evertick.runner.database_access import DatabasePeers
 from evertick.runner.peer_check import declare_dead_peers
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.runtime.listen_socket import API_NOTES, address_of, listen
@@ -215,11 +216,10 @@ class Supervisor:
         _kill_orphans({process.pid for process in processes if process})
         link = ReconnectingConnection(self.url, Purpose.SCHEDULER)
         with suppress(psycopg.Error, PostgresUnavailable, OSError):
-            conn = await link.get()
-            for dead in await declare_dead_peers(conn, infra_retries=self._settings.infra_retries):
+            for dead in await declare_dead_peers(DatabasePeers(link, settings=self._settings)):
                 gone = dead.runner.runner_id
                 self._event("runner", "runner_declared_dead", gone=gone, attempts=dead.attempts, level="warning")
-            await notify(conn, Channel.TASKS)
+            await notify(await link.get(), Channel.TASKS)
         await link.close()
 
     async def _stop_children(self) -> None:

@@ -219,7 +219,8 @@ async def _answer(agent: AgentRequest, lent: LeasedConnection, started: StartedR
     assert started.version_id is not None and started.attempt is not None and started.params is not None
     version: LoadedVersion = await context.versions.get(lent, started.version_id)
     task = version.spec.tasks[bearer.key.idx]
-    granted = await context.secret_provider.of_task(lent, task)
+    provider = context.secret_provider
+    granted = await provider.of_task(provider.stored(lent.get), task)
     facts = (*bearer.key, bearer.epoch, started.attempt, started.version_id, started.fire_at)
     claim = ExchangeRow("claim", *facts, started.params, started.inputs, 0, 0)
     made = attempt_order(claim, version, bearer.session, granted)

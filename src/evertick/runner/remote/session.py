@@ -26,9 +26,11 @@ from evertick.executors.registry import api_url_for_agents, open_executor
 from evertick.observability import metrics
 from evertick.observability.logging import Log
 from evertick.processes.system import boot_seconds
+from evertick.runner.access import Work
+from evertick.runner.database_access import DatabaseAccess
 from evertick.runner.events import EventQueue, HeartbeatAnswered, NotificationArrived, PeerDied
 from evertick.runner.launch import VersionCache
-from evertick.runner.registration import Registration, Work
+from evertick.runner.registration import Registration, draw_runner, named_log
 from evertick.runner.remote.endings import Action, Endings, action_for, problem_of
 from evertick.runner.remote.submit import RemoteContext, Submitter, as_trouble, in_time, name_of, never_began
 from evertick.runner.remote.worker_pool import SubmissionBackoff, WorkerPool
@@ -69,10 +71,13 @@ class RemoteSession:
         """`executor` is entered here. `request` is a drain request of the previous session that still applies."""
         self._events = EventQueue[Event]()
         wake = self._events.wake
-        registration = Registration(settings, url=url, log=log, request=request, events=self._events)
+        me = draw_runner(settings, request=request)
+        log = named_log(log, me)
+        access = DatabaseAccess(settings, url=url, me=me, log=log)
+        registration = Registration(settings, access=access, me=me, log=log, events=self._events)
         self.registration, self._state, self._log = registration, registration.state, registration.log
         self._settings, self._executor = settings, executor
-        self._hot, self._side, self._notifier = registration.hot, registration.side, registration.notifier
+        self._hot, self._side, self._notifier, self._claims = access.hot, access.side, access.notifier, access.claims
         self.session = registration.session
         self._listed: list[DispatchRow] = []
         # By the session of an attempt: since when its stop or end is known, the listing after which its last action was
@@ -131,7 +136,7 @@ class RemoteSession:
         free = self._free()
         if free <= 0:
             return self._settings.tick_seconds
-        claimed = await self.registration.claims.claim_for_dispatch(conn, free)
+        claimed = await self._claims.claim_for_dispatch(conn, free)
         metrics.CLAIMS.inc(claimed)
         # Claimed attempts are on the list now, and are read from there like all others.
         return 0.0 if claimed else self._settings.tick_seconds
