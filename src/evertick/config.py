@@ -221,6 +221,11 @@ class Settings:
     # For the agent itself.
     agent_token: str | None = setting(None, secret=True)
     agent_token_file: Path | None = None
+    # A runner that reaches Evertick over HTTPS, and not the database.
+    runner_server: str | None = None
+    runner_token: str | None = setting(None, secret=True)
+    runner_token_file: Path | None = None
+    runner_ca_file: Path | None = None
     agent_outcome_file: Path | None = None
     agent_report_seconds: float = setting(150.0, minimum=0)
 

@@ -16,7 +16,8 @@ from evertick.runner.runner import Runner
 from evertick.runner.session import LocalSession
 from tests.engine import invariants
 from tests.engine.world import run_state, value
-from tests.system.hosting import Said, armed, hosted, quick
+from tests.runner.reach import Reach
+from tests.system.hosting import Said, armed, hosted
 from tests.system.work import LONG, SMALL, Published, effects, executed_twice, let_go, loaded, publish_work, start_run
 from tests.waiting import eventually
 
@@ -51,8 +52,8 @@ async def there(conn: AsyncConnection, small: Published, effects_file: Path) -> 
     assert executed_twice(effects(effects_file)) == []
 
 
-def make_runner(database: str, tmp_path: Path, said: Said, **settings: Any) -> Runner:
-    return Runner(quick(database, tmp_path / "home", **settings), url=database, log=said.log)
+def make_runner(reach: Reach, tmp_path: Path, said: Said, **settings: Any) -> Runner:
+    return reach.runner(tmp_path / "home", said, **settings)
 
 
 async def ended(conn: AsyncConnection, run_id: int) -> str:
@@ -72,11 +73,11 @@ async def tries(conn: AsyncConnection, run_id: int) -> dict[str, tuple[int, int]
 
 @pytest.mark.requirement("N17", "K2", "K11")
 async def test_a_claim_whose_reply_was_lost_is_given_back_and_runs_again(
-    database: str, tmp_path: Path, there: AsyncConnection
+    reach: Reach, tmp_path: Path, there: AsyncConnection
 ) -> None:
     run_id, said = await start_run(there, "chain"), Said()
     with armed("finish_and_claim:drop_reply:1"):
-        runner = make_runner(database, tmp_path, said)
+        runner = make_runner(reach, tmp_path, said)
         async with hosted(runner):
             assert await ended(there, run_id) == "success"
     assert await said.saw("claim_reply_lost")
@@ -86,7 +87,7 @@ async def test_a_claim_whose_reply_was_lost_is_given_back_and_runs_again(
 
 
 @pytest.mark.requirement("A14", "V10")
-async def test_what_a_runner_does_is_counted(database: str, tmp_path: Path, there: AsyncConnection) -> None:
+async def test_what_a_runner_does_is_counted(reach: Reach, tmp_path: Path, there: AsyncConnection) -> None:
     names = ("claims_total", "claims_lost_total", "handoff_latency_seconds_count", "runner_slots", "attempts_running")
 
     def figures() -> dict[str, float]:
@@ -96,7 +97,7 @@ async def test_what_a_runner_does_is_counted(database: str, tmp_path: Path, ther
 
     before, run_id = figures(), await start_run(there, "chain")
     with armed("finish_and_claim:drop_reply:1"):
-        async with hosted(make_runner(database, tmp_path, Said())):
+        async with hosted(make_runner(reach, tmp_path, Said())):
             assert await ended(there, run_id) == "success"
     after = figures()
     grown = {name: after[name] - before[name] for name in after}
@@ -110,32 +111,32 @@ async def test_what_a_runner_does_is_counted(database: str, tmp_path: Path, ther
 @pytest.mark.parametrize("fault", ["drop_reply", "error"])
 @pytest.mark.parametrize("number", [2, 3, 4])
 async def test_a_report_whose_reply_was_lost_is_one_event(
-    database: str, tmp_path: Path, there: AsyncConnection, fault: str, number: int
+    reach: Reach, tmp_path: Path, there: AsyncConnection, fault: str, number: int
 ) -> None:
     run_id, said = await start_run(there, "chain"), Said()
     with armed(f"finish_and_claim:{fault}:{number}"):
-        async with hosted(make_runner(database, tmp_path, said)):
+        async with hosted(make_runner(reach, tmp_path, said)):
             assert await ended(there, run_id) == "success"
     assert {attempt for _, attempt in (await tries(there, run_id)).values()} == {1}
 
 
 @pytest.mark.requirement("K11", "F4")
 async def test_a_claim_whose_version_cannot_be_read_is_given_back(
-    database: str, tmp_path: Path, there: AsyncConnection
+    reach: Reach, tmp_path: Path, there: AsyncConnection
 ) -> None:
     run_id, said = await start_run(there, "chain"), Said()
     with armed("dags.version:error:1"):
-        async with hosted(make_runner(database, tmp_path, said)):
+        async with hosted(make_runner(reach, tmp_path, said)):
             assert await ended(there, run_id) == "success"
     assert (await tries(there, run_id))["one"] == (2, 1)
 
 
 @pytest.mark.requirement("K1", "K11")
 async def test_claims_that_wait_for_their_version_are_not_taken_for_lost(
-    database: str, tmp_path: Path, there: AsyncConnection
+    reach: Reach, database: str, tmp_path: Path, there: AsyncConnection
 ) -> None:
     runs, said = [await start_run(there, dag) for dag in ("chain", "branch")], Said()
-    runner = make_runner(database, tmp_path, said, heartbeat_seconds=0.05)
+    runner = make_runner(reach, tmp_path, said, heartbeat_seconds=0.05)
     async with await connect(database, purpose=Purpose.SCHEDULER) as blocker:
         await blocker.execute("set idle_in_transaction_session_timeout = 0")
         async with blocker.transaction():
@@ -154,25 +155,25 @@ async def test_claims_that_wait_for_their_version_are_not_taken_for_lost(
 @pytest.mark.requirement("B9")
 @pytest.mark.parametrize("fault", ["error", "drop_reply"])
 async def test_a_runner_that_cannot_register_tries_again(
-    database: str, tmp_path: Path, there: AsyncConnection, fault: str
+    reach: Reach, tmp_path: Path, there: AsyncConnection, fault: str
 ) -> None:
     said = Said()
     with armed(f"runners.register:{fault}:1"):
-        async with hosted(make_runner(database, tmp_path, said)):
+        async with hosted(make_runner(reach, tmp_path, said)):
             assert await said.saw("runner_started")
     assert await value(there, "select count(*) from runner where end_reason = 'stopped'") == 1
 
 
 async def test_a_runner_that_never_reached_the_database_stops_when_it_is_told(tmp_path: Path) -> None:
     said = Said()
-    async with hosted(make_runner("postgresql://127.0.0.1:1/nowhere", tmp_path, said)):
+    async with hosted(make_runner(Reach(url="postgresql://127.0.0.1:1/nowhere"), tmp_path, said)):
         await said.saw("database_unreachable", loop="register")
     assert said.events("deregister_failed")
 
 
 @pytest.mark.requirement("V11")
 async def test_one_report_that_the_database_refuses_holds_up_no_other(
-    database: str, tmp_path: Path, there: AsyncConnection
+    reach: Reach, tmp_path: Path, there: AsyncConnection
 ) -> None:
     """V11. What it refuses here stands for whatever nobody thought of."""
     await there.execute(
@@ -182,7 +183,7 @@ async def test_one_report_that_the_database_refuses_holds_up_no_other(
     await there.execute("create trigger refuse before insert on result for each row execute function refuse()")
     poison, good = await start_run(there, "chain"), await start_run(there, "branch")
     said = Said()
-    async with hosted(make_runner(database, tmp_path, said)):
+    async with hosted(make_runner(reach, tmp_path, said)):
         assert await ended(there, good) == "success"
         assert await ended(there, poison) == "failed"
         again = await start_run(there, "branch")
@@ -193,10 +194,10 @@ async def test_one_report_that_the_database_refuses_holds_up_no_other(
 
 @pytest.mark.requirement("K9")
 async def test_a_lost_connection_costs_nothing_but_a_moment(
-    database: str, tmp_path: Path, there: AsyncConnection
+    reach: Reach, tmp_path: Path, there: AsyncConnection
 ) -> None:
     said = Said()
-    async with hosted(make_runner(database, tmp_path, said)):
+    async with hosted(make_runner(reach, tmp_path, said)):
         await said.saw("runner_started")
         first = await start_run(there, "chain")
         assert await ended(there, first) == "success"
@@ -215,18 +216,18 @@ async def cut_everybody_off(conn: AsyncConnection) -> None:
 
 @pytest.mark.requirement("K1")
 async def test_a_lost_lease_ends_its_attempt_while_an_exchange_waits(
-    database: str, tmp_path: Path, conn: AsyncConnection, long: Published, effects_file: Path
+    reach: Reach, database: str, tmp_path: Path, conn: AsyncConnection, long: Published, effects_file: Path
 ) -> None:
     """The answer of a heartbeat does not wait for a statement that waits for a lock."""
     await publish_work(conn, long, only=["holding"])
     said, sessions = Said(), list[LocalSession]()
-    settings = quick(database, tmp_path / "home")
+    settings = reach.settings(tmp_path / "home")
 
     def begin(request: RunnerRequest | None) -> LocalSession:
-        sessions.append(LocalSession(settings, url=database, log=said.log, request=request))
+        sessions.append(LocalSession(settings, url=reach.url, log=said.log, request=request))
         return sessions[-1]
 
-    async with hosted(Runner(settings, url=database, log=said.log, begin=begin)):
+    async with hosted(Runner(settings, url=reach.url, log=said.log, begin=begin)):
         await start_run(conn, "holding")
         await eventually(lambda: "hold" in {each.task for each in effects(effects_file)})
         async with await connect(database, purpose=Purpose.SCHEDULER) as blocker, blocker.transaction():
@@ -246,12 +247,12 @@ WAITS_FOR_A_LOCK = (
 
 
 async def test_a_runner_that_leaves_reports_each_attempt_as_it_ends(
-    database: str, tmp_path: Path, there: AsyncConnection, long: Published, effects_file: Path
+    reach: Reach, tmp_path: Path, there: AsyncConnection, long: Published, effects_file: Path
 ) -> None:
     """Others can go on with what follows while the slowest attempt uses up its grace."""
     await publish_work(there, long, only=["holding"])
     said = Said()
-    runner = make_runner(database, tmp_path, said, stop_grace_seconds=30.0)
+    runner = make_runner(reach, tmp_path, said, stop_grace_seconds=30.0)
     async with hosted(runner):
         slow, quick_one = await start_run(there, "holding"), await start_run(there, "chain")
         await eventually(lambda: {"hold", "three"} <= {each.task for each in effects(effects_file)})

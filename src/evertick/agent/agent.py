@@ -26,7 +26,7 @@ from evertick.bundles.environments import Environments
 from evertick.config import Settings
 from evertick.domain.agent_protocol import AgentOrder, parse, refusal_to_bytes, to_bytes
 from evertick.domain.attempt import Outcome, OutcomeKind
-from evertick.domain.errors import ApiUnreachable, Conflict, EvertickError, InvalidSettings, LeaseLost, Unauthenticated
+from evertick.domain.errors import ApiUnreachable, Conflict, EvertickError, LeaseLost, Unauthenticated
 from evertick.executors.local.child_process import ExecutorLimits
 from evertick.executors.local.executor import LocalExecutor
 from evertick.executors.local.fork_server_client import BundlePlace
@@ -34,6 +34,7 @@ from evertick.logs.spool import LogCap, LogChunk
 from evertick.observability.logging import Log
 from evertick.processes.system import boot_seconds
 from evertick.runner.state import RunnerState
+from evertick.runtime.http_client import read_token
 from evertick.storage.result_files import ResultFiles, files_in
 
 _UNSENT = "result_lost: the result is too large for the agent's outcome file, and did not reach the API"
@@ -373,20 +374,12 @@ class Agent:
 
 def read_start_token(settings: Settings) -> str:
     """Read the start token from the named file or variable. Raises InvalidSettings, which never quotes the token."""
-    token = settings.agent_token or ""
-    if settings.agent_token_file is not None:
-        try:
-            token = settings.agent_token_file.read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "the file is not text"
-            raise InvalidSettings(f"the token file {settings.agent_token_file} cannot be read: {why}.") from None
-    if not token.strip():
-        raise InvalidSettings(
-            "an agent needs its start token: name the file that contains it with --token-file or EVERTICK_AGENT_TOKEN_FILE."
-        )
-    if not token.strip().isascii() or len(token.split()) > 1 or not token.strip().isprintable():
-        raise InvalidSettings("the start token is malformed: it must be a single word.")
-    return token.strip()
+    return read_token(
+        settings.agent_token,
+        settings.agent_token_file,
+        what="the start token",
+        needs="an agent needs its start token: name the file that contains it with --token-file or EVERTICK_AGENT_TOKEN_FILE.",
+    )
 
 
 LOG_SECONDS = 0.5

@@ -9,121 +9,21 @@ import asyncio
 import json
 import random
 import secrets
-import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-import h11
-
-from evertick.domain.agent_protocol import AgentOrder, read_order, read_server_url
+from evertick.domain.agent_protocol import AgentOrder, read_order
 from evertick.domain.attempt import Outcome
-from evertick.domain.errors import ApiUnreachable, Conflict, EvertickError, LeaseLost, ResultLost, Unauthenticated
+from evertick.domain.errors import ApiUnreachable, Unauthenticated
 from evertick.logs.spool import LogChunk
 from evertick.observability.logging import Log
 from evertick.processes.identity import registered_place
-
-_PART_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiResponse:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """`content` is streamed; `size` is its length in bytes."""
-
-    method: str
-    path: str
-    token: str = field(repr=False)
-    content: AsyncIterator[bytes] | bytes = field(default=b"", repr=False)
-    size: int = 0
-    kind: str = "application/json"
-
-
-class AgentEndpoint:
-    """A server's address, from its URL. Raises InvalidSettings for an invalid one."""
-
-    def __init__(self, url: str) -> None:
-        parts = read_server_url(url)
-        self._host, self._netloc, self._path = parts.hostname, parts.netloc, parts.path.rstrip("/")
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._port = parts.port or (443 if self._tls else 80)
-        self.is_plain = self._tls is None and self._host not in ("localhost", "127.0.0.1", "::1")
-
-    async def ask(self, request: Request, *, seconds: float, most_bytes: int) -> ApiResponse:
-        """Send the request. Raises OSError or TimeoutError without a complete response; the server may still have processed it."""
-        async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
-            try:
-                return await self._exchange(request, reader, writer, most_bytes)
-            except h11.RemoteProtocolError as error:
-                raise OSError(f"the response is not HTTP: {error}") from None
-            except h11.LocalProtocolError as error:
-                # The file changed while it was sent: not a network error, and a retry would not help.
-                raise EvertickError(f"the request cannot be sent: {error}") from None
-            finally:
-                writer.close()
-
-    async def _exchange(
-        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most_bytes: int
-    ) -> ApiResponse:
-        line = h11.Connection(h11.CLIENT)
-        content = request.content
-        size = len(content) if isinstance(content, bytes) else request.size
-        headers = [("Host", self._netloc), ("Connection", "close"), ("Authorization", f"Bearer {request.token}")]
-        headers += [("Accept", "application/json"), ("Content-Type", request.kind), ("Content-Length", str(size))]
-        head = h11.Request(method=request.method, target=f"{self._path}{request.path}", headers=headers)
-        writer.write(line.send(head) or b"")
-        async for part in _parts(content):
-            writer.write(line.send(h11.Data(data=part)) or b"")
-            await writer.drain()
-        writer.write(line.send(h11.EndOfMessage()) or b"")
-        await writer.drain()
-        return await _read(line, reader, most_bytes)
-
-
-async def _parts(content: AsyncIterator[bytes] | bytes) -> AsyncIterator[bytes]:
-    if isinstance(content, bytes):
-        if content:
-            yield content
-        return
-    async for part in content:
-        yield part
-
-
-async def _read(line: h11.Connection, reader: asyncio.StreamReader, most_bytes: int) -> ApiResponse:
-    status, headers, parts, total = 0, {}, [], 0
-    while True:
-        match line.next_event():
-            case h11.NEED_DATA:
-                read = await reader.read(_PART_BYTES)
-                if not read and not status:
-                    raise OSError("the connection broke before a response arrived")
-                line.receive_data(read)
-            case h11.Response() as response:
-                status = response.status_code
-                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
-            case h11.Data() as part:
-                total += len(part.data)
-                if total > most_bytes:
-                    raise OSError(f"the response is larger than {most_bytes} bytes")
-                parts.append(bytes(part.data))
-            case h11.EndOfMessage():
-                return ApiResponse(status=status, headers=headers, body=b"".join(parts))
-            case h11.InformationalResponse():
-                pass
-            case _:
-                raise OSError("the connection broke before the response was complete")
-
+from evertick.runtime.http_client import HttpEndpoint, HttpRequest, HttpResponse, parts_of, problem_of
 
 PREFIX = "/api/agent/v1"
 
@@ -143,9 +43,6 @@ LONGEST_PAUSE_SECONDS = 15.0
 FIRST_PAUSE_SECONDS = 0.2
 
 
-_UPLOAD_PART_BYTES = 256 * 1024
-
-
 _NO_API = "the server at this address is not an Evertick API of this release"
 
 
@@ -156,7 +53,7 @@ class AgentClient:
     """The API client of one attempt. `token` and `renewal` are the values from the latest response."""
 
     def __init__(self, server: str, start_token: str, *, log: Log) -> None:
-        self._address = AgentEndpoint(server)
+        self._address = HttpEndpoint(server)
         if self._address.is_plain:
             log.warning(
                 "http_unencrypted", message="Tokens and secrets are sent unencrypted: use https.", server=server
@@ -209,13 +106,13 @@ class AgentClient:
 
     async def fetch(self, path: str) -> bytes:
         """Download a file: the attempt's code, or a large result."""
-        request = Request(method="GET", path=f"{PREFIX}{path}", token=self._token)
+        request = HttpRequest(method="GET", path=f"{PREFIX}{path}", token=self._token)
         return (await self._renewed(lambda: self._ask(request, FILE_SECONDS))).body
 
     async def put(self, path: str, file: Path, size: int) -> None:
-        async def send() -> ApiResponse:
-            made = _parts_of(file)
-            request = Request(
+        async def send() -> HttpResponse:
+            made = parts_of(file)
+            request = HttpRequest(
                 method="PUT",
                 path=f"{PREFIX}{path}",
                 token=self._token,
@@ -240,48 +137,21 @@ class AgentClient:
         return await ask()
 
     async def _say(self, path: str, body: Mapping[str, object], *, token: str, seconds: float | None = None) -> Any:
-        request = Request(method="POST", path=f"{PREFIX}{path}", token=token, content=json.dumps(body).encode())
+        request = HttpRequest(method="POST", path=f"{PREFIX}{path}", token=token, content=json.dumps(body).encode())
         answer = await self._ask(request, seconds or self.answer_seconds)
         try:
             return json.loads(answer.body)
         except ValueError:
             raise ApiUnreachable(_NO_API) from None
 
-    async def _ask(self, request: Request, seconds: float) -> ApiResponse:
+    async def _ask(self, request: HttpRequest, seconds: float) -> HttpResponse:
         try:
             answer = await self._address.ask(request, seconds=seconds, most_bytes=MOST_ANSWER_BYTES)
         except OSError as error:
             raise ApiUnreachable(f"the API cannot be reached: {str(error) or type(error).__name__}") from None
         if answer.status < 300:
             return answer
-        raise _problem(answer)
-
-
-def _problem(answer: ApiResponse) -> EvertickError:
-    """The error for a response that is not a success. Only an Evertick problem document is trusted: proxies send 4xx of
-    their own."""
-    code, detail = "", f"the API answered {answer.status}"
-    if 300 <= answer.status < 400:
-        # Redirects are not followed: the token goes only to the configured address.
-        detail = f"{detail}, redirecting to {answer.headers.get('location', 'another address')}: configure that address for agents"
-    with suppress(ValueError, KeyError, TypeError):
-        told = json.loads(answer.body)
-        code, detail = str(told["code"]), str(told["detail"])
-    kinds: dict[str, type[EvertickError]] = {
-        "conflict": Conflict,
-        "lease_lost": LeaseLost,
-        "refused": Unauthenticated,
-        "result_lost": ResultLost,
-    }
-    if answer.status in (400, 404, 413, 422) and code:
-        return EvertickError(detail)
-    return kinds.get(code, ApiUnreachable)(detail)
-
-
-async def _parts_of(file: Path) -> AsyncIterator[bytes]:
-    with await asyncio.to_thread(file.open, "rb") as opened:
-        while part := await asyncio.to_thread(opened.read, _UPLOAD_PART_BYTES):
-            yield part
+        raise problem_of(answer)
 
 
 async def keep_asking(

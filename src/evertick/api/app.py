@@ -49,6 +49,11 @@ from evertick.api.middleware import AgentRequestLimits, Middleware
 from evertick.api.native import native_routers
 from evertick.api.openapi import PREFIX, describe
 from evertick.api.problems import invalid, problem, status_of
+from evertick.api.runner import attempts as runner_attempts
+from evertick.api.runner import files as runner_files
+from evertick.api.runner import routes as runner_routes
+from evertick.api.runner.auth import PREFIX as RUNNER_PREFIX
+from evertick.api.runner.auth import RunnerRoute
 from evertick.db.queries.shards import read_clock
 from evertick.domain.access import Permission
 from evertick.domain.errors import EvertickError
@@ -175,6 +180,11 @@ def make_app(context: ApiContext) -> FastAPI:
         agent.include_router(router)
     agent.router.route_class = AgentRoute
     app.mount(AGENT_PREFIX, agent)
+    runner = _part(context, title="Runner API", description="For runners over HTTPS. See docs/howto/other-machines.md.")
+    for router in (runner_routes.router, runner_attempts.router, runner_files.router):
+        runner.include_router(router)
+    runner.router.route_class = RunnerRoute
+    app.mount(RUNNER_PREFIX, runner)
     packed = _Packing(FastReads(app.answer, parts=parts), minimum_size=_GZIP_BYTES, compresslevel=_GZIP_LEVEL)
     app.surroundings = Middleware(packed, rate=context.settings.api_rate_limit, agents=AgentRequestLimits(context))
     return app

@@ -15,6 +15,8 @@ from psycopg import AsyncConnection
 
 from evertick.api.auth_cache import AuthCache
 from evertick.api.event_hub import EventHub, StreamLimit
+from evertick.api.runner.sessions import JoinedSessions
+from evertick.api.runner.waiting import WaitingRunners
 from evertick.config import Settings
 from evertick.db.connect import Purpose
 from evertick.db.queries import runners
@@ -28,12 +30,15 @@ from evertick.runtime.pool import Pool
 from evertick.runtime.thread_runner import ThreadRunner
 from evertick.secrets.agent_tokens import AgentTokens
 from evertick.secrets.backends import SecretProvider
+from evertick.secrets.runner_tokens import RunnerSessionTokens
 from evertick.storage.results import MOST_TRANSFERS
 
 # Enough for the pages of the UI, and few compared with the connections of the engine (H4).
 READERS, WRITERS = 6, 3
 # Agents have their own: a heartbeat must not wait for people.
 AGENTS = 4
+# And runners over HTTPS: their exchanges are the engine's work.
+RUNNERS = 4
 # Each asks the database three times a second.
 MOST_LOG_STREAMS, MOST_LOG_STREAMS_OF_USER = 40, 10
 
@@ -120,6 +125,9 @@ class ApiContext:
         self.event_hub = EventHub(url, log)
         self.log_streams = StreamLimit(most=MOST_LOG_STREAMS, most_of_user=MOST_LOG_STREAMS_OF_USER)
         self.agents = Pool(url, Purpose.API_WRITE, AGENTS)
+        self.runners = Pool(url, Purpose.RUNNER, RUNNERS)
+        self.joined = JoinedSessions(settings)
+        self.waiting_runners = WaitingRunners(settings, url=url, pool=self.runners, log=log)
         self.stop_requests, self.agent_presence = StopRequests(self.agents), AgentPresence(self.agents)
         # Their own, so that a storage that hangs stops nothing else that is done in threads: names of servers are looked up there.
         self.storage = ThreadRunner("storage", most=MOST_TRANSFERS)
@@ -157,6 +165,10 @@ class ApiContext:
         return self._made(AgentTokens)
 
     @cached_property
+    def runner_tokens(self) -> RunnerSessionTokens:
+        return self._made(RunnerSessionTokens)
+
+    @cached_property
     def secret_provider(self) -> SecretProvider:
         return self._made(SecretProvider)
 
@@ -167,7 +179,7 @@ class ApiContext:
             # The agent's request is valid: a retry succeeds after an operator has corrected the settings.
             self.log.error("agent_settings_invalid", error=error)
             raise EvertickError(
-                "Agents cannot be served: the API's log says what is wrong with its settings."
+                "Agents and runners cannot be served: the API's log says what is wrong with its settings."
             ) from None
 
 

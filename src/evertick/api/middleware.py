@@ -19,6 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evertick.api.agent.auth import PREFIX, token_of
 from evertick.api.context import ApiContext
 from evertick.api.problems import problem
+from evertick.api.runner.sent import MOST_EXCHANGE_BYTES
+from evertick.api.runner.sent import PREFIX as RUNNER_PREFIX
 from evertick.domain.agent_protocol import TokenUse
 from evertick.domain.errors import EvertickError, RateLimited, TooLarge, Unauthenticated
 from evertick.observability import metrics
@@ -112,9 +114,12 @@ class Middleware:
         client = scope["client"][0] if scope.get("client") else "unknown"
         path, authorization = scope["path"], headers.get(b"authorization", b"").decode("latin-1")
         token = authorization[-40:] or client
-        wait_seconds = self._of_token.take(token, began)
-        if not self._agents.are_known(path, authorization):
-            wait_seconds = max(wait_seconds, self._of_address.take(client, began))
+        wait_seconds = 0.0
+        # A runner sends one exchange for many tasks, but no fixed number of them.
+        if not self._agents.is_runner(path, authorization):
+            wait_seconds = self._of_token.take(token, began)
+            if not self._agents.are_known(path, authorization):
+                wait_seconds = max(wait_seconds, self._of_address.take(client, began))
         most = self._agents.most_bytes(path) or _most_bytes(path)
         if wait_seconds > 0:
             error = RateLimited("Too many requests. Retry later.", retry_after_seconds=wait_seconds)
@@ -167,9 +172,21 @@ class AgentRequestLimits:
 
     def most_bytes(self, path: str) -> int | None:
         """The size limit of a body on this path; None if the path is not one of agents."""
+        if path.startswith(f"{RUNNER_PREFIX}/"):
+            is_result = path.startswith(f"{RUNNER_PREFIX}/attempts/")
+            return self._most_result_bytes if is_result else MOST_EXCHANGE_BYTES + self._most_bytes
         if not path.startswith(f"{PREFIX}/"):
             return None
         return self._most_result_bytes if path.startswith(f"{PREFIX}/results/") else self._most_bytes
+
+    def is_runner(self, path: str, authorization: str) -> bool:
+        """Whether a session of a runner sent it."""
+        if not path.startswith(f"{RUNNER_PREFIX}/"):
+            return False
+        with suppress(EvertickError):
+            self._context.runner_tokens.read(token_of(authorization))
+            return True
+        return False
 
     def are_known(self, path: str, authorization: str) -> bool:
         """Whether the request is exempt from the rate limit per address, which thousands of agents may share. An invalid token

@@ -44,6 +44,7 @@ STATUS: Mapping[str, HTTPStatus] = {
     "too_many": HTTPStatus.TOO_MANY_REQUESTS,
     "too_large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     "lease_lost": HTTPStatus.CONFLICT,
+    "report_refused": HTTPStatus.CONFLICT,
     "delivery_failed": HTTPStatus.BAD_GATEWAY,
     "unanswered": HTTPStatus.BAD_GATEWAY,
     "environment_failed": HTTPStatus.BAD_GATEWAY,

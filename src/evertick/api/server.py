@@ -71,14 +71,20 @@ async def serve(
         # Close the streams before the server waits for open requests: streams do not end on their own.
         context.event_hub.close()
         context.stop_requests.close()
+        context.waiting_runners.close()
         server.should_exit = True
 
     async with asyncio.TaskGroup() as group:
-        pools = [context.readers, context.writers, context.agents]
+        pools = [context.readers, context.writers, context.agents, context.runners]
         # Large results of agents are stored on the API's machine.
         cleaning = clean_results(settings, existing=partial(_existing_runs, context), log=log)
         slow = close_slow_connections(server.server_state.connections)
-        shared = (context.event_hub.run(), context.auth_cache.run(), context.agent_presence.run())
+        shared = (
+            context.event_hub.run(),
+            context.auth_cache.run(),
+            context.agent_presence.run(),
+            context.waiting_runners.run(),
+        )
         works = (end(), slow, *shared, cleaning, *(pool.tend() for pool in pools))
         running = [group.create_task(each) for each in works]
         await server.serve(sockets=[at])

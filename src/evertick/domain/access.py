@@ -119,6 +119,10 @@ class Permission(StrEnum):
     )
     READ_RUNNERS = "runners.read", Rule(Role.VIEWER, False, "runners and queues")
     DRAIN_RUNNERS = "runners.drain", Rule(Role.OPERATOR, False, "drain and undrain runners")
+    MANAGE_RUNNERS = (
+        "runners.manage",
+        Rule(Role.ADMIN, False, "join tokens of runners over HTTPS: such a runner receives code, values and secrets"),
+    )
     READ_IMPORTS = "imports.read", Rule(Role.VIEWER, False, "files that could not be loaded, and quarantined rows")
     READ_METRICS = "metrics.read", Rule(Role.VIEWER, False, "metrics and detailed health")
     MANAGE_USERS = "users.manage", Rule(Role.ADMIN, False, "users, and the tokens of all users")

@@ -34,7 +34,8 @@ EvertickError
 ├── NotLeader                a write by a scheduler that no longer leads the shard
 ├── SchemaMismatch           the database's schema and this program are incompatible
 ├── MigrationBlocked         a migration could not lock a table that another session holds
-├── ApiUnreachable           the API did not answer an agent's request: send it again
+├── ReportRefused            the database refused a runner's reports, and would refuse them again
+├── ApiUnreachable           the API did not answer a request of an agent or a runner: send it again
 └── PostgresUnavailable      the database is unreachable or could not be started
     ├── StaleServer          the server was replaced by another: nothing may be written to it
     └── OutcomeUnknown       a write was sent and no reply came: it may have been applied or not
@@ -262,10 +263,20 @@ class LeaseLost(EvertickError):
     code = "lease_lost"
 
 
+class ReportRefused(EvertickError):
+    """The database refused the reports of a runner over HTTPS, and would refuse them again."""
+
+    code = "report_refused"
+
+
 class ApiUnreachable(EvertickError):
-    """The API did not answer, or cannot serve the request now: send it again."""
+    """The API did not answer, or cannot serve the request now: send it again. `problem`: its own error code, if any."""
 
     code = "unanswered"
+
+    def __init__(self, message: str, *, problem: str = "") -> None:
+        super().__init__(message)
+        self.problem = problem
 
 
 class NotLeader(EvertickError):

@@ -291,6 +291,13 @@ def _unknown(given: Mapping[str, object], known: Sequence[str], owner: str) -> I
             yield f"{owner} has an unknown key {key[:80]!r}; {hint}"
 
 
+def check_queue(queue: str) -> str:
+    """The name. Raises InvalidRouting."""
+    if (problem := _wrong_queue(queue)) is not None:
+        raise InvalidRouting(problem)
+    return queue
+
+
 def _wrong_queue(queue: object) -> str | None:
     if isinstance(queue, str) and _QUEUE.fullmatch(queue):
         return None

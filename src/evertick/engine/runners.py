@@ -42,7 +42,10 @@ async def extend_leases(conn: AsyncConnection, *, session: int, held: list[list[
 
 
 async def extend(conn: AsyncConnection, *, session: int, held: Sequence[tuple[TaskKey, int]]) -> HeartbeatReply:
-    rows = await extend_leases(conn, session=session, held=[[*key, epoch] for key, epoch in held])
+    return heartbeat_reply(await extend_leases(conn, session=session, held=[[*key, epoch] for key, epoch in held]))
+
+
+def heartbeat_reply(rows: Sequence[ExtendRow]) -> HeartbeatReply:
     named: dict[str, list[AttemptRef]] = {"lost": [], "stop": [], "unknown": []}
     for row in rows:
         if row.kind in named:

@@ -20,6 +20,7 @@ from evertick.operations import (
     gates,
     notifications,
     proofs,
+    runner_tokens,
     runners,
     runs,
     schedules,
@@ -167,12 +168,17 @@ _GATES = (
     _get("/blocked", gates.list_blocked, Permission.READ_GATES, tag="keys"),
 )
 
+_RUNNER_TOKENS, _MANAGE_RUNNERS = "/runner-tokens", Permission.MANAGE_RUNNERS
+
 _RUNNERS = (
     _get("/runners", runners.list_runners, Permission.READ_RUNNERS, tag="runners"),
     _post("/runners/drain", runners.drain_runners, Permission.DRAIN_RUNNERS, tag="runners"),
     _post("/runners/undrain", runners.undrain_runners, Permission.DRAIN_RUNNERS, tag="runners"),
     _post("/runners/{runner}/drain", runners.drain_runner, Permission.DRAIN_RUNNERS, tag="runners"),
     _post("/runners/{runner}/undrain", runners.undrain_runner, Permission.DRAIN_RUNNERS, tag="runners"),
+    _get(_RUNNER_TOKENS, runner_tokens.list_runner_tokens, _MANAGE_RUNNERS, tag="runners"),
+    _post(_RUNNER_TOKENS, runner_tokens.create_runner_token, _MANAGE_RUNNERS, tag="runners", status=201),
+    _post(f"{_RUNNER_TOKENS}/{{token_id}}/revoke", runner_tokens.revoke_runner_token, _MANAGE_RUNNERS, tag="runners"),
     _get("/queues", runners.list_queues, Permission.READ_RUNNERS, tag="runners"),
     _get("/shards", runners.list_shards, Permission.READ_METRICS, tag="runners"),
     _get("/health", runners.show_health, Permission.READ_METRICS, tag="runners"),

@@ -32,7 +32,7 @@ RunnerName = Annotated[_Name, Doc("The runner's id, name or session.")]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerStatus:
     """A live runner. `session` is text, because its 63 bits do not fit in a number in JavaScript. `executor`: where its
-    attempts run."""
+    attempts run. `transport`: how it reaches Evertick, "database" or "https"."""
 
     session: str
     runner_id: str
@@ -50,6 +50,7 @@ class RunnerStatus:
     busy: int
     executor: str
     triggers: int
+    transport: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

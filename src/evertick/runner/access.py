@@ -14,7 +14,7 @@ from evertick.db.notify import Channel
 from evertick.db.queries.dags import VersionRow
 from evertick.db.queries.runners import ListedRunner, NewRunner
 from evertick.db.queries.secrets import AttemptHolder
-from evertick.domain.attempt import AttemptOrder, AttemptRef, HeartbeatReply, Outcome
+from evertick.domain.attempt import AttemptRef, HeartbeatReply, Outcome, RunnerRequest
 from evertick.domain.failover import Server
 from evertick.engine.finish_and_claim import Exchange
 from evertick.engine.triggers import TriggerExchange
@@ -24,6 +24,8 @@ from evertick.secrets.backends import ReadStored
 from evertick.storage.results import Transfers
 
 Work = Coroutine[None, None, None]
+# The free slots of the session, and the drain request that it follows.
+Load = Callable[[], tuple[int, RunnerRequest | None]]
 # Whether tasks may be claimed from this server.
 MayClaim = Callable[[Server | None], bool]
 
@@ -114,13 +116,13 @@ class EngineAccess(Peers, Protocol):
     def stored(self, holder: AttemptHolder) -> ReadStored:
         """Reads stored values for an attempt."""
 
-    async def answer(self, order: AttemptOrder, verb: str, args: Mapping[str, Any]) -> object:
+    async def answer(self, holder: AttemptHolder, verb: str, args: Mapping[str, Any]) -> object:
         """What a running attempt asks for."""
 
     async def existing_runs(self, run_ids: list[int]) -> set[int]:
         """Those of these runs that exist."""
 
-    def works(self, on_notification: Callable[[Channel], None]) -> list[Work]:
+    def works(self, on_notification: Callable[[Channel], None], load: Load) -> list[Work]:
         """What runs as long as the session does. Notifications only shorten waits."""
 
     async def leave(self) -> None:

@@ -16,7 +16,6 @@ from evertick.config import Settings
 from evertick.db.connection import Opened
 from evertick.db.notify import Channel
 from evertick.db.queries.secrets import AttemptHolder
-from evertick.domain.attempt import AttemptOrder
 from evertick.domain.errors import UserError
 from evertick.domain.stored_values import ValueKind
 from evertick.engine import asks
@@ -37,10 +36,9 @@ class Asks:
     def __init__(self, settings: Settings, *, link: Opened, grants: SecretProvider, notifier: Notifies) -> None:
         self._settings, self._link, self._grants, self._notifier = settings, link, grants, notifier
 
-    async def answer(self, order: AttemptOrder, verb: str, args: Mapping[str, Any]) -> object:
+    async def answer(self, holder: AttemptHolder, verb: str, args: Mapping[str, Any]) -> object:
         """Raises NotFound, UserError or LeaseLost for the attempt, and psycopg's errors while the database is
         unreachable."""
-        holder = AttemptHolder(key=order.key, epoch=order.epoch, session=order.session)
         try:
             if verb in FACTS:
                 return await asks.ask(await self._link.get(), holder, verb, args)

@@ -13,7 +13,7 @@ from evertick.db.queries import dags, runners, runs
 from evertick.db.queries.dags import VersionRow
 from evertick.db.queries.runners import ListedRunner, NewRunner
 from evertick.db.queries.secrets import AttemptHolder
-from evertick.domain.attempt import AttemptOrder, AttemptRef, HeartbeatReply, Outcome
+from evertick.domain.attempt import AttemptRef, HeartbeatReply, OutcomeKind
 from evertick.domain.failover import Server
 from evertick.engine.finish_and_claim import Exchange
 from evertick.engine.runners import extend, mark_runner_dead
@@ -22,7 +22,7 @@ from evertick.logs.shipper import DatabaseLogStore
 from evertick.observability.logging import Log
 from evertick.processes.identity import ProcessPlace
 from evertick.processes.system import boot_seconds
-from evertick.runner.access import MayClaim, PackedBundle, Registered, Report, Work
+from evertick.runner.access import Load, MayClaim, PackedBundle, Registered, Report, Work
 from evertick.runner.asks import Asks
 from evertick.runner.exchange import MAY_WAIT, Claims
 from evertick.runtime.connections import Notifier, ReconnectingConnection, listen_forever
@@ -33,18 +33,20 @@ from evertick.storage.results import ResultTransfers
 # The list of peers is read when one registers, and periodically in case that notification was lost; without
 # notifications, in every tick.
 LIST_TICKS = 10
+# A runner far away may hold so many times its slots: it claims for those that will be free when the answer arrives.
+MOST_AHEAD = 2
 
 
-def channels_after(answer: Exchange, ended: Iterable[Outcome]) -> set[Channel]:
+def channels_after(answer: Exchange, ended: Iterable[OutcomeKind]) -> set[Channel]:
     """The channels of the processes that can act on what an exchange changed."""
     channels = {Channel.TASKS} if answer.has_more else set()
-    if answer.has_arrivals or any(outcome.kind in MAY_WAIT for outcome in ended):
+    if answer.has_arrivals or any(kind in MAY_WAIT for kind in ended):
         channels.add(Channel.SCHEDULE)
     return channels
 
 
-def declared_dead_reason(runner: ListedRunner) -> str:
-    return f"agent_lost: runner {runner.runner_id} died"
+def declared_dead_reason(runner_id: str) -> str:
+    return f"agent_lost: runner {runner_id} died"
 
 
 class DatabasePeers:
@@ -59,7 +61,7 @@ class DatabasePeers:
         return await runners.peers(conn, host=place.host, boot_id=place.boot_id, pid_namespace=place.pid_namespace)
 
     async def declare_dead(self, runner: ListedRunner) -> int:
-        reason, retries = declared_dead_reason(runner), self._infra_retries
+        reason, retries = declared_dead_reason(runner.runner_id), self._infra_retries
         return await mark_runner_dead(
             await self._link.get(), session=runner.session, reason=reason, infra_retries=retries
         )
@@ -117,7 +119,7 @@ class DatabaseAccess(DatabasePeers):
         conn, server = await self.hot.get(), self.hot.server
         free = free if may_claim(server) else 0
         answer = await self.claims.exchange(conn, reports=[each.text for each in reports], free=free)
-        for channel in channels_after(answer, (each.outcome for each in reports)):
+        for channel in channels_after(answer, (each.outcome.kind for each in reports)):
             self.notifier.wake(channel)
         return answer, server
 
@@ -149,8 +151,8 @@ class DatabaseAccess(DatabasePeers):
     def stored(self, holder: AttemptHolder) -> ReadStored:
         return self.grants.stored(self.side.get, holder)
 
-    async def answer(self, order: AttemptOrder, verb: str, args: Mapping[str, Any]) -> object:
-        return await self._asks.answer(order, verb, args)
+    async def answer(self, holder: AttemptHolder, verb: str, args: Mapping[str, Any]) -> object:
+        return await self._asks.answer(holder, verb, args)
 
     async def existing_runs(self, run_ids: list[int]) -> set[int]:
         return await runs.existing(await self.side.get(), run_ids)
@@ -160,7 +162,7 @@ class DatabaseAccess(DatabasePeers):
         self.notifier.wake(Channel.TASKS)
         return count
 
-    def works(self, on_notification: Callable[[Channel], None]) -> list[Work]:
+    def works(self, on_notification: Callable[[Channel], None], load: Load) -> list[Work]:
         works: list[Work] = [self.notifier.run()]
         if self._settings.listen_notify:
             channels = [Channel.TASKS, Channel.STOP, Channel.RUNNER]

@@ -19,6 +19,7 @@ from psycopg import AsyncConnection
 from evertick.config import Settings
 from evertick.db.queries import runners
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
+from evertick.domain.errors import ReportRefused
 from evertick.domain.routing import Pattern, address_of, matches, read_pattern
 from evertick.engine.finish_and_claim import ClaimCursor, Exchange, PatternClaims, exchange_matching, finish_and_claim
 from evertick.engine.remote_attempts import claim_for_dispatch, claim_matching_for_dispatch
@@ -118,7 +119,7 @@ async def report_outcomes(send: Send, ended: list[Outcome], free: int, *, log: L
     """
     try:
         return ReportResult(answer=await send(ended, free), unstored=[])
-    except psycopg.Error as error:
+    except (psycopg.Error, ReportRefused) as error:
         if not ended or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             raise
         log.error("report_refused", reports=len(ended), error=error)
@@ -144,7 +145,7 @@ async def _report_failure(send: Send, outcome: Outcome, free: int, error: str, *
     failure = Outcome(key=outcome.key, epoch=outcome.epoch, kind=OutcomeKind.FAILED, reason=reason)
     try:
         return ReportResult(answer=await send([failure], free), unstored=[])
-    except psycopg.Error as again:
+    except (psycopg.Error, ReportRefused) as again:
         if isinstance(again, psycopg.OperationalError | psycopg.InterfaceError):
             raise
         log.error("report_refused", run=outcome.key.run_id, task=outcome.key.idx, epoch=outcome.epoch, error=again)

@@ -19,7 +19,7 @@ from evertick.config import Settings
 from evertick.db.notify import Channel
 from evertick.db.queries.runners import NewRunner
 from evertick.domain.attempt import RunnerRequest, session_text
-from evertick.domain.errors import EvertickError
+from evertick.domain.errors import EvertickError, Unauthenticated, UserError
 from evertick.observability.logging import Log
 from evertick.processes.identity import is_provably_gone, process_name, registered_place, this_process
 from evertick.processes.system import boot_seconds
@@ -108,7 +108,10 @@ class Registration:
 
     def _works(self) -> list[Work]:
         cleaning = clean_results(self._settings, existing=self.access.existing_runs, log=self.log)
-        return [self._peers.run(), cleaning, *self.access.works(self._on_notification)]
+        return [self._peers.run(), cleaning, *self.access.works(self._on_notification, self._load)]
+
+    def _load(self) -> tuple[int, RunnerRequest | None]:
+        return self.state.free, self.state.request
 
     def _on_notification(self, channel: Channel) -> None:
         if channel is Channel.STOP:
@@ -139,6 +142,11 @@ class Registration:
             await keep_trying(attempt, stop=self.over, name="register", log=self.log)
         except (*UNREACHABLE, NOT_ALLOWED) as error:
             self.log.warning("deregister_failed", error=error)
+            return False
+        except (Unauthenticated, UserError) as error:
+            # The API will refuse it again: an operator has to act.
+            self.ending = Ending.REFUSED
+            self.log.error("join_refused", message=str(error))
             return False
         self.log.info("runner_started", slots=self.me.slots, queues=",".join(self.me.queues), **served, pid=self.me.pid)
         return True

@@ -72,6 +72,8 @@ class Runner:
             started = time.monotonic()
             session = self._begin(request)
             ending = await self._run_session(session)
+            if ending is Ending.REFUSED:
+                return
             if ending is not Ending.DECLARED_DEAD:
                 # It was drained with a request to exit, by `stop` or through the database.
                 self.stop.set()

@@ -20,6 +20,8 @@ from evertick.bundles.airflow_python import FORK_SERVER_MODULES, AirflowPython
 from evertick.bundles.environments import Environments
 from evertick.config import Settings
 from evertick.db.notify import Channel
+from evertick.db.queries.runners import NewRunner
+from evertick.db.queries.secrets import AttemptHolder
 from evertick.domain.attempt import FORK_SERVER_MARK, AttemptOrder, AttemptRef, Outcome, RunnerRequest, TaskKey
 from evertick.domain.errors import EvertickError
 from evertick.domain.failover import Server
@@ -52,6 +54,7 @@ from evertick.runner.exchange import (
     waits_for_trigger,
 )
 from evertick.runner.housekeeping import clean_bundles, clean_environments
+from evertick.runner.http_access import HttpAccess
 from evertick.runner.launch import Launcher, unpacked
 from evertick.runner.registration import Registration, draw_runner, named_log
 from evertick.runner.state import Ending, NextExchange
@@ -71,6 +74,13 @@ CANCEL_GRACE_SECONDS = 0.5
 Event = Outcomes | ResultStored | LaunchFailed | HeartbeatAnswered | PeerDied | NotificationArrived
 
 
+def open_access(settings: Settings, *, url: str, me: NewRunner, log: Log) -> EngineAccess:
+    """`url` is the address of the database, or of a server."""
+    if url.startswith(("http://", "https://")):
+        return HttpAccess(settings, server=url, me=me, log=log)
+    return DatabaseAccess(settings, url=url, me=me, log=log)
+
+
 class LocalSession:
     def __init__(
         self,
@@ -86,7 +96,7 @@ class LocalSession:
         self._wake, put = self._events.wake, self._events.put
         me = draw_runner(settings, request=request)
         self._log = log = named_log(log, me)
-        self._access: EngineAccess = DatabaseAccess(settings, url=url, me=me, log=log)
+        self._access = open_access(settings, url=url, me=me, log=log)
         registration = Registration(settings, access=self._access, me=me, log=log, events=self._events)
         self.registration, self._state = registration, registration.state
         self._settings, self._environment = settings, environment
@@ -306,7 +316,8 @@ class LocalSession:
 
     async def _answer(self, order: AttemptOrder, verb: str, args: dict[str, Any]) -> object:
         """An attempt waits for its answer for as long as the database is unreachable."""
-        ask = partial(self._access.answer, order, verb, args)
+        holder = AttemptHolder(key=order.key, epoch=order.epoch, session=order.session)
+        ask = partial(self._access.answer, holder, verb, args)
         return await keep_trying(ask, stop=self.registration.over, name="asks", log=self._log)
 
     # The end of the session

@@ -33,6 +33,7 @@ class Ending(StrEnum):
     STOPPED = "stopped"
     DRAINED = "drained"
     DECLARED_DEAD = "declared_dead"
+    REFUSED = "refused"
 
 
 class Claim(Protocol):
@@ -139,6 +140,10 @@ class RunnerState:
     def is_idle(self) -> bool:
         """Nothing runs, nothing waits to be reported, and it is certain what was claimed."""
         return not self.active and not self._ended and self._unsure_since is None and self._exchanging_since is None
+
+    @property
+    def free(self) -> int:
+        return self._slots - self.active
 
     def held(self) -> list[AttemptRef]:
         """Safe to call from any thread."""

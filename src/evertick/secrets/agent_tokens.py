@@ -10,6 +10,7 @@ import hashlib
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jwt
@@ -52,20 +53,23 @@ class AgentKeys:
     def sign(self, bearer: AgentIdentity) -> str:
         key = bearer.key
         claims = {
-            "iss": _ISSUER,
             "aud": bearer.use.value,
             "exp": bearer.expires_at,
             "task": [key.run_id, key.idx, key.map_index],
             "epoch": bearer.epoch,
             "session": bearer.session,
         }
-        headers = {"kid": self._signer}
-        return PREFIX + jwt.encode(claims, self._keys[self._signer], algorithm=_ALGORITHM, headers=headers)
+        return self.encode(claims)
+
+    def encode(self, claims: Mapping[str, object]) -> str:
+        """A signed token. `aud` is what it is for, `exp` when it expires."""
+        headers, key = {"kid": self._signer}, self._keys[self._signer]
+        return PREFIX + jwt.encode({"iss": _ISSUER, **claims}, key, algorithm=_ALGORITHM, headers=headers)
 
     def verify(self, token: str, use: TokenUse) -> AgentIdentity:
         """Raises Refused, whose message says why."""
         try:
-            claims = self._claims(token, use)
+            claims = self.decode(token, use.value)
         except jwt.ExpiredSignatureError:
             raise Unauthenticated("The attempt's token has expired: request a new one with the start token.") from None
         except jwt.InvalidAudienceError:
@@ -80,7 +84,8 @@ class AgentKeys:
             use=use, key=key, epoch=claims["epoch"], session=claims["session"], expires_at=claims["exp"]
         )
 
-    def _claims(self, token: str, use: TokenUse) -> dict[str, Any]:
+    def decode(self, token: str, audience: str) -> dict[str, Any]:
+        """Raises jwt.PyJWTError."""
         found = _TOKEN.fullmatch(token) if len(token) <= LONGEST_TOKEN else None
         if found is None:
             raise jwt.DecodeError
@@ -91,7 +96,7 @@ class AgentKeys:
             found[1],
             key,
             algorithms=[_ALGORITHM],
-            audience=use.value,
+            audience=audience,
             issuer=_ISSUER,
             leeway=CLOCK_LEEWAY_SECONDS,
             options={"require": ["iss", "aud", "exp"]},

@@ -116,14 +116,19 @@ class SecretProvider:
 
     async def values(self, read: ReadStored, wanted: list[Wanted]) -> dict[Wanted, str]:
         """All wanted values; NotFound if no backend has one of them."""
+        found = await self.found(read, wanted)
+        if missing := [each for each in wanted if each not in found]:
+            kind, name = missing[0]
+            raise NotFound(f"{kind} {name!r} is not set: give it a value with `evertick {kind}s set {name}`.")
+        return found
+
+    async def found(self, read: ReadStored, wanted: list[Wanted]) -> dict[Wanted, str]:
+        """Those of the wanted values that a backend has."""
         found: dict[Wanted, str] = {}
         for backend in self._backends:
             missing = [each for each in wanted if each not in found]
             if missing:
                 found |= await (self._ask(backend, missing) if backend else read(missing))
-        if missing := [each for each in wanted if each not in found]:
-            kind, name = missing[0]
-            raise NotFound(f"{kind} {name!r} is not set: give it a value with `evertick {kind}s set {name}`.")
         return found
 
     def stored(self, connect: Connect, holder: AttemptHolder | None = None) -> ReadStored:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from typing import Protocol, runtime_checkable
 
 from evertick.config import Settings
@@ -38,17 +39,24 @@ MakeService = Callable[[str, Log], Service]
 BackgroundTask = Callable[[str, Log], Coroutine[None, None, None]]
 
 
-def serve(name: str, settings: Settings, make: MakeService, *, background: Sequence[BackgroundTask] = ()) -> bool:
+def serve(
+    name: str,
+    settings: Settings,
+    make: MakeService,
+    *,
+    background: Sequence[BackgroundTask] = (),
+    server: str | None = None,
+) -> bool:
     """Run the service that `make` returns for the database's URL and a log, until SIGTERM or Ctrl-C. A second signal ends it
     without a grace period. False: it ended by itself.
 
-    The background tasks run as long as the service does.
+    The background tasks run as long as the service does. `server`: it works with this server, and has no database.
     """
     owner = process_name()
     log = configure(service=name, owner=owner, as_json=settings.log == "json")
     failpoints.arm(settings.failpoint)
     limit_backoff(settings.heartbeat_seconds)
-    url = own_database_url(settings)
+    url = server or own_database_url(settings)
     health = ServiceHealth(name, owner=owner)
     port = HealthEndpoint(name, health.routes(), settings=settings, log=log)
     port.start()
@@ -56,7 +64,7 @@ def serve(name: str, settings: Settings, make: MakeService, *, background: Seque
     if port.url:
         log.info("health_listening", url=port.url)
     try:
-        is_stopped = asyncio.run(_serve(url, make, background, health, log))
+        is_stopped = asyncio.run(_serve(url, make, background, health, log, has_database=server is None))
     finally:
         port.stop()
     if not is_stopped:
@@ -65,7 +73,13 @@ def serve(name: str, settings: Settings, make: MakeService, *, background: Seque
 
 
 async def _serve(
-    url: str, make: MakeService, background: Sequence[BackgroundTask], health: ServiceHealth, log: Log
+    url: str,
+    make: MakeService,
+    background: Sequence[BackgroundTask],
+    health: ServiceHealth,
+    log: Log,
+    *,
+    has_database: bool,
 ) -> bool:
     """True after a signal, false if the service ended by itself."""
     loop = asyncio.get_running_loop()
@@ -85,11 +99,12 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    await _wait_for_schema(url, service, log)
+    if has_database:
+        await _wait_for_schema(url, service, log)
     if not service.stop.is_set():
         health.phase = ServicePhase.RUNNING
         async with in_background(*(each(url, log) for each in background)):
-            with with_advice(url):
+            with with_advice(url) if has_database else nullcontext():
                 await service.run()
     return service.stop.is_set()
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from evertick.agent.api_client import PREFIX, AgentClient, AgentEndpoint, Request
+from evertick.agent.api_client import PREFIX, AgentClient
 from evertick.config import Settings
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict, LeaseLost, Unauthenticated
+from evertick.runtime.http_client import HttpEndpoint, HttpRequest
 from evertick.secrets.agent_tokens import AgentTokens
 from tests.chaos.members import Member
 from tests.chaos.nemesis import Nemesis, Struck
@@ -144,7 +145,7 @@ class FalseAgent:
     taken, and all of it is noted."""
 
     def __init__(self, stage: Stage, pods: Pods) -> None:
-        self._stage, self._pods, self._address = stage, pods, AgentEndpoint(pods.api_url)
+        self._stage, self._pods, self._address = stage, pods, HttpEndpoint(pods.api_url)
         self._tokens = AgentTokens(Settings(agent_key=(AGENT_KEY,)))
 
     async def start(self, name: str) -> None:
@@ -183,7 +184,7 @@ class FalseAgent:
 
     async def _say(self, op: str, path: str, body: dict[str, object], key: TaskKey, epoch: int, session: int) -> None:
         token = self._tokens.make_attempt_token(key=key, epoch=epoch, session=session)
-        request = Request(method="POST", path=f"{PREFIX}{path}", token=token, content=json.dumps(body).encode())
+        request = HttpRequest(method="POST", path=f"{PREFIX}{path}", token=token, content=json.dumps(body).encode())
         answer = await self._address.ask(request, seconds=ANSWER_SECONDS, most_bytes=100_000)
         is_taken = answer.status < 300 and json.loads(answer.body).get("word") != "lost"
         self._note(op, f"run {key.run_id} epoch {epoch}", was_taken=is_taken, status=answer.status)

@@ -98,7 +98,7 @@ class AgentRoute(APIRoute):
             try:
                 return await answer(request)
             except (Conflict, LeaseLost) as refusal:
-                await _note(
+                await note_refusal(
                     request, agent.context, f"agent:{session_text(agent.bearer.session)}", agent.origin, refusal
                 )
                 raise
@@ -118,7 +118,7 @@ Who = Annotated[AgentRequest, Depends(agent_of)]
 def token_of(header: str | None) -> str:
     scheme, _, token = (header or "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise Unauthenticated("Missing token. Send the attempt's token as `Authorization: Bearer TOKEN`.")
+        raise Unauthenticated("Missing token. Send the token as `Authorization: Bearer TOKEN`.")
     return token.strip()
 
 
@@ -128,15 +128,17 @@ async def _admit(request: Request, use: TokenUse) -> AgentRequest:
     try:
         bearer = context.agent_tokens.read(token_of(request.headers.get("authorization")), use)
     except Unauthenticated as refusal:
-        await _note(request, context, "anonymous", origin, refusal)
+        await note_refusal(request, context, "anonymous", origin, refusal)
         raise
     context.agent_presence.called.set()
     return AgentRequest(context=context, bearer=bearer, origin=origin, request_id=request.state.request_id)
 
 
-async def _note(request: Request, context: ApiContext, actor: str, origin: str, refusal: EvertickError) -> None:
+async def note_refusal(
+    request: Request, context: ApiContext, actor: str, origin: str, refusal: EvertickError, *, needs: str = "agent"
+) -> None:
     """Record a refusal in the audit log, at most once a minute per client, so that clients cannot flood the log."""
     if not is_first(request.app.state.strangers, f"{actor} {origin}" if actor != "anonymous" else origin):
         return
     author = Actor(actor, origin, request.state.request_id)
-    await record_refusal(request, context.agents.lent(), author, refusal, needs="agent")
+    await record_refusal(request, context.agents.lent(), author, refusal, needs=needs)

@@ -20,10 +20,13 @@ from typing import Annotated, Any, BinaryIO
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, StreamingResponse
+from psycopg import AsyncConnection
 
 from evertick.api.agent.auth import AgentRequest, AgentRoute, Who, shows
+from evertick.api.context import ApiContext
 from evertick.db.queries import runners
 from evertick.domain.agent_protocol import TokenUse
+from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, ResultLost, TooLarge, UserError
 from evertick.storage.object_store import PIECE_BYTES, ObjectStore, open_store
 from evertick.storage.result_files import files_in
@@ -31,14 +34,14 @@ from evertick.storage.results import stored_name
 
 OCTETS = "application/octet-stream"
 Hash = Annotated[str, PathParameter(pattern=r"^[0-9a-f]{64}$")]
-_BYTES: dict[int | str, dict[str, Any]] = {
+BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}}}
 }
 
 router = APIRouter(route_class=AgentRoute, tags=["files"])
 
 
-@router.get("/bundles/{bundle_hash}", response_class=Response, responses=_BYTES)
+@router.get("/bundles/{bundle_hash}", response_class=Response, responses=BYTES)
 @shows(TokenUse.ATTEMPT)
 async def bundle(agent: Who, bundle_hash: Hash) -> Response:
     """The packed code of the attempt's DAG version."""
@@ -50,17 +53,27 @@ async def bundle(agent: Who, bundle_hash: Hash) -> Response:
     return Response(archive, media_type=OCTETS)
 
 
-@router.get("/results/{sha256}", response_class=FileResponse, responses=_BYTES)
+@router.get("/results/{sha256}", response_class=FileResponse, responses=BYTES)
 @shows(TokenUse.ATTEMPT)
 async def read_result(agent: Who, sha256: Hash) -> Response:
     """A large result that is an input of the attempt."""
     key = agent.bearer.key
     async with agent.lent() as lent:
         row = await agent.held(lent.conn)
-        inputs = await runners.task_inputs(lent.conn, key, version_id=row.version_id)
+        await refuse_other_input(lent.conn, key, version_id=row.version_id, sha256=sha256)
+    return await send_result(agent.context, key.run_id, sha256)
+
+
+async def refuse_other_input(conn: AsyncConnection, key: TaskKey, *, version_id: int, sha256: str) -> None:
+    inputs = await runners.task_inputs(conn, key, version_id=version_id)
     if sha256 not in await asyncio.to_thread(lambda: files_in(json.loads(inputs or "{}"))):
         raise NotFound("This hash is not an input of this attempt.")
-    path, store = _folder(agent) / sha256, open_store(agent.context.settings)
+
+
+async def send_result(context: ApiContext, run_id: int, sha256: str) -> Response:
+    """The content of a large result of that run."""
+    settings = context.settings
+    path, store = settings.result_place.absolute() / str(run_id) / sha256, open_store(settings)
     if await asyncio.to_thread(path.is_file):
         return FileResponse(path, media_type=OCTETS)
     if store is None:
@@ -68,8 +81,8 @@ async def read_result(agent: Who, sha256: Hash) -> Response:
             "The file of a large result is missing. Runners and the API need a shared EVERTICK_RESULTS_FOLDER,"
             " or EVERTICK_STORAGE."
         )
-    place, result = agent.context.settings.result_place, (key.run_id, sha256)
-    file = await agent.context.storage.do(lambda: _fetched(store, place, result))
+    place, result = settings.result_place, (run_id, sha256)
+    file = await context.storage.do(lambda: _fetched(store, place, result))
     size = os.fstat(file.fileno()).st_size
     return StreamingResponse(_pieces(file), media_type=OCTETS, headers={"Content-Length": str(size)})
 
@@ -104,16 +117,16 @@ async def refuse_missing_file(agent: AgentRequest, result_json: str | None) -> N
         return
     found = json.loads(result_json)
     for sha256 in files_in(found):
-        if not await _is_here(agent, Path(sha256).name):
+        if not await is_stored(agent.context, agent.bearer.key.run_id, Path(sha256).name):
             raise UserError("The outcome names a large result that was not uploaded. PUT it to /results first.")
 
 
-async def _is_here(agent: AgentRequest, sha256: str) -> bool:
+async def is_stored(context: ApiContext, run_id: int, sha256: str) -> bool:
     """Whether the shared folder or storage has the result. Another API process may have received it."""
-    store = open_store(agent.context.settings)
+    store = open_store(context.settings)
     if store is None:
-        return await asyncio.to_thread((_folder(agent) / sha256).is_file)
-    return await agent.context.storage.do(lambda: store.has(stored_name(agent.bearer.key.run_id, sha256)))
+        return await asyncio.to_thread((context.settings.result_place.absolute() / str(run_id) / sha256).is_file)
+    return await context.storage.do(lambda: store.has(stored_name(run_id, sha256)))
 
 
 def _folder(agent: AgentRequest) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from evertick.cli.app import Group
 from evertick.cli.errors import TIMED_OUT
-from evertick.cli.options import Json, Limit, Timeout, noun
+from evertick.cli.options import Json, Limit, Timeout, duration, noun
 from evertick.cli.output import Cell, document, hint, line, print_json, show, show_list, state, table
 from evertick.client.connect import Client, call, open_client, read_pages, refuse_server
 from evertick.client.local import database_url, opened
@@ -26,14 +27,20 @@ from evertick.db.queries.shards import MOST_COUNTED, ShardRow
 from evertick.domain.durations import length, relative
 from evertick.domain.errors import EvertickError, UserError
 from evertick.domain.routing import Address, Routing, Tried, address_text, read_address, route, try_rules
+from evertick.domain.schedules.time_zones import DAY_SECONDS
+from evertick.engine.runner_tokens import TOKEN_DAYS
 from evertick.engine.shards import set_shards
+from evertick.operations import runner_tokens as tokens_operations
 from evertick.operations import runners as operations
 from evertick.operations.caller import Caller
 from evertick.operations.paging import MOST_LISTED
+from evertick.operations.runner_tokens import NewRunnerToken, RunnerToken
 from evertick.operations.runners import MOST_QUEUED, DrainRunnersRequest, RunnerStatus, UndrainRequest
 from evertick.publisher.routing_file import load_routing
 
 runners = Group()
+tokens = Group()
+runners.add_typer(tokens, name="token", help="Create, list and revoke join tokens of runners over HTTPS.")
 queues = Group()
 shards = Group()
 routing = Group()
@@ -45,6 +52,10 @@ Which = Annotated[
 All = Annotated[bool, typer.Option("--all", help="All live runners.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until their attempts have ended.")]
 Stop = Annotated[bool, typer.Option("--stop", help="End each runner when its attempts have ended.")]
+TokenQueues = Annotated[str, typer.Option("--queues", metavar="A,B", help="The queues that its runners may serve.")]
+TokenName = Annotated[str, typer.Option("--name", metavar="NAME", help="What it is for, in lists and the audit log.")]
+Expires = Annotated[float | None, duration("--expires", "How long runners can join with it, and work; by default 30d.")]
+TokenNumber = Annotated[int, typer.Argument(metavar="TOKEN", help="Its number in `evertick runners token list`.")]
 Count = Annotated[int, typer.Argument(metavar="COUNT", help="New number of shards, 1 to 64.")]
 File = Annotated[
     Path | None, typer.Option("--file", metavar="TOML", help="File with the rules, instead of EVERTICK_ROUTING_FILE.")
@@ -52,7 +63,7 @@ File = Annotated[
 TaskName = Annotated[str, typer.Argument(metavar="DAG::TASK", help="The task's full name, with its groups in between.")]
 
 _RUNNER_COLUMNS = (
-    *("RUNNER", "NAME", "STATE", "#BUSY", "#TRIGGERS", "QUEUES", "EXECUTOR", "PATTERNS"),
+    *("RUNNER", "NAME", "STATE", "#BUSY", "#TRIGGERS", "QUEUES", "EXECUTOR", "TRANSPORT", "PATTERNS"),
     *("HOST", "#PID", "STARTED", "HEARTBEAT", "VERSION", "SESSION"),
 )
 
@@ -71,6 +82,7 @@ def list_runners_command(limit: Limit = 1000, as_json: Json = False) -> None:
             it.triggers or None,
             ", ".join(it.queues),
             it.executor,
+            it.transport,
             ", ".join(it.match) or None,
         ]
         times = [relative(it.started_at, now), relative(it.beat_at, now)]
@@ -147,6 +159,52 @@ def _state_of(runner: RunnerStatus) -> str:
     if runner.request is not None:
         return "draining" if runner.busy else "idle (drained)"
     return "busy" if runner.busy else "idle"
+
+
+# Join tokens ----------------------------------------------------------------------------------------------------------
+
+
+@tokens.command("create", epilog="Example: evertick runners token create --queues gpu --expires 7d > token")
+def create_token_command(queues: TokenQueues, name: TokenName = "runners", expires: Expires = None) -> None:
+    """Create a join token for runners over HTTPS, and print it. It is shown only once.
+
+    Write it to a file that only the runner can read, and start: evertick runner --server URL --token-file FILE
+    """
+    wanted = [part.strip() for part in queues.split(",") if part.strip()]
+    days = TOKEN_DAYS if expires is None else expires / DAY_SECONDS
+    body = NewRunnerToken(name=name, queues=wanted, days=days)
+    made = call(tokens_operations.create_runner_token, body=body)
+    show(line(made.secret))
+    until, served = f"{made.token.expires_at:%Y-%m-%d %H:%M} UTC", ", ".join(made.token.queues)
+    # Not with the token itself, which is often redirected to a file.
+    sys.stderr.write(f"Token {made.token.token_id} ({made.token.name}) for {served}, valid until {until}.\n")
+
+
+@tokens.command("list", epilog="Example: evertick runners token list")
+def list_tokens_command(limit: Limit = 1000, as_json: Json = False) -> None:
+    """List the join tokens that were not revoked, and how many live runners joined with each."""
+    found, now = read_pages(tokens_operations.list_runner_tokens, limit)
+
+    def cells(it: RunnerToken) -> list[Cell]:
+        ends: Cell = state("failed", "expired") if it.is_expired else relative(it.expires_at, now)
+        used = relative(it.used_at, now) if it.used_at else "never"
+        return [it.token_id, it.name, ", ".join(it.queues), ends, it.runners, used, it.used_from, it.created_by]
+
+    show_list(
+        "tokens",
+        found,
+        ("#TOKEN", "NAME", "QUEUES", "EXPIRES", "#RUNNERS", "USED", "FROM", "CREATED BY"),
+        cells,
+        as_json=as_json,
+        empty="There is no join token. Create one with: evertick runners token create --queues default",
+    )
+
+
+@tokens.command("revoke", epilog="Example: evertick runners token revoke 3")
+def revoke_token_command(token: TokenNumber) -> None:
+    """Revoke a join token. Its runners take no new work from now on, and end with their last task."""
+    revoked = call(tokens_operations.revoke_runner_token, token_id=token)
+    show(line(f"Token {token} is revoked; {noun(revoked.runners, 'runner')} will end."))
 
 
 # Queues ---------------------------------------------------------------------------------------------------------------

@@ -79,6 +79,16 @@ PollSeconds = Annotated[
     float | None, duration("--poll", "Interval of the check for new commits without a webhook; by default 30s.")
 ]
 TokenFile = Annotated[Path | None, typer.Option("--token-file", metavar="FILE", help="The file with the start token.")]
+Server = Annotated[
+    str | None,
+    typer.Option("--server", metavar="URL", help="Work over HTTPS for the Evertick there, without a database."),
+]
+JoinTokenFile = Annotated[
+    Path | None, typer.Option("--token-file", metavar="FILE", help="The file with the join token, for --server.")
+]
+CaFile = Annotated[
+    Path | None, typer.Option("--ca-file", metavar="FILE", help="The certificate authorities to trust, for --server.")
+]
 OutcomeFile = Annotated[Path | None, typer.Option("--outcome-file", metavar="FILE", help="The file for the outcome.")]
 
 # By name: the API imports the framework and the pages with its first request.
@@ -115,10 +125,17 @@ def scheduler() -> None:
     )
 
 
-def _serve(name: str, settings: Settings, make: MakeService, *, background: Sequence[BackgroundTask] = ()) -> None:
+def _serve(
+    name: str,
+    settings: Settings,
+    make: MakeService,
+    *,
+    background: Sequence[BackgroundTask] = (),
+    server: str | None = None,
+) -> None:
     from evertick.supervisor.service import serve
 
-    if not serve(name, settings, make, background=background):
+    if not serve(name, settings, make, background=background, server=server):
         raise typer.Exit(1)
 
 
@@ -139,10 +156,14 @@ def runner(
     executor: Executor = None,
     readable_id: Id = None,
     name: Name = None,
+    server: Server = None,
+    token_file: JoinTokenFile = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Run one runner. It claims tasks and executes each in its own process.
 
     With --executor it submits them to that executor: each runs next to an agent, and this runner supervises it.
+    With --server it needs no database: it joins with a token of `evertick runners token create`, over HTTPS.
 
     SIGTERM or Ctrl-C lets running tasks end within the grace period and returns the rest; a second one returns all at
     once.
@@ -155,7 +176,12 @@ def runner(
         executor=executor,
         runner_id=readable_id,
         runner_name=name,
+        runner_server=server,
+        runner_token_file=token_file,
+        runner_ca_file=ca_file,
     )
+    if settings.runner_server is not None:
+        return _serve_over_https(settings, settings.runner_server)
     if settings.executor == LOCAL:
         from evertick.runner.runner import Runner
 
@@ -164,6 +190,24 @@ def runner(
         from evertick.runner.remote.session import make_remote_runner
 
         _serve("runner", settings, lambda url, log: make_remote_runner(settings, url=url, log=log))
+
+
+def _serve_over_https(settings: Settings, server: str) -> None:
+    from evertick.runner.http_api import join_token
+    from evertick.runner.runner import Runner
+    from evertick.runtime.http_client import HttpEndpoint
+
+    if settings.executor != LOCAL:
+        raise InvalidSettings("A runner with --server runs its tasks itself: leave out --executor.")
+    # Before anything starts: a wrong address, token file or CA file is the user's to correct.
+    HttpEndpoint(server, ca_file=settings.runner_ca_file)
+    join_token(settings)
+    _serve(
+        "runner",
+        settings,
+        lambda url, log: Runner(settings, url=url, log=log, environment=user_environment()),
+        server=server,
+    )
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

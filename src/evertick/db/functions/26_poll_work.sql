@@ -30,10 +30,15 @@ returns boolean language sql stable as $$
           and k.started_at <= clock())
 $$;
 
+-- Whether its heartbeats reach the database through an API.
+create function is_served_by_api(p_runner runner) returns boolean language sql immutable as $$
+    select p_runner.queues = '{}' or p_runner.token_id is not null
+$$;
+
 -- Adds the elapsed time, at most two seconds, to the silence of each runner without a new heartbeat, so that a
--- restarted leader, an outage or a clock jump adds nothing. A locked row is skipped. An agent's silence begins anew
--- while no API has answered for a third of the threshold: no one could hear it. The other two thirds are for the last
--- heartbeat before that and the first one after it. Returns the runners that have been silent for too long by our
+-- restarted leader, an outage or a clock jump adds nothing. A locked row is skipped. The silence of an agent, or of a
+-- runner over HTTPS, begins anew while no API has answered for a third of the threshold: no one could hear it. The other
+-- two thirds are for the last heartbeat before that and the first one after it. Returns the runners that have been silent for too long by our
 -- threshold and by their own, and have not claimed since then.
 create function detect_dead_runners(p_elapsed double precision, p_lost_after double precision)
 returns setof bigint language sql as $$
@@ -44,11 +49,11 @@ returns setof bigint language sql as $$
     ), api_watched as (
         update agent_api a set silent_seconds = x.silent_seconds, observed_seq = x.heartbeat_seq from api x
         where a.observed_seq < x.heartbeat_seq
-           or (p_elapsed > 0 and exists (select 1 from runner r where r.ended_at is null and r.queues = '{}'))
+           or (p_elapsed > 0 and exists (select 1 from runner r where r.ended_at is null and is_served_by_api(r)))
     ), watched as (
         update runner r
         set silent_seconds = case when r.heartbeat_seq > r.observed_seq or (
-                                       r.queues = '{}' and (select x.silent_seconds from api x)
+                                       is_served_by_api(r) and (select x.silent_seconds from api x)
                                            > greatest(p_lost_after, r.lost_after_seconds) / 3) then 0
                                   else r.silent_seconds + least(p_elapsed, 2) end, observed_seq = r.heartbeat_seq
         where r.session = any(array(select x.session from runner x where x.ended_at is null

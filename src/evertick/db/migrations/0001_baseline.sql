@@ -796,11 +796,25 @@ create table runner (
     lost_after_seconds double precision not null,
     started_at         timestamptz not null,
     ended_at timestamptz, end_reason text,
-    task_patterns      text[] not null default '{}'   -- the names of the tasks of its queues that it serves; empty: all
+    task_patterns      text[] not null default '{}',  -- the names of the tasks of its queues that it serves; empty: all
+    token_id           int  -- it joined over HTTPS with this token; null: it has a connection to the database
 ) with (fillfactor = 30);
 create index runner_live on runner (session) where ended_at is null;
 
--- Whether an agent could reach any API: every API renews this row while there are agents (detect_dead_runners).
+-- Tokens with which runners join over HTTPS. A token limits them to these queues; the secret itself is not stored.
+create table runner_token (
+    token_id    int generated always as identity primary key,
+    secret_hash bytea not null unique,
+    name        text not null,
+    queues      text[] not null check (cardinality(queues) > 0),
+    created_by text not null, created_at timestamptz not null,
+    expires_at  timestamptz not null,
+    used_at timestamptz, used_from text,
+    revoked_at  timestamptz
+);
+
+-- Whether an agent, or a runner over HTTPS, could reach any API: every API renews this row while there are some
+-- (detect_dead_runners).
 create table agent_api (
     heartbeat_seq bigint not null default 0, observed_seq bigint not null default 0,
     silent_seconds double precision not null default 0

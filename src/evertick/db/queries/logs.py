@@ -42,6 +42,10 @@ class FoundChunk(NamedTuple):
 
 async def append(conn: AsyncConnection, *, session: int, chunks: list[NewChunk]) -> None:
     """Appending the same chunk twice is harmless."""
+    await conn.execute(sql("logs", "append"), {"session": session, "chunks": chunk_document(chunks)})
+
+
+def chunk_document(chunks: list[NewChunk]) -> Json:
     rows = [
         {
             "r": chunk.key.run_id,
@@ -54,7 +58,7 @@ async def append(conn: AsyncConnection, *, session: int, chunks: list[NewChunk])
         }
         for chunk in chunks
     ]
-    await conn.execute(sql("logs", "append"), {"session": session, "chunks": Json(rows)})
+    return Json(rows)
 
 
 @query

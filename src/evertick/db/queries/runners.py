@@ -70,6 +70,7 @@ class BusyRunner:
     busy: int
     executor: str
     triggers: int
+    transport: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ select session, runner_id, host, boot_id, pid_namespace, uid, pid, pid_started, 
 -- Live runners for people: also how many of their slots are taken. The agents of remote attempts come last.
 select r.session, r.runner_id, r.name, r.version, r.host, r.pid, r.queues, r.task_patterns as match, r.slots, r.request,
        r.started_at, r.heartbeat_at as beat_at, r.silent_seconds, busy_slots(r.session) as busy, r.executor,
-       (select count(*) from task_trigger w where w.session = r.session) as triggers
+       (select count(*) from task_trigger w where w.session = r.session) as triggers,
+       case when cardinality(r.queues) > 0 and r.token_id is null then 'database' else 'https' end as transport
   from runner r where r.ended_at is null and (%(with_agents)s or cardinality(r.queues) > 0)
  order by cardinality(r.queues) = 0, r.runner_id, r.session limit %(limit)s
 
@@ -88,13 +89,14 @@ select s.session from unnest(%(sessions)s::bigint[]) s(session)
  where l.session is null or k.request is not null
 
 -- name: has_agents
--- Whether any agent holds an attempt.
-select exists (select 1 from runner r where r.ended_at is null and r.queues = '{}')
+-- Whether any agent holds an attempt, or any runner came over HTTPS.
+select exists (select 1 from runner r where r.ended_at is null and (r.queues = '{}' or r.token_id is not null))
 
 -- name: note_agent_api
--- An API could have heard every agent until now: see detect_dead_runners. Without agents nothing is written.
+-- An API could have heard every agent and runner until now: see detect_dead_runners. Without any nothing is written.
 update agent_api set heartbeat_seq = heartbeat_seq + 1
- where exists (select 1 from runner r where r.ended_at is null and r.queues = '{}') returning true
+ where exists (select 1 from runner r where r.ended_at is null and (r.queues = '{}' or r.token_id is not null))
+returning true
 
 -- Attempts submitted to a remote executor, in the order of their life there.
 
