@@ -15,11 +15,14 @@ from evertick.api.agent.auth import PREFIX as AGENT_PREFIX
 from evertick.api.agent.auth import AgentRoute
 from evertick.api.auth import GuardedRoute, requires
 from evertick.api.context import ApiContext
+from evertick.api.runner.auth import PREFIX as RUNNER_PREFIX
+from evertick.api.runner.auth import RunnerRoute, RunnerTokenUse
 from evertick.domain.access import MATRIX, Actor, Permission, Principal, Role, narrowed
 from evertick.domain.agent_protocol import TokenUse
 from evertick.domain.attempt import TaskKey
-from evertick.engine import accounts
+from evertick.engine import accounts, runner_tokens
 from evertick.operations.routes import ROUTES
+from evertick.secrets.runner_tokens import RunnerIdentity
 from evertick.ui.layout import PageRoute
 from tests.api.applications import parts_of
 from tests.api.conftest import Client, Signed
@@ -63,7 +66,7 @@ def test_every_operation_is_served_with_its_permission(app: FastAPI) -> None:
 
 def test_every_route_of_every_part_goes_through_the_door(app: FastAPI) -> None:
     for prefix, part in parts_of(app).items():
-        door = AgentRoute if prefix == AGENT_PREFIX else GuardedRoute
+        door = {AGENT_PREFIX: AgentRoute, RUNNER_PREFIX: RunnerRoute}.get(prefix, GuardedRoute)
         others = [route for route in walk(part.routes) if not isinstance(route, door)]
         assert all(isinstance(route, Mount) and isinstance(route.app, FastAPI) for route in others), (prefix, others)
     assert len(list(cells(app))) > 10
@@ -124,6 +127,58 @@ async def test_an_attempts_token_is_good_for_its_own_use_alone(
         for method, path, use in agent_cells(app):
             answer = await nobody.request(method, path, content=b"{broken")
             assert (answer.status_code == 401) is (use is not shown), (method, path, shown, answer.text)
+
+
+def runner_cells(app: FastAPI) -> Iterator[tuple[str, str, RunnerTokenUse]]:
+    for route in walk(parts_of(app)[RUNNER_PREFIX].routes):
+        for method in sorted(route.methods):
+            path = re.sub(
+                r"\{(\w+)\}", lambda found: "a" * 64 if "sha" in found[1] or "hash" in found[1] else "1", route.path
+            )
+            yield method, RUNNER_PREFIX + path, route.token_use
+
+
+def test_a_route_for_runners_names_its_token_or_cannot_be_made() -> None:
+    router = APIRouter(route_class=RunnerRoute)
+
+    async def naked() -> None: ...
+
+    with pytest.raises(TypeError, match="declares no token"):
+        router.get("/naked")(naked)
+
+
+async def test_a_runners_tokens_are_good_for_their_own_use_and_no_other_door(
+    app: FastAPI, context: ApiContext, conn: AsyncConnection, admin: Client, nobody: Client
+) -> None:
+    """Nothing of a request is looked at before the door: a body that cannot be read is refused for the token first."""
+    row, secret = await runner_tokens.create(conn, name="t", queues=["default"], days=1, actor=Actor("test"))
+    who = RunnerIdentity(session=7, token_id=row.token_id, claims_until=row.expires_at.timestamp())
+    made = {RunnerTokenUse.JOIN: secret, RunnerTokenUse.SESSION: context.runner_tokens.make(who)}
+    attempts = tokens_of(context)
+    assert len(list(runner_cells(app))) == 18
+    for method, path, use in runner_cells(app):
+        for token in (
+            None,
+            admin.token,
+            *attempts.values(),
+            made[RunnerTokenUse(set(RunnerTokenUse).difference({use}).pop())],
+        ):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            answer = await nobody.request(method, path, content=b"{broken", headers=headers)
+            assert answer.status_code == 401, (method, path, token, answer.text)
+        answer = await nobody.request(
+            method, path, content=b"{broken", headers={"Authorization": f"Bearer {made[use]}"}
+        )
+        assert answer.status_code != 401 or "No runner joined" in answer.text, (method, path, answer.text)
+    for token in made.values():
+        nobody.headers["Authorization"] = f"Bearer {token}"
+        for method, path, _ in agent_cells(app):
+            assert (await nobody.request(method, path, content=b"{broken")).status_code == 401, path
+        for cell in cells(app):
+            if cell.permission is not Permission.OPEN:
+                answer = await nobody.request(cell.method, cell.path, content=b"{broken")
+                is_led_to_login = cell.is_page and cell.method == "GET" and answer.status_code == 303
+                assert is_led_to_login or answer.status_code == 401, (cell, answer.text)
 
 
 async def test_an_attempts_token_opens_no_other_door(app: FastAPI, context: ApiContext, nobody: Client) -> None:
