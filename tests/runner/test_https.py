@@ -116,6 +116,29 @@ async def test_an_api_that_restarts_with_another_key_interrupts_no_task(
     assert set((await tries(conn, held)).values()) == {(1, 1)}
 
 
+@pytest.mark.requirement("K8")
+async def test_a_runner_far_away_claims_in_advance_and_never_runs_more_than_its_slots(
+    there: tuple[Reach, Path], conn: AsyncConnection, tmp_path: Path
+) -> None:
+    reach, file = there
+    assert reach.api is not None
+    said = Said()
+    async with (
+        relay(reach.api.port) as way,
+        hosted(through(reach, way).runner(tmp_path / "home", said, runner_slots=2)),
+    ):
+        way.delay_seconds = 0.1
+        runs = [await start_run(conn, "chain") for _ in range(12)]
+        assert {await ended(conn, run_id) for run_id in runs} == {"success"}
+    spans = sorted(
+        (each.nanoseconds, 1 if each.what == "begin" else -1) for each in effects(file) if each.what in ("begin", "end")
+    )
+    running = [sum(step for _, step in spans[: n + 1]) for n in range(len(spans))]
+    assert max(running) <= 2
+    held = "select max(n) from (select count(*) as n from attempt group by run_id, idx) t"
+    assert await value(conn, held) in (None, 1), "what was not needed was returned at most once"
+
+
 @pytest.mark.requirement("V3", "K1")
 async def test_a_runner_that_was_cut_off_and_declared_dead_stops_its_tasks_and_begins_again(
     there: tuple[Reach, Path], conn: AsyncConnection, tmp_path: Path

@@ -90,6 +90,10 @@ class EngineAccess(Peers, Protocol):
         """Of large results."""
 
     @property
+    def is_far(self) -> bool:
+        """Whether a round trip may take long, compared with a task."""
+
+    @property
     def poll_seconds(self) -> float:
         """How often to look for tasks although no notification arrived."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import psycopg
@@ -149,6 +150,8 @@ class Launcher:
         self._versions = VersionCache()
         self._delayed: list[tuple[list[Launch], float | None]] = []
         self._preparing: dict[asyncio.Task[None], ExchangeRow] = {}
+        # Claimed in advance: they wait for a slot, each since then.
+        self._queued: deque[tuple[AttemptOrder, float]] = deque()
         self._error: Exception | None = None
 
     async def start(self, claims: list[ExchangeRow], ended_at: float | None) -> None:
@@ -180,8 +183,35 @@ class Launcher:
         for launches, ended_at in delayed:
             asyncio.get_running_loop().call_soon(self._start_apart, launches, ended_at)
 
+    @property
+    def has_queued(self) -> bool:
+        return bool(self._queued)
+
+    def start_queued(self) -> None:
+        """Start what was claimed in advance, as far as slots are free."""
+        orders: list[AttemptOrder] = []
+        while self._queued and len(orders) < self._executor.free_slots:
+            orders.append(self._queued.popleft()[0])
+        self._start_many(orders)
+
+    def withdraw(self, ref: AttemptRef, reason: str) -> bool:
+        """End an attempt that waits for a slot. False: it does not."""
+        found = next((each for each in self._queued if (each[0].key, each[0].epoch) == ref), None)
+        if found is None:
+            return False
+        self._queued.remove(found)
+        self._state.end_early(*ref, OutcomeKind.KILLED, reason)
+        return True
+
+    def return_queued(self, before: float = inf) -> None:
+        """Return what has waited for a slot since then: other runners may have one."""
+        while self._queued and self._queued[0][1] < before:
+            order = self._queued.popleft()[0]
+            self._state.end_early(order.key, order.epoch, OutcomeKind.GIVEN_BACK, "claimed in advance, and not needed")
+
     async def stop(self) -> None:
-        """The runner shuts down: return the claims that wait for their secrets or inputs."""
+        """The runner shuts down: return the claims that wait for a slot, their secrets or inputs."""
+        self.return_queued()
         preparing = dict(self._preparing)
         for task in preparing:
             task.cancel()
@@ -221,14 +251,19 @@ class Launcher:
                 orders.append(self._order(each))
             except (EvertickError, IndexError, ValueError) as error:
                 self._end(each.claim, OutcomeKind.FAILED, error)
+        room, now = self._executor.free_slots, boot_seconds()
+        self._start_many(orders[:room])
+        self._queued.extend((order, now) for order in orders[room:])
+        if ended_at is not None:
+            metrics.HANDOFF_SECONDS.observe(now - ended_at)
+
+    def _start_many(self, orders: list[AttemptOrder]) -> None:
         try:
             self._executor.start_many(orders)
         except Conflict as error:
             # The executor is already stopping.
             for order in orders:
                 self._state.end_early(order.key, order.epoch, OutcomeKind.GIVEN_BACK, str(error))
-        if ended_at is not None:
-            metrics.HANDOFF_SECONDS.observe(boot_seconds() - ended_at)
 
     def _start_apart(self, launches: list[Launch], ended_at: float | None) -> None:
         """Start them while the session's loop may be waiting."""

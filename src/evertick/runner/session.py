@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -57,6 +58,7 @@ from evertick.runner.housekeeping import clean_bundles, clean_environments
 from evertick.runner.http_access import HttpAccess
 from evertick.runner.launch import Launcher, unpacked
 from evertick.runner.registration import Registration, draw_runner, named_log
+from evertick.runner.round_trips import RoundTrips
 from evertick.runner.state import Ending, NextExchange
 from evertick.runner.triggers import Triggers
 from evertick.runtime.loop import keep_trying, run_loop
@@ -70,6 +72,8 @@ FETCH_SECONDS = 600.0
 ASK_AGAIN_SECONDS = 0.2
 # A canceled body must be gone within a second of the command (DESIGN, States); this is its time to clean up.
 CANCEL_GRACE_SECONDS = 0.5
+# A task that was claimed in advance is returned if no slot becomes free for it.
+LONGEST_QUEUED_SECONDS = 2.0
 
 Event = Outcomes | ResultStored | LaunchFailed | HeartbeatAnswered | PeerDied | NotificationArrived
 
@@ -135,6 +139,7 @@ class LocalSession:
         )
         spool, poll = settings.spool_folder, self._executor.poll_logs
         self._logs = LogShipper(self._access.open_logs, spool=spool, session=self.session, poll=poll, log=self._log)
+        self._round_trips = RoundTrips(settings.runner_slots)
         # When to look for tasks although nothing has happened, and whether something has happened.
         self._poll_at, self._is_exchange_due = 0.0, False
 
@@ -166,6 +171,7 @@ class LocalSession:
         self._apply_events()
         self._launcher.start_delayed()
         now = boot_seconds()
+        self._launcher.return_queued(before=inf if self._state.request else now - LONGEST_QUEUED_SECONDS)
         if not (self._is_exchange_due or self._state.has_ended) and now < self._poll_at:
             return self._poll_at - now
         # Set before the exchange: what happens while it waits makes another one due.
@@ -182,11 +188,15 @@ class LocalSession:
                 self.registration.heartbeat.beat_now()
             raise
         answer = result.answer
+        if self._access.is_far:
+            self._state.ahead = self._round_trips.note(len(exchange.ended), now, boot_seconds())
         self._note_answer(exchange, result)
         if answer.refused:
             await self._drop(answer.refused, exchange.ended)
         if answer.claims:
             await self._launcher.start(answer.claims, exchange.ended_at)
+            if self._launcher.has_queued:
+                asyncio.get_running_loop().call_later(LONGEST_QUEUED_SECONDS, self._wake.set)
         self._exit_if_idle()
         self._is_exchange_due = self._is_exchange_due or answer.is_walking
         return 0.0 if self._is_exchange_due or self._state.has_ended else self._access.poll_seconds
@@ -269,6 +279,7 @@ class LocalSession:
 
     def _end_attempts(self, outcomes: list[Outcome]) -> None:
         self._state.end_attempts(outcomes, boot_seconds())
+        self._launcher.start_queued()
         self._logs.set_busy(self._state.active > 0)
 
     def _apply_heartbeat(self, event: HeartbeatAnswered) -> None:
@@ -295,8 +306,9 @@ class LocalSession:
         self._is_exchange_due = self._is_exchange_due or actions.is_exchange_due
 
     def _kill(self, attempts: list[AttemptRef], reason: str, grace_seconds: float) -> None:
-        for key, epoch in attempts:
-            self._executor.kill(key, epoch, reason, grace_seconds=grace_seconds)
+        for ref in attempts:
+            if not self._launcher.withdraw(ref, reason):
+                self._executor.kill(*ref, reason, grace_seconds=grace_seconds)
 
     def _exit_if_idle(self) -> None:
         if self._state.is_idle and self._triggers.is_idle:

@@ -1,7 +1,7 @@
 """What one session of a runner knows and decides: its attempts, the answers of the database, and requests to drain.
 
 No I/O and no clock: methods take `now`, in seconds since boot, and return decisions. Never holds more attempts than
-there are slots (K8). Used by one event loop; only `held` may be called from another thread.
+there are slots and claims in advance. Used by one event loop; only `held` may be called from another thread.
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ class RunnerState:
         self._attempts: dict[TaskKey, RunningAttempt] = {}
         self._ended: list[Outcome] = []
         self._ended_at: float | None = None
-        # Attempts that have been claimed and have not ended.
-        self.active = 0
+        # Attempts that have been claimed and have not ended; and how many more than there are slots may be claimed, for
+        # slots that will be free when the answer arrives.
+        self.active = self.ahead = 0
         self.is_stopping = False
         self.request = request
         self._is_drain_reported = False
@@ -184,7 +185,7 @@ class RunnerState:
     def next_exchange(self, now: float) -> NextExchange | None:
         """What to send now, if anything. Then call `add_claims`, or `exchange_failed`."""
         may_claim = not self.is_stopping and self.request is None and self.may_claim(now)
-        free = self._slots - self.active if may_claim else 0
+        free = self._slots + self.ahead - self.active if may_claim else 0
         ended_at, self._ended_at = self._ended_at, None
         ended, self._ended = self._ended[:MOST_REPORTS], self._ended[MOST_REPORTS:]
         if not ended and free <= 0:
