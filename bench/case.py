@@ -47,6 +47,8 @@ class Size:
     waiting: int = 50
     ticks: int = 1_000
     fleet: int = 2_000
+    fleet_https: int = 1_000
+    https_tasks: int = 4_000
     agents: int = 2_000
     submit_seconds: float = 5.0
     fleet_seconds: float = 30.0
@@ -87,6 +89,8 @@ QUICK = Size(
     waiting=1,
     ticks=20,
     fleet=20,
+    fleet_https=10,
+    https_tasks=64,
     agents=10,
     submit_seconds=0.5,
     fleet_seconds=1.5,

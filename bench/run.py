@@ -24,6 +24,7 @@ from bench import (
     case_fleet,
     case_gates,
     case_history,
+    case_https,
     case_idle,
     case_light,
     case_many,
@@ -72,6 +73,7 @@ ON_THEIR_OWN: dict[str, Alone] = {
     "idle_schedules": case_schedules.idle_schedules,
     "runners": case_runners.runners,
     "fleet": case_fleet.fleet,
+    "fleet_https": case_https.fleet_https,
     "agents": case_agents.agents,
     "dispatch": case_dispatch.dispatch,
     "history": case_history.history,
@@ -181,6 +183,7 @@ def _databases() -> tuple[str, ...]:
         DATABASE,
         *case_runners.DATABASES,
         *case_fleet.DATABASES,
+        *case_https.DATABASES,
         *case_history.DATABASES,
         *case_ui.DATABASES,
     )

@@ -30,7 +30,7 @@ def bench(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "only",
-    ["", "idle,runners,fleet,dispatch,history,fire_50k,idle_schedules,api_reads,api_pollers,api_crowd"],
+    ["", "idle,runners,fleet,fleet_https,dispatch,history,fire_50k,idle_schedules,api_reads,api_pollers,api_crowd"],
     ids=["in one house", "on their own"],
 )
 def test_every_figure_can_be_measured(tmp_path: Path, only: str) -> None:
@@ -53,6 +53,7 @@ def test_the_smoke_test_and_its_other_half_leave_out_only_what_takes_an_hour() -
         "idle",
         "runners",
         "fleet",
+        "fleet_https",
         "agents",
         "dispatch",
         "history",
