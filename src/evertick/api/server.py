@@ -17,6 +17,7 @@ from evertick.api.http_connection import BoundedHttp, close_slow_connections
 from evertick.api.service import IDLE_SECONDS, STOP_SECONDS
 from evertick.config import Settings
 from evertick.db.queries import runs
+from evertick.observability import metrics
 from evertick.observability.logging import Log
 from evertick.runner.housekeeping import clean_results
 
@@ -47,6 +48,7 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set."""
     context = ApiContext(settings, url, log)
+    metrics.WAITING_RUNNERS.set_function(lambda: context.waiting_runners.count)
     config = uvicorn.Config(
         make_app(context),
         loop="asyncio",

@@ -96,6 +96,7 @@ OLDEST_SNAPSHOT = _gauge(
 
 # Running
 SLOTS = _gauge("runner_slots", "Maximum number of concurrent attempts of this runner.")
+WAITING_RUNNERS = _gauge("waiting_runners", "Runners over HTTPS that wait for work at this API.")
 RUNNING = _gauge("attempts_running", "Attempts that are running on this runner.")
 TRIGGERS = _gauge("triggers_running", "Triggers of deferred tasks that wait on this runner.")
 CLAIMS = _counter("claims", "Tasks claimed by this runner.")

@@ -16,6 +16,7 @@ from evertick.db.connection import where
 from evertick.db.migrate import status
 from evertick.doctor.database import Finding, Severity, error, examine, examine_logs, examine_releases, examine_remote
 from evertick.doctor.machine import examine_machine
+from evertick.doctor.runner import examine_runner
 from evertick.domain.errors import EvertickError, InvalidSettings, PostgresUnavailable
 from evertick.supervisor.postgres_home import own_database_url
 
@@ -43,7 +44,10 @@ def _examine() -> list[Finding]:
         settings = read_settings()
     except InvalidSettings as wrong:
         return [error("settings", str(wrong), "Nothing of Evertick starts so.", "Correct it where it is set.")]
-    found = [*examine_machine(settings), *asyncio.run(_examine_database(settings))]
+    found = [*examine_machine(settings), *examine_runner(settings)]
+    # A machine with a runner over HTTPS needs no database.
+    if settings.runner_server is None or settings.database_url is not None:
+        found += asyncio.run(_examine_database(settings))
     return sorted(found, key=lambda each: each.grade is not Severity.ERROR)
 
 
