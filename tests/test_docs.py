@@ -183,11 +183,16 @@ def test_a_command_that_cannot_be_typed_would_be_found() -> None:
 
 def leaves() -> dict[str, Any]:
     """Every command by the words that one types."""
+
+    def below(name: str, command: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for verb, each in (getattr(command, "commands", None) or {}).items():
+            found |= below(f"{name} {verb}", each)
+        return found or {name: command}
+
     found: dict[str, Any] = {}
     for noun in COMMANDS:
-        command = program(noun)
-        known = getattr(command, "commands", None)
-        found |= {f"{noun} {verb}": each for verb, each in known.items()} if known else {noun: command}
+        found |= below(noun, program(noun))
     return found
 
 

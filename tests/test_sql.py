@@ -59,10 +59,18 @@ async def test_every_declared_function_can_be_called(rollback_conn: AsyncConnect
 WRITING = {
     "what it writes decides nothing about a task or a run": {
         *("logs.append", "dags.put_bundle", "dags.put_import_error", "dags.drop_import_errors", "gates.describe_pool"),
+        "runner_tokens.append_logs",
         *("accounts.note_use", "accounts.forgive", "notifications.record"),
     },
     "one statement is the whole change, with its entry in the audit log": {
-        *("accounts.add_account", "accounts.add_credential", "accounts.take_link", "accounts.revoke", "runners.ask_of")
+        *(
+            "runner_tokens.add",
+            "accounts.add_account",
+            "accounts.add_credential",
+            "accounts.take_link",
+            "accounts.revoke",
+            "runners.ask_of",
+        )
     },
     "a service writes its own row": {
         *(

@@ -111,6 +111,7 @@ CATCH_ALL = {
     "runner/session.LocalSession._apply_events_meanwhile": "one event must not end a session and all of its attempts",
     "runner/remote/session.Observer._listen": "an executor may be user code, and nothing depends on its signals",
     "runner/remote/worker_pool.WorkerPool._work": "one attempt that cannot be submitted must not stop the others (V11)",
+    "runner/http_results.HttpTransfers.upload": "an attempt whose end is never reported would hold its slot permanently",
     "storage/results.ResultTransfers.upload": "an attempt whose end is never reported would hold its slot permanently",
     "extensions.find_extension": "an extension is third-party code: an error in it is a distribution to correct",
     "notifications/delivery._send_by_plugin": "a notifier is third-party code: an error in it is a failed delivery",

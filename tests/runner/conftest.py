@@ -1,3 +1,5 @@
+"""Each test that asks for a way to the engine runs with both: a database connection, and HTTPS."""
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from tests.waiting import elapse
+
 _PART_BYTES = 256 * 1024
 
 
@@ -65,7 +67,7 @@ class Relay:
                     if left > 0 and match in part.partition(b"\r\n")[0]:
                         self.loses[match] = left - 1
                         is_lost.set()
-                await asyncio.sleep(self.delay_seconds)
+                await elapse(self.delay_seconds)
                 writer.write(part)
                 await writer.drain()
 
@@ -74,7 +76,7 @@ class Relay:
             while part := await reader.read(_PART_BYTES):
                 if is_lost.is_set():
                     return
-                await asyncio.sleep(self.delay_seconds)
+                await elapse(self.delay_seconds)
                 writer.write(part)
                 await writer.drain()
 

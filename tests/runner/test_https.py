@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -19,10 +20,17 @@ from psycopg import AsyncConnection
 from evertick.api.app import make_app
 from evertick.api.server import serve
 from evertick.domain.access import Actor
+from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
+from evertick.domain.retry import RetryPolicy
 from evertick.engine import runner_tokens
+from evertick.engine.finish_and_claim import encode_report
 from evertick.engine.runners import mark_runner_dead
 from evertick.processes.tree import find_orphans, kill_tree
+from evertick.runner.access import Report
+from evertick.runner.http_access import HttpAccess
+from evertick.runner.registration import draw_runner
 from evertick.runtime.listen_socket import bound
+from evertick.storage.results import result_files
 from tests.engine import invariants
 from tests.engine.world import run_state, value
 from tests.ports import own_port
@@ -176,8 +184,9 @@ async def test_a_runner_whose_token_is_revoked_ends_after_its_last_task_and_cann
         await said.saw("drain_requested")
         waiting = await start_run(conn, "chain")
         let_go(file)
-        assert await ended(conn, held) == "success"
         await said.saw("runner_exited")
+        held_state = "select state = 'success' from all_tasks where run_id = %s and task = 'hold'"
+        assert await value(conn, held_state, held)
     assert await run_state(conn, waiting) == "running", "nothing new was claimed"
     again = Said()
     async with hosted(reach.runner(tmp_path / "home", again)):
@@ -203,6 +212,40 @@ async def test_two_api_processes_behind_one_address_serve_one_session(
     stop.set()
     await second
     assert said.events("claim_reply_lost") == []
+
+
+async def test_an_upload_that_broke_off_continues_where_it_ended(
+    there: tuple[Reach, Path], conn: AsyncConnection, tmp_path: Path
+) -> None:
+    reach, _ = there
+    assert reach.api is not None
+    settings, said = reach.settings(tmp_path / "home"), Said()
+    me = draw_runner(settings)
+    access = HttpAccess(settings, server=reach.url, me=me, log=said.log)
+    await access.register(me)
+    run_id = await start_run(conn, "chain")
+    answer, _ = await access.exchange([], 1, lambda _: True)
+    (claim,) = answer.claims
+    content = json.dumps("x" * 400_000)
+    named = result_files(settings).put(run_id, content)
+    sha256 = json.loads(named)["sha256"]
+    path = f"/api/runner/v1/attempts/{run_id}/{claim.idx}/{claim.map_index}/{claim.epoch}/results/{sha256}"
+    _, writer = await asyncio.open_connection("127.0.0.1", reach.api.port)
+    head = f"PUT {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {access._api._token}\r\n"
+    writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content.encode()[:150_000])
+    await writer.drain()
+    part = reach.api.settings.result_place / str(run_id) / f".{sha256}.part"
+    await eventually(lambda: part.exists() and part.stat().st_size == 150_000)
+    writer.transport.abort()
+    key = TaskKey(run_id, claim.idx, claim.map_index)
+    outcome = Outcome(key=key, epoch=claim.epoch, kind=OutcomeKind.SUCCESS, result_json=named)
+    assert await access.transfers.upload(outcome) == outcome
+    assert part.with_name(sha256).read_text() == content and not part.exists()
+    assert await access.transfers.upload(outcome) == outcome, "a second time there is nothing to do"
+    await access.close()
+    report = Report(outcome=outcome, text=encode_report(outcome, policy=RetryPolicy(), attempt=1))
+    assert (await access.exchange([report], 0, lambda _: False))[0].refused == []
+    await access.close()
 
 
 @asynccontextmanager

@@ -149,14 +149,12 @@ async def _append(stream: AsyncIterator[bytes], file: BinaryIO, offset: int, *, 
     size = file.seek(0, os.SEEK_END)
     if offset != size:
         raise Conflict(f"{size} bytes of this result have arrived, so the upload continues there and not at {offset}.")
-    try:
-        async for part in stream:
-            size += len(part)
-            if size > most:
-                file.truncate(0)
-                raise TooLarge(f"The result is too large: the limit is {most} bytes.")
-            file.write(part)
-    finally:
+    async for part in stream:
+        size += len(part)
+        if size > most:
+            file.truncate(0)
+            raise TooLarge(f"The result is too large: the limit is {most} bytes.")
+        file.write(part)
         file.flush()
 
 
