@@ -155,7 +155,7 @@ async def test_a_runners_tokens_are_good_for_their_own_use_and_no_other_door(
     who = RunnerIdentity(session=7, token_id=row.token_id, claims_until=row.expires_at.timestamp())
     made = {RunnerTokenUse.JOIN: secret, RunnerTokenUse.SESSION: context.runner_tokens.make(who)}
     attempts = tokens_of(context)
-    assert len(list(runner_cells(app))) == 18
+    assert len(list(runner_cells(app))) == 19
     for method, path, use in runner_cells(app):
         for token in (
             None,

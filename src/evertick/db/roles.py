@@ -95,7 +95,15 @@ MAY: dict[str, tuple[str, ...]] = {
         *("change_account", "record_login_attempt", "put_value", "delete_value", "reencrypt_value"),
         *("start_attempt", "finish_attempt", "extend_leases", "task_inputs", "values_of_attempt", "mark_runner_dead"),
         # For runners over HTTPS.
-        *("join_runner", "extend_joined", "revoke_runner_token", "finish_and_claim", "claim_selected", "answer_ask"),
+        *(
+            "exchange_triggers",
+            "join_runner",
+            "extend_joined",
+            "revoke_runner_token",
+            "finish_and_claim",
+            "claim_selected",
+            "answer_ask",
+        ),
         *("trigger_for_attempt", "put_variable_for_attempt"),
     ),
 }

@@ -23,6 +23,7 @@ from evertick.domain.attempt import AttemptRef, HeartbeatReply, RunnerRequest, T
 from evertick.domain.errors import Forbidden, LeaseLost, NotFound, Unauthenticated
 from evertick.domain.failover import Server
 from evertick.engine.finish_and_claim import Exchange
+from evertick.engine.triggers import TriggerExchange, TriggerRow
 from evertick.logs.shipper import stored
 from evertick.logs.spool import LogChunk
 from evertick.observability.logging import Log
@@ -62,7 +63,9 @@ class HttpHeartbeatLine:
         self._api.renew(told["token"])
         named = {name: [_ref(each) for each in told[name]] for name in ("lost", "stop", "unknown")}
         request = told["request"] and RunnerRequest(told["request"])
-        return HeartbeatReply(is_gone=told["is_gone"], request=request, **named), sent_at
+        has_triggers = told["has_triggers"]
+        reply = HeartbeatReply(is_gone=told["is_gone"], request=request, has_triggers=has_triggers, **named)
+        return reply, sent_at
 
     def abort(self) -> None:
         self._endpoint.abort()
@@ -145,6 +148,14 @@ class HttpAccess:
         texts = ", ".join(each.text for each in reports)
         rest = json.dumps({"free": free, "server": server})
         return await self._api.ask_text(self._hot, "/exchange", f'{{"reports": [{texts}], {rest[1:]}')
+
+    async def exchange_triggers(self, reports: list[str], held: list[AttemptRef], free: int) -> TriggerExchange:
+        rest = json.dumps({"free": free, "held": [[*key, epoch] for key, epoch in held]})
+        body = f'{{"reports": [{", ".join(reports)}], {rest[1:]}'
+        told = await self._api.ask_text(self._side, "/triggers", body)
+        rows = [TriggerRow(**{**each, "fire_at": _time(each["fire_at"])}) for each in told["started"]]
+        named = {name: [_ref(each) for each in told[name]] for name in ("lost", "stopped", "refused")}
+        return TriggerExchange(started=rows, has_more=False, **named)
 
     def abort(self) -> None:
         self._hot.abort()

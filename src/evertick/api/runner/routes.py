@@ -30,11 +30,13 @@ from evertick.domain.failover import Server
 from evertick.domain.routing import read_pattern
 from evertick.engine import runner_tokens as engine
 from evertick.engine.runners import mark_runner_dead
+from evertick.engine.triggers import TriggerRow, exchange_triggers
 from evertick.runner.database_access import MOST_AHEAD, channels_after, declared_dead_reason
 from evertick.secrets.runner_tokens import RunnerIdentity
 
 MOST_SLOTS = 10_000
 MOST_REPORTS = 1000
+MOST_TRIGGERS = 100_000
 # Shorter than the timeout of usual proxies; longer waits save little.
 LONGEST_WAIT_SECONDS = 25.0
 
@@ -121,18 +123,49 @@ class ExchangeAnswer(BaseModel):
     server: ServerId | None
 
 
+class TriggerReport(Sent):
+    """How one trigger ended, as `encode_end` encodes it. Without a value it is returned."""
+
+    r: Big
+    i: Int
+    m: Int
+    e: Int
+    value: Any = None
+    log: str | None = None
+    seq: Offset | None = None
+    until: Offset | None = None
+
+
+class TriggersRequest(Sent):
+    """`held`: the triggers that the runner holds, with the reported ones."""
+
+    reports: Annotated[list[TriggerReport], Field(max_length=MOST_REPORTS, default_factory=list)]
+    held: Annotated[list[Ref], Field(max_length=MOST_TRIGGERS)]
+    free: Annotated[int, Field(ge=0, le=MOST_TRIGGERS)]
+
+
+class TriggersAnswer(BaseModel):
+    """`lost`: triggers that it no longer holds; `stopped`: those whose wait a person ended."""
+
+    started: list[dict[str, Any]]
+    lost: list[Ref]
+    stopped: list[Ref]
+    refused: list[Ref]
+
+
 class HeartbeatRequest(Sent):
     held: Refs
 
 
 class HeartbeatAnswer(BaseModel):
-    """`token` replaces the session's token."""
+    """`token` replaces the session's token. `has_triggers`: triggers wait for a session that runs them."""
 
     is_gone: bool
     request: str | None
     lost: list[Ref]
     stop: list[Ref]
     unknown: list[Ref]
+    has_triggers: bool
     server: ServerId | None
     token: str
 
@@ -228,6 +261,32 @@ async def exchange(call: Who, request: ExchangeRequest) -> ExchangeAnswer:
     )
 
 
+@router.post("/triggers")
+@shows(RunnerTokenUse.SESSION)
+async def triggers(call: Who, request: TriggersRequest) -> TriggersAnswer:
+    """Report ended triggers, learn which are not held any more, and lease up to `free`. A repeated report changes nothing."""
+    reports = [_text(each) for each in request.reports]
+    held = [AttemptRef(TaskKey(*ref[:3]), ref[3]) for ref in request.held]
+    async with call.lent() as lent:
+        row = (await call.joined(lent)).row
+        answer = await exchange_triggers(
+            lent.conn,
+            session=call.session,
+            reports=reports,
+            held=held,
+            queues=row.queues,
+            match=row.match,
+            free=request.free if call.who.may_claim else 0,
+        )
+        await call.wake(lent, {Channel.TASKS} if answer.has_more else set())
+    return TriggersAnswer(
+        started=[_claim(each) for each in answer.started],
+        lost=_refs(answer.lost),
+        stopped=_refs(answer.stopped),
+        refused=_refs(answer.refused),
+    )
+
+
 @router.post("/heartbeat")
 @shows(RunnerTokenUse.SESSION)
 async def heartbeat(call: Who, request: HeartbeatRequest) -> HeartbeatAnswer:
@@ -242,6 +301,7 @@ async def heartbeat(call: Who, request: HeartbeatRequest) -> HeartbeatAnswer:
         lost=_refs(reply.lost),
         stop=_refs(reply.stop),
         unknown=_refs(reply.unknown),
+        has_triggers=reply.has_triggers,
         server=server,
         token=call.context.runner_tokens.make(call.who),
     )
@@ -324,12 +384,12 @@ def _peer(row: ListedRunner) -> PeerRecord:
     return PeerRecord(**{name: getattr(row, name) for name in PeerRecord.model_fields})
 
 
-def _claim(row: ExchangeRow) -> dict[str, Any]:
+def _claim(row: ExchangeRow | TriggerRow) -> dict[str, Any]:
     told = row._asdict()
     return {**told, "fire_at": row.fire_at and row.fire_at.isoformat()}
 
 
-def _text(report: Report) -> str:
+def _text(report: Report | TriggerReport) -> str:
     try:
         return json.dumps(report.model_dump(exclude_unset=True), allow_nan=False)
     except (ValueError, RecursionError):

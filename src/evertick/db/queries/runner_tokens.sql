@@ -46,7 +46,7 @@ select s.session from unnest(%(sessions)s::bigint[]) s(session)
 
 -- name: holds_version
 -- Whether the session holds an attempt of that version.
-select exists (select 1 from lease l
+select exists (select 1 from held_attempt l
                  join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
                 where l.session = %(session)s and k.version_id = %(version_id)s)
 
@@ -54,20 +54,22 @@ select exists (select 1 from lease l
 -- The code of a version of which the session holds an attempt.
 select b.archive, b.uses_threads is not null as uses_threads from bundle b
  where b.hash = %(bundle_hash)s and exists (
-       select 1 from lease l join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
+       select 1 from held_attempt l join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
          join dag_version v on v.version_id = k.version_id
         where l.session = %(session)s and v.bundle_hash = b.hash)
 
 -- name: append_logs
 -- Only lines of attempts that this session held, now or earlier. Late: it no longer does.
 insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, is_late, content)
-select x.r, x.i, x.m, x.e, x.seq, x.until,
-       not exists (select 1 from lease l where l.session = %(session)s::bigint and l.run_id = x.r and l.idx = x.i
-                   and l.map_index = x.m and l.epoch = x.e), x.content
+select x.r, x.i, x.m, x.e, x.seq, x.until, not h.is_held, x.content
   from jsonb_to_recordset(%(chunks)s::jsonb) as x(r bigint, i int, m int, e int, seq bigint, until bigint, content text)
+ cross join lateral (select exists (select 1 from held_attempt l
+                                     where l.session = %(session)s::bigint and l.run_id = x.r and l.idx = x.i
+                                       and l.map_index = x.m and l.epoch = x.e) as is_held) h
  where exists (select 1 from run f where f.run_id = x.r)
-   and (exists (select 1 from task k where k.run_id = x.r and k.idx = x.i and k.map_index = x.m and k.epoch = x.e
-                and k.session = %(session)s::bigint)
+   and (h.is_held
+        or exists (select 1 from task k where k.run_id = x.r and k.idx = x.i and k.map_index = x.m and k.epoch = x.e
+                   and k.session = %(session)s::bigint)
         or exists (select 1 from attempt a where a.run_id = x.r and a.idx = x.i and a.map_index = x.m and a.epoch = x.e
                    and a.session = %(session)s::bigint))
 on conflict (run_id, idx, map_index, epoch, seq) do nothing
