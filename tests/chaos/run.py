@@ -171,7 +171,7 @@ def _chosen(names: str | None) -> list[Scenario]:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenario", help="one or several of N01 to N36, with commas; all of them if left out")
+    parser.add_argument("--scenario", help="one or several of N01 to N37, with commas; all of them if left out")
     parser.add_argument("--full", action="store_true", help="at the size of the table of faults, not scaled to seconds")
     parser.add_argument("--seed", help="what all chance is drawn from; the same seed breaks the same things")
     parser.add_argument("--minutes", type=float, default=DEFAULT_MINUTES, help="how long all of it may take")

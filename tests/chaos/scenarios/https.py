@@ -1,4 +1,4 @@
-"""N36: runners over HTTPS that are killed, cut off and lose answers, and whose API is away and restarts."""
+"""N37: runners over HTTPS that are killed, cut off and lose answers, and whose API is away and restarts."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _busiest(stage: Stage) -> Member:
 
 SCENARIOS = (
     Scenario(
-        name="N36",
+        name="N37",
         title="runners over HTTPS: killed, cut off, with lost answers and without their API",
         play=play,
         prepare=prepare,
