@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,8 +174,9 @@ async def test_a_token_serves_only_its_queues_and_its_session_no_other_token(
 
 @pytest.mark.requirement("N28")
 async def test_an_interrupted_upload_continues_and_a_report_must_not_name_what_did_not_arrive(
-    app: FastAPI, conn: AsyncConnection, context: ApiContext
+    app: FastAPI, conn: AsyncConnection, context: ApiContext, tmp_path: Path
 ) -> None:
+    context.settings = replace(context.settings, home=tmp_path)
     await put(conn, make_dag("d", {"a": []}))
     await start(conn, "d")
     one = Joined(app, (await token(conn))[1], 11)

@@ -39,9 +39,10 @@ async def test_runners_are_listed_with_who_they_are_and_how_busy(cli: Cli, conn:
     busy, _ = await join(conn, 0xABCD, "gpu-1", "the big one"), await join(conn, 0xEF, "gpu-2")
     await busy.claim()
     titles, first, second = (await cli("runners", "list")).out.splitlines()
-    assert titles.split()[:8] == ["RUNNER", "NAME", "STATE", "BUSY", "QUEUES", "EXECUTOR", "TRANSPORT", "PATTERNS"]
-    assert titles.split()[8:] == ["HOST", "PID", "STARTED", "HEARTBEAT", "VERSION", "SESSION"]
-    assert first.split()[:11] == ["gpu-1", "the", "big", "one", "busy", "2/4", "default", "local", "database", "-", "h"]
+    assert titles.split()[:7] == ["RUNNER", "NAME", "STATE", "BUSY", "TRIGGERS", "QUEUES", "EXECUTOR"]
+    assert titles.split()[7:] == ["TRANSPORT", "PATTERNS", "HOST", "PID", "STARTED", "HEARTBEAT", "VERSION", "SESSION"]
+    assert first.split()[:6] == ["gpu-1", "the", "big", "one", "busy", "2/4"]
+    assert first.split()[6:12] == ["-", "default", "local", "database", "-", "h"]
     assert first.split()[-1] == "000000000000abcd"
     assert second.split()[:4] == ["gpu-2", "-", "idle", "0/4"]
     found, other = (await cli.json("runners", "list"))["runners"]
