@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import signal
 import sys
 from datetime import datetime
@@ -24,7 +25,7 @@ def main(folder: str, file: str, answer: str, date: str, seconds: str) -> None:
     for dag_id, dag in sorted(bag.dags.items()):
         if Path(dag.fileloc).name == file:
             found[dag_id] = _in_a_process(dag, datetime.fromisoformat(date), float(seconds))
-    Path(answer).write_text(json.dumps({"dags": found, "error": errors.get(file)}), encoding="utf-8")
+        Path(answer).write_text(json.dumps({"dags": found, "error": errors.get(file)}), encoding="utf-8")
 
 
 def _bag(folder: str, file: str) -> Any:
@@ -48,14 +49,17 @@ def _in_a_process(dag: Any, date: datetime, seconds: float) -> dict[str, Any]:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        signal.alarm(int(seconds))  # its default action ends the process
         try:
             os.write(writer, json.dumps(_test(dag, date)).encode())
         finally:
             os._exit(0)
     os.close(writer)
+    text = b""
     with os.fdopen(reader, "rb") as lines:
-        text = lines.read()
+        # The SDK uses SIGALRM itself, and ignores SIGTERM.
+        if select.select([lines], [], [], seconds)[0]:
+            text = lines.read()
+    os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     if not text:
         return {"state": None, "why": f"dag.test() did not end within {seconds:g} s"}

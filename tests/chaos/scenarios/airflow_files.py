@@ -9,6 +9,7 @@ from pathlib import Path
 from evertick.bundles.bundle import pack
 from evertick.config import Settings, user_environment
 from evertick.db.connect import Purpose, connect
+from evertick.domain.encryption import new_key
 from evertick.publisher.deployment import load_files
 from tests.chaos import effects
 from tests.chaos.cluster import Shape
@@ -143,8 +144,9 @@ SCENARIOS = (
         name="N36",
         title="DAG files of Airflow, whose zygote, fork server, runner and database die",
         play=die_with_airflow,
+        # The tasks set a variable, which is encrypted.
         shape=lambda is_full: Shape(
-            schedulers=1, runners=2, slots=8, settings={"airflow_python": airflow_python(), "load_timeout_seconds": 120}
+            schedulers=1, runners=2, slots=8, settings={"airflow_python": airflow_python(), "secret_keys": (new_key(),)}
         ),
         required=("J4", "J7", "J8"),
         needs=lacks_airflow,
