@@ -67,8 +67,8 @@ def airflow_home(home: Path, dags: Path, python: Path) -> dict[str, str]:
         "HOME": str(home),
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__PLUGINS_FOLDER": str(library(python) / "airflow" / "example_dags" / "plugins"),
+        # With its examples, Airflow also knows the plugins that they use.
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "True",
         "AIRFLOW_CONN_FS_DEFAULT": "fs:///",
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -125,8 +125,7 @@ def make_truth(python: Path) -> None:
 def _ask(python: Path, name: str, files: Mapping[str, Path], template: Path, home: Path) -> dict[str, Any]:
     chosen = {each: files[each] for each in (name, *COMPANIONS.get(name, ())) if each in files}
     copy_examples(chosen, home / "dags")
-    # With its examples, Airflow also knows the plugins that they use.
-    environment = airflow_home(home, home / "dags", python) | {"AIRFLOW__CORE__LOAD_EXAMPLES": "True"}
+    environment = airflow_home(home, home / "dags", python)
     shutil.copy(template / "airflow.db", home)
     answer = home / "answer.json"
     command = [python, _HERE / "truth.py", home / "dags", name, answer, LOGICAL_DATE, str(_SECONDS_A_DAG)]
