@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -96,6 +97,7 @@ def options_of(dag: Any) -> Sequence[str]:
 
 
 def _with_older_options(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
     def made(self: Any, *args: Any, **given: Any) -> None:
         told = []
         for old, new in _RENAMED.items():
@@ -107,6 +109,8 @@ def _with_older_options(init: Callable[..., None]) -> Callable[..., None]:
             if given.pop(old, None) is not None:
                 told.append(f"{old}= is gone in Airflow 3; ignored")
         init(self, *args, **given)
+        # A DAG takes the file of its caller's caller, where templates are searched.
+        self.fileloc = sys._getframe(1).f_code.co_filename
         if told:
             vars(self)["_evertick_older_options"] = tuple(told)
 

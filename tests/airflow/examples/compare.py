@@ -30,8 +30,10 @@ from tests.system.test_up import Up
 from tests.waiting import eventually_sync
 
 PASSWORD = "correct horse battery"
-_LOAD_SECONDS, _RUN_SECONDS = 300.0, 300.0
+_LOAD_SECONDS, _RUN_SECONDS = 300.0, 150.0
 _ENDED = ("success", "failed")
+_CODE = re.compile(r": (AF\d{3}) ")
+KNOWN = tomllib.loads((Path(__file__).parent / "known.toml").read_text(encoding="utf-8"))
 _PAUSE_SECONDS = 0.5
 _PAGE = 100
 
@@ -95,9 +97,10 @@ class Client:
             self._http.post(f"/api/v1/dags/{dag}/schedules/{each['name']}/pause").raise_for_status()
         self._http.patch(f"/api/v2/dags/{dag}", json={"is_paused": False}).raise_for_status()
 
-    def trigger(self, dag: str) -> str | None:
+    def trigger(self, dag: str) -> str:
+        """The id of the run, or why there is none, in parentheses."""
         answer = self._http.post(f"/api/v2/dags/{dag}/dagRuns", json={"logical_date": LOGICAL_DATE})
-        return str(answer.json()["dag_run_id"]) if answer.is_success else None
+        return str(answer.json()["dag_run_id"]) if answer.is_success else f"({answer.text[:200]})"
 
 
 def compare(python: Path, chosen: Sequence[str] = ()) -> Comparison:
@@ -122,15 +125,13 @@ def compare(python: Path, chosen: Sequence[str] = ()) -> Comparison:
         finally:
             Path(os.environ.get("EVERTICK_TEST_OUTPUT", os.devnull)).write_text(up.output, encoding="utf-8")
             up.end()
-    known = _known(found.release)
-    found.known = {dag: why for dag, why in known.items() if any(dag in each["dags"] for each in truth.values())}
+    named = {dag for each in truth.values() for dag in each["dags"]}
+    found.known = {dag: why for dag, why in KNOWN["dags"].items() if dag in named}
+    for dag, what in found.differences.items():
+        code = _CODE.search(what) if what.startswith("not published") else None
+        if code is not None and code[1] in KNOWN["refused"]:
+            found.known[dag] = KNOWN["refused"][code[1]]
     return found
-
-
-def _known(release: str) -> dict[str, str]:
-    tables = tomllib.loads((Path(__file__).parent / "known.toml").read_text(encoding="utf-8"))
-    minor = ".".join(release.split(".")[:2])
-    return {**tables["all"], **tables.get(minor, {})}
 
 
 def _compare(up: Up, truth: Mapping[str, Any], found: Comparison) -> None:
@@ -141,18 +142,19 @@ def _compare(up: Up, truth: Mapping[str, Any], found: Comparison) -> None:
     began = time.monotonic()
     dags = _published(client, truth)
     found.load_seconds = time.monotonic() - began
-    found.loaded = len({each["relative_fileloc"] for each in dags.values()})
+    found.loaded = found.files - sum(not _CODE.search(text) for text in _errors(client).values())
     found.published = len(dags)
     began = time.monotonic()
     for dag in dags:
         client.unpause(dag)
     runs = {dag: client.trigger(dag) for dag in dags}
     known = {dag for each in truth.values() for dag, expected in each["dags"].items() if expected["state"]}
-    _wait(client, {dag: run for dag, run in runs.items() if dag in known})
+    _wait(client, {dag: run for dag, run in runs.items() if dag in known and not run.startswith("(")})
     found.run_seconds = time.monotonic() - began
-    for each in truth.values():
+    for file, each in truth.items():
         for dag, expected in each["dags"].items():
-            _compare_dag(client, dag, expected, dag in dags, runs.get(dag), found)
+            run = runs.get(dag, "(not published)") if dag in dags else f"(not published: {_why(client, file)})"
+            _compare_dag(client, dag, expected, run, found)
 
 
 def _published(client: Client, truth: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -170,8 +172,8 @@ def _published(client: Client, truth: Mapping[str, Any]) -> dict[str, dict[str, 
     return dags
 
 
-def _wait(client: Client, runs: Mapping[str, str | None]) -> None:
-    wanted = {(dag, run) for dag, run in runs.items() if run is not None}
+def _wait(client: Client, runs: Mapping[str, str]) -> None:
+    wanted = set(runs.items())
 
     def are_over() -> bool:
         listed = client.every("dags/~/dagRuns", "dag_runs")
@@ -181,17 +183,13 @@ def _wait(client: Client, runs: Mapping[str, str | None]) -> None:
         eventually_sync(are_over, _RUN_SECONDS, pause_seconds=_PAUSE_SECONDS)
 
 
-def _compare_dag(
-    client: Client, dag: str, expected: Mapping[str, Any], is_published: bool, run: str | None, found: Comparison
-) -> None:
-    if expected["state"] is None:  # it waits for a person, or for another process
-        if not is_published:
-            found.differences[dag] = f"not published: {_why(client, dag)}"
-        return
-    found.compared += 1
-    found.instances += len(expected["tasks"])
-    if not is_published or run is None:
-        found.differences[dag] = f"not published: {_why(client, dag)}" if not is_published else "not triggered"
+def _compare_dag(client: Client, dag: str, expected: Mapping[str, Any], run: str, found: Comparison) -> None:
+    is_known = expected["state"] is not None  # otherwise it waits for a person, or for another process
+    found.compared += is_known
+    found.instances += len(expected.get("tasks", ()))
+    if run.startswith("(") and (is_known or "not published" in run):
+        found.differences[dag] = run.strip("()")
+    if run.startswith("(") or not is_known:
         return
     state = client.get(f"/api/v2/dags/{dag}/dagRuns/{run}")["state"]
     rows = client.every(f"dags/{dag}/dagRuns/{run}/taskInstances", "task_instances")
@@ -202,24 +200,27 @@ def _compare_dag(
     wanted = expected["tasks"]
     same = sum(tasks.get(name) == value for name, value in wanted.items())
     # A DAG that chooses a branch at random.
-    is_random = same < len(wanted) and Counter(tasks.values()) == Counter(wanted.values()) and _is_random(dag)
+    is_random = (
+        same < len(wanted) and Counter(tasks.values()) == Counter(wanted.values()) and dag in KNOWN["random"]["dags"]
+    )
     found.same_instances += len(wanted) if is_random else same
     if state == expected["state"] and (is_random or (same == len(wanted) == len(tasks))):
         found.same_dags += 1
         return
     other = {name: (tasks.get(name), wanted.get(name)) for name in sorted({*tasks, *wanted})}
     told = [f"{name} {ours} for {theirs}" for name, (ours, theirs) in other.items() if ours != theirs]
+    told.sort(key=lambda text: "upstream_failed" in text)  # the causes first
     found.differences[dag] = "; ".join([f"{state} for {expected['state']}", *told[:5]])
 
 
-def _is_random(dag: str) -> bool:
-    tables = tomllib.loads((Path(__file__).parent / "known.toml").read_text(encoding="utf-8"))
-    return dag in tables["random"]["dags"]
+def _errors(client: Client) -> dict[str, str]:
+    """By file: its first line."""
+    listed = client.every("importErrors", "import_errors")
+    return {each["filename"]: str(each["stack_trace"]).strip().splitlines()[0] for each in listed}
 
 
-def _why(client: Client, dag: str) -> str:
-    errors = [each["stack_trace"] for each in client.every("importErrors", "import_errors")]
-    return next((text.strip().splitlines()[0][:160] for text in errors if dag in text), "no import error names it")
+def _why(client: Client, file: str) -> str:
+    return _errors(client).get(file, "no import error")[:160]
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -139,7 +140,7 @@ def _ask(python: Path, name: str, files: Mapping[str, Path], template: Path, hom
     try:
         process.wait(_SECONDS_A_FILE)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if not answer.exists():
         return {"dags": {}, "error": (home / "errors").read_text(encoding="utf-8")[-500:]}

@@ -10,7 +10,7 @@ from fastapi import Query
 from psycopg import AsyncConnection
 
 from evertick.api.airflow import models, query
-from evertick.api.airflow.labels import BUNDLE, NO_POOL, OWNER, operator_of, ours, version_of
+from evertick.api.airflow.labels import BUNDLE, NO_POOL, OWNER, broken_files, operator_of, ours, version_of
 from evertick.api.auth import GuardedRouter
 from evertick.api.context import ApiCaller, Who
 from evertick.db.queries import dags, listings, schedules
@@ -189,7 +189,7 @@ async def _documents(conn: AsyncConnection, rows: Sequence[DagRow]) -> list[dict
     plans: dict[str, list[ListedSchedule]] = {}
     for each in await schedules.of_dags(conn, [row.dag_id for row in rows]):
         plans.setdefault(each.dag, []).append(each)
-    broken = {(error.deployment, error.file) for error in await dags.import_errors(conn)}
+    broken = broken_files(await dags.import_errors(conn))
     return [_document(row, plans.get(row.name, []), (row.deployment, row.file) in broken) for row in rows]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -13,8 +13,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from evertick.api.problems import headers_of, status_of
+from evertick.db.queries.dags import ImportErrorRow
 from evertick.db.queries.listings import ListedOutput, ListedTask
 from evertick.db.queries.run_lists import ListedRun
+from evertick.domain.dags.findings import is_refusal
 from evertick.domain.states import AIRFLOW_TASK_STATES
 
 _SPACE = uuid.UUID("7d0f6d5e-6a3c-5c57-9a26-6a4c1b8f0d11")
@@ -62,6 +64,11 @@ def tell_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     kept = [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()]
     return JSONResponse({"detail": jsonable_encoder(kept)}, 422)
+
+
+def broken_files(errors: Iterable[ImportErrorRow]) -> set[tuple[str, str]]:
+    """The deployment and the name of each file that cannot be loaded."""
+    return {(each.deployment, each.file) for each in errors if not is_refusal(each.message)}
 
 
 def ours(shown: list[str] | None) -> list[str] | None:

@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 from pydantic import Field
 
 from evertick.api.airflow import models, query
-from evertick.api.airflow.labels import RUN_STATES, run_document
+from evertick.api.airflow.labels import RUN_STATES, broken_files, run_document
 from evertick.api.airflow.resources import BulkBody, Tally
 from evertick.api.airflow.runs import R, find_run
 from evertick.api.airflow.task_instances import instance_documents, key_of
@@ -107,7 +107,7 @@ async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[s
     at = _instant(body.logical_date)
     async with caller.write(Channel.TASKS) as conn:
         row = await caller.dag(conn, dag_id)
-        if (row.deployment, row.file) in {(each.deployment, each.file) for each in await dags.import_errors(conn)}:
+        if (row.deployment, row.file) in broken_files(await dags.import_errors(conn)):
             raise UserError(f"DAG with dag_id: '{dag_id}' has import errors and cannot be triggered")
         if body.run_after is not None and with_zone(body.run_after) > await read_clock(conn):
             raise UserError("run_after must be null or in the past: a triggered run starts immediately.")

@@ -73,7 +73,7 @@ select r.run_id, r.dag_id, d.name as dag, b.version_id, v.number as version, v.c
 create view listed_dag as
 select d.dag_id, d.name as dag, d.is_paused as paused, d.file, v.spec,
        array(select jsonb_array_elements_text(coalesce(v.spec->'tags', '[]'))) as tags,
-       exists (select 1 from import_error e where e.file = d.file) as is_broken,
+       exists (select 1 from import_error e where e.file = d.file and e.message !~ '^AF[0-9]{3} ') as is_broken,
        case when not d.is_paused then (
            select min(t.next_due) from schedule c join schedule_state t on t.schedule_id = c.schedule_id
             where c.dag_id = d.dag_id and c.deleted_at is null and not t.is_paused) end as next_due,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
+
+_REFUSAL = re.compile(r"AF\d{3} ")
 
 
 class Severity(StrEnum):
@@ -37,6 +40,11 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def is_refusal(message: str) -> bool:
+    """Whether an import error is about one DAG of a file that is refused: the others are published."""
+    return _REFUSAL.match(message) is not None
 
 
 def read_finding(raw: dict[str, Any]) -> Finding:
