@@ -15,7 +15,7 @@ from evertick.domain.access import Actor
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.errors import Conflict, InvalidSchedule, NotFound
-from evertick.domain.schedules.computed import Instant, renew_at, with_instants
+from evertick.domain.schedules.computed import Instant, renew_at, renewed, with_instants
 from evertick.domain.schedules.misfire import MisfirePolicy, delay_of
 from evertick.domain.schedules.spec import ScheduleSpec, parse_schedule
 from evertick.engine.dags import pause, unpause
@@ -361,6 +361,13 @@ async def test_instants_that_code_computes_are_stored_ahead_and_renewed(conn: As
         return replace(
             make_dag("one", ONE), schedules=(NamedSchedule(name="main", spec=spec, misfire=MisfirePolicy.ALL),)
         )
+
+    assert of("1", 10).schedules[0].spec.intervals == ((T0, later(10)),)
+    plain = with_instants(of("1").schedules[0].spec, [Instant(at=T0, start=T0, end=T0)])
+    assert plain.intervals is None and renewed(plain, of("1", 10).schedules[0].spec).intervals == (
+        (T0, T0),
+        (T0, later(10)),
+    )
 
     async def stored() -> list[float]:
         (row,) = await schedules.of_dag(conn, dag="one")

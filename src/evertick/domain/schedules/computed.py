@@ -37,11 +37,19 @@ class Instant:
 
 
 def with_instants(spec: ScheduleSpec, found: list[Instant]) -> ScheduleSpec:
+    """Intervals are stored only if a run is for more than its own instant."""
+    has_intervals = any((each.start, each.end) != (each.at, each.at) for each in found)
     return replace(
         spec,
         times=tuple(each.at for each in found) or None,
-        intervals=tuple((each.start, each.end) for each in found) or None,
+        intervals=tuple((each.start, each.end) for each in found) if has_intervals else None,
     )
+
+
+def _instants_of(spec: ScheduleSpec) -> list[Instant]:
+    times = spec.times or ()
+    intervals = spec.intervals or tuple((at, at) for at in times)
+    return [Instant(at=at, start=start, end=end) for at, (start, end) in zip(times, intervals, strict=True)]
 
 
 def without_instants(spec: ScheduleSpec) -> ScheduleSpec:
@@ -55,12 +63,8 @@ def renewed(old: ScheduleSpec, new: ScheduleSpec) -> ScheduleSpec:
         return new
     if not new.times:
         return old
-    known = list(zip(old.times, old.intervals or (), strict=False))
-    more = [each for each in zip(new.times, new.intervals or (), strict=False) if each[0] > old.times[-1]]
-    if not more:
-        return old
-    kept = (known + more)[-(MOST_AHEAD + MOST_BEHIND) :]
-    return replace(old, times=tuple(at for at, _ in kept), intervals=tuple(interval for _, interval in kept))
+    more = [each for each in _instants_of(new) if each.at > old.times[-1]]
+    return with_instants(old, (_instants_of(old) + more)[-(MOST_AHEAD + MOST_BEHIND) :]) if more else old
 
 
 def renew_at(spec: ScheduleSpec, now: datetime) -> datetime | None:
