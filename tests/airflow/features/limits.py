@@ -22,6 +22,13 @@ class ByName(PriorityWeightStrategy):
         return len(ti.task_id)
 
 
+def weighted(name):
+    try:
+        return EmptyOperator(task_id=name, weight_rule=ByName())
+    except ValueError:  # before 3.2 only plugins have strategies
+        return EmptyOperator(task_id=name, weight_rule="absolute", priority_weight=len(name))
+
+
 def unsteady(ti):
     if ti.try_number < 3:
         raise ValueError("not yet")
@@ -52,8 +59,8 @@ with DAG("once", start_date=START, schedule="@once", is_paused_upon_creation=Fal
     EmptyOperator(task_id="only")
 
 with DAG("newest", start_date=START, schedule="@yearly", catchup=False, is_paused_upon_creation=False):
-    EmptyOperator(task_id="only", weight_rule=ByName())
-    EmptyOperator(task_id="longer", weight_rule=ByName())
+    weighted("only")
+    weighted("longer")
 
 with DAG("endless", start_date=datetime(2100, 1, 1), schedule="@continuous", max_active_runs=1) as endless:
     PythonOperator(
