@@ -85,9 +85,8 @@ class EveryThirdHour(Timetable):
             at = last_automated_data_interval.end.add(hours=3)
         if at > restriction.latest:
             return None
-        return DagRunInfo(
-            run_after=at.add(minutes=5), data_interval=DataInterval(start=at.subtract(minutes=30), end=at)
-        )
+        info = DagRunInfo.interval(start=at.subtract(minutes=30), end=at)
+        return info._replace(run_after=at.add(minutes=5))
 
 
 @dag(
