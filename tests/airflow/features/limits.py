@@ -14,6 +14,8 @@ from airflow.timetables.base import DagRunInfo, DataInterval, Timetable
 from airflow.timetables.trigger import CronTriggerTimetable, DeltaTriggerTimetable, MultipleCronTriggerTimetable
 from dateutil.relativedelta import relativedelta
 
+from airflow import __version__
+
 START = datetime(2026, 1, 1)
 
 
@@ -23,10 +25,9 @@ class ByName(PriorityWeightStrategy):
 
 
 def weighted(name):
-    try:
-        return EmptyOperator(task_id=name, weight_rule=ByName())
-    except ValueError:  # before 3.2 only plugins have strategies
+    if __version__ < "3.2":  # there only plugins have strategies
         return EmptyOperator(task_id=name, weight_rule="absolute", priority_weight=len(name))
+    return EmptyOperator(task_id=name, weight_rule=ByName())
 
 
 def unsteady(ti):
