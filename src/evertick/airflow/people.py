@@ -23,6 +23,7 @@ class AwaitInputTask:
     next_method: str
     next_kwargs: Mapping[str, Any] | None
     timeout: timedelta | None
+    state: str = "awaiting_input"
 
 
 @dataclass(frozen=True, slots=True)
