@@ -176,6 +176,8 @@ def test(wheel: Path) -> None:
 
 
 if __name__ == "__main__":
+    # A shell starts background jobs with SIGINT ignored, and `evertick up` would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     match sys.argv[1:]:
         case ["build"]:
             print(build())

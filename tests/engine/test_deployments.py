@@ -18,9 +18,9 @@ from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.deployments import DeploymentChange, DeploymentKind, check_name, one_line
 from evertick.domain.errors import Conflict, CyclicDependency, NotFound, NotOwned, UserError
 from evertick.domain.schedules.spec import parse_schedule
-from evertick.engine.deployments import delete, note_deployment, roll_back
+from evertick.engine.deployments import delete, delete_upload, note_deployment, put_upload_piece, roll_back
 from evertick.engine.publish import NO_RULES, Published, PublishedDag, publish, publish_all
-from tests.engine.world import make_dag, start, value
+from tests.engine.world import later, make_dag, set_clock, start, value
 from tests.waiting import eventually
 
 T = TypeVar("T")
@@ -35,7 +35,8 @@ async def deployed(
     expected: int | None = None,
     retired: tuple[str, ...] = (),
 ) -> Published:
-    await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
+    if not await value(conn, "select count(*) from bundle"):  # otherwise a transaction would wait for it alone
+        await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
     change = DeploymentChange(name=name, kind=DeploymentKind.UPLOAD, expected=expected, is_whole=True)
     given = [PublishedDag(spec=spec, file="f.py", bundle_hash="b") for spec in specs]
     return await publish_all(conn, change, given, retired=retired, actor=ME)
@@ -113,13 +114,15 @@ async def test_each_deployment_has_versions_of_its_own(conn: AsyncConnection) ->
 async def test_of_two_deployments_that_publish_one_name_at_once_one_gets_it(
     conn: AsyncConnection, other: AsyncConnection, third: AsyncConnection
 ) -> None:
+    await deployed(conn, make_dag("own", ONE), name="two")
     async with other.transaction():
         await deployed(other, make_dag("same", ONE), name="one")
         second = await waiting(third, deployed(conn, make_dag("same", ONE), make_dag("own", ONE), name="two"))
     with pytest.raises(NotOwned, match=r"DAG 'same' belongs to deployment 'one' \(f.py\), so deployment 'two'"):
         await second
-    assert await dags.names(conn) == ["same"]
-    assert await deployments.find(conn, "two") is None, "nothing of it is there"
+    assert await dags.names(conn) == ["own", "same"]
+    row = await deployments.find(conn, "two")
+    assert row is not None and row.version == 1, "nothing of it is there"
 
 
 async def test_a_deployment_that_was_prepared_before_another_finished_is_refused(
@@ -135,6 +138,18 @@ async def test_a_deployment_that_was_prepared_before_another_finished_is_refused
         await deployed(conn, make_dag("a", ONE), expected=0)
 
 
+async def test_the_version_is_read_after_the_deployment_is_locked(
+    conn: AsyncConnection, other: AsyncConnection, third: AsyncConnection
+) -> None:
+    await deployed(conn, make_dag("a", ONE))
+    async with other.transaction():
+        await other.execute("select from deployment where name = 'shop' for no key update")
+        late = await waiting(third, deployed(conn, make_dag("a", {"a": [], "c": []}), expected=1))
+        await other.execute("update deployment set version = version + 1 where name = 'shop'")
+    with pytest.raises(Conflict, match="is at version 2, not at 1"):
+        await late
+
+
 async def test_a_name_that_has_dags_from_elsewhere_is_refused_until_they_are_gone(conn: AsyncConnection) -> None:
     await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
     await publish(conn, spec=make_dag("a", ONE), file="f.py", bundle_hash="b", actor=ME, deployment="shop")
@@ -143,6 +158,7 @@ async def test_a_name_that_has_dags_from_elsewhere_is_refused_until_they_are_gon
     with pytest.raises(Conflict, match="it is a folder"):
         await roll_back(conn, "shop", number=None, actor=ME, routing=NO_RULES)
     await conn.execute("update dag set deleted_at = clock()")
+    await deployed(conn, make_dag("other", ONE), name="other")
     assert (await deployed(conn, make_dag("b", ONE))).version == 1
     with pytest.raises(NotFound, match="has only version 1"):
         await roll_back(conn, "shop", number=None, actor=ME, routing=NO_RULES)
@@ -197,6 +213,23 @@ async def test_a_deployment_that_changes_meanwhile_is_not_deleted(
     assert await dags.names(conn) == ["a", "b"]
 
 
+async def test_a_deletion_locks_schedules_in_their_order_before_it_changes_one(
+    conn: AsyncConnection, other: AsyncConnection, third: AsyncConnection
+) -> None:
+    """As a fire does, which would otherwise wait for it in a circle."""
+    await deployed(conn, scheduled_dag("z", "@every 1h"))
+    await deployed(conn, scheduled_dag("z", "@every 1h"), scheduled_dag("a", "@every 1h"))
+    first, second = [
+        row[0] for row in await (await conn.execute("select schedule_id from schedule order by 1")).fetchall()
+    ]
+    lock = "select from schedule_state where schedule_id = %s for no key update"
+    async with other.transaction():
+        await other.execute(lock, [first])
+        late = await waiting(third, delete(conn, "shop", expected=2, actor=ME))
+        await other.execute(lock + " nowait", [second])
+    assert await late == ["a", "z"]
+
+
 async def test_a_deleted_folder_has_no_versions_and_comes_back_with_its_next_file(conn: AsyncConnection) -> None:
     await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
     for _ in range(2):
@@ -214,6 +247,21 @@ async def test_a_version_without_all_of_its_dags_is_not_restored(conn: AsyncConn
     assert not first.is_complete
     with pytest.raises(NotFound, match="cannot be restored: parts of it were pruned"):
         await roll_back(conn, "shop", number=1, actor=ME, routing=NO_RULES)
+
+
+async def test_pieces_of_an_upload_belong_to_one_user_and_are_kept_for_a_day(conn: AsyncConnection) -> None:
+    await set_clock(conn, later(0))
+    for owner, content in (("ann", b"ab"), ("ann", b"xy"), ("bob", b"12")):
+        await put_upload_piece(conn, hash="h", owner=owner, start=0, content=content)
+    await set_clock(conn, later(86_000))
+    assert await put_upload_piece(conn, hash="h", owner="bob", start=2, content=b"34") == 4
+    assert await deployments.pieces(conn, hash="h", owner="ann") == [b"xy"], "what is sent again replaces it"
+    await delete_upload(conn, hash="h", owner="ann")
+    assert await deployments.pieces(conn, hash="h", owner="ann") == []
+    assert await deployments.pieces(conn, hash="h", owner="bob") == [b"12", b"34"]
+    await set_clock(conn, later(86_401))
+    await put_upload_piece(conn, hash="other", owner="ann", start=0, content=b"ab")
+    assert await deployments.pieces(conn, hash="h", owner="bob") == [b"34"]
 
 
 async def test_a_problem_is_noted_for_a_repository_only(conn: AsyncConnection) -> None:

@@ -286,7 +286,8 @@ class Publisher:
             if self._told.get(loaded.file) != problem.message:
                 place = {} if problem.line is None else {"line": problem.line}
                 self._log.error("dag_import_failed", file=problem.file, **place, message=problem.message)
-            self._told[loaded.file] = problem.message if not is_final else ""
+            is_repeated = not is_final or loaded.retry_after_seconds is not None
+            self._told[loaded.file] = problem.message if is_repeated else ""
             await store_import_error(conn, self._change.name, loaded.file, problem)
         else:
             await dags.drop_import_errors(conn, self._change.name, files=[loaded.file])

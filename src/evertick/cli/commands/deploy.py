@@ -210,7 +210,7 @@ def delete_command(name: Name, yes: Yes = False) -> None:
         confirm(f"Delete {name} with {noun(found.record.dag_count, 'DAG')}? Their history is kept.", yes=yes)
         client.call(deployments.delete_deployment, name=name, if_match=found.etag)
     show(line(f"Deleted {name}."))
-    if found.record.kind is not DeploymentKind.FOLDER:
+    if found.record.version:
         show(hint(f"Restore it with: evertick deployments rollback {name}"))
     if found.record.kind is not DeploymentKind.UPLOAD:
         show(hint("Stop its publisher, too, or it publishes the next change."))

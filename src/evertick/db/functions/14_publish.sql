@@ -385,7 +385,7 @@ begin
     where d.name = any(names) order by s.schedule_id for no key update of s;
     perform check_unchanged(n, null, coalesce(p_seen->n, '[]')) from unnest(names) n;
     fx := (apply_fire_plans(p_settle, true, fx)).fx;
-    perform retire_dag(d.dag_id, p_actor) from dag d where d.name = any(names);
+    perform retire_dag(d.dag_id, p_actor) from dag d where d.name = any(names) order by d.name;
     delete from import_error e where e.deployment = p_name;
     update deployment d set deleted_at = clock(), problem = null, version = d.version + (d.version > 0)::int
     where d.name = p_name;
