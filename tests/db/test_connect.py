@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,6 +20,7 @@ from evertick.db.function_sets import own_set
 from evertick.db.statements import retry_on_deadlock
 from evertick.domain.errors import PostgresUnavailable
 from tests.databases import Cluster
+from tests.db.other_servers import other_server
 from tests.external_postgres import PASSWORD
 
 SECRET = "s3cret/word"
@@ -179,3 +184,46 @@ async def test_every_server_tells_an_ordinary_role_who_it_is(any_cluster: Cluste
     assert sight.untold is None
     assert sight.server is not None and sight.server.timeline == 1
     assert not sight.is_standby
+
+
+COCKROACH = "CockroachDB CCL v25.2.1 (x86_64-pc-linux-gnu, built 2026/01/12 10:11:12, go1.23.7)"
+YUGABYTE = "PostgreSQL 15.12-YB-2025.2.0.0-b0 on x86_64-pc-linux-gnu, compiled by clang, 64-bit"
+
+
+@pytest.mark.parametrize(
+    ("version", "parameters", "says"),
+    [
+        (COCKROACH, {"server_version": "13.0.0", "crdb_version": COCKROACH}, "is CockroachDB.*advisory locks"),
+        (YUGABYTE, {"server_version": "15.12-YB-2025.2.0.0-b0"}, "is YugabyteDB.*ctid"),
+        # Behind a proxy that does not pass the parameters on.
+        (COCKROACH, {"server_version": "15.0.0"}, "is CockroachDB.*advisory locks"),
+        (YUGABYTE, {"server_version": "15.12"}, "is YugabyteDB.*ctid"),
+        ("PostgreSQL 15.12", {"server_version": "15.12"}, "unknown function"),
+    ],
+)
+async def test_a_server_that_is_not_postgresql_is_refused_by_name(
+    version: str, parameters: dict[str, str], says: str
+) -> None:
+    async with other_server(version, parameters) as url:
+        with pytest.raises(PostgresUnavailable, match=says) as caught:
+            await connect(url, purpose=Purpose.SCHEDULER)
+        assert "too old" not in str(caught.value)
+        program = Path(sys.executable).with_name("evertick")
+        if "crdb_version" in parameters:
+            # A service tries again, as with every server that cannot be used, and says why.
+            for command in ("doctor", "scheduler"):
+                done = await asyncio.create_subprocess_exec(
+                    program, command, env={**os.environ, "EVERTICK_DATABASE_URL": url}, stdout=PIPE, stderr=STDOUT
+                )
+                assert done.stdout is not None
+                said = b""
+                async with asyncio.timeout(60):
+                    while b"is CockroachDB, which Evertick cannot use" not in said:
+                        part = await done.stdout.readline()
+                        assert part, said
+                        said += part
+                if command == "doctor":
+                    assert await done.wait() != 0
+                else:
+                    done.kill()
+                    await done.wait()

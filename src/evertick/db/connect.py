@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 
 import psycopg
@@ -178,6 +178,30 @@ def refuse_old_server(server_version: int, place: str) -> None:
     )
 
 
+# Servers that speak PostgreSQL's protocol: how `version()` and a session's parameters name them, and why they cannot be used.
+_OTHER_SERVERS = {
+    "CockroachDB": "its advisory locks are no-ops, so two schedulers would lead at once",
+    "YugabyteDB": "it refuses ctid, with which queues take their rows",
+}
+
+
+def refuse_other_server(version: str, place: str) -> None:
+    """Raise for a server that only speaks PostgreSQL's protocol. `version` is its own description."""
+    name = "CockroachDB" if "CockroachDB" in version else "YugabyteDB" if "-YB-" in version else None
+    if name is not None:
+        raise PostgresUnavailable(
+            f"The server at {place} is {name}, which Evertick cannot use: {_OTHER_SERVERS[name]}. Set EVERTICK_DATABASE_URL"
+            " to PostgreSQL 15 or newer, or unset it to use the embedded one."
+        )
+
+
+async def _version_of(line: TimedConnection) -> str:
+    with suppress(psycopg.Error):
+        row = await (await line.execute("select version()")).fetchone()
+        return str(row[0]) if row else ""
+    return ""
+
+
 async def _open(parts: Parts, purpose: Purpose, guard: ServerGuard) -> TimedConnection:
     """A connection to one host, if its server may be used."""
     place = place_of(parts)
@@ -193,8 +217,15 @@ async def _open(parts: Parts, purpose: Purpose, guard: ServerGuard) -> TimedConn
         raise PostgresUnavailable(_cannot(place, error, parts)) from None
     try:
         line.answer_timeout = _LONGEST_SECONDS[purpose] or _LONGEST_SECONDS[Purpose.MONITOR]
+        told = [line.info.parameter_status(name) or "" for name in ("crdb_version", "server_version")]
+        refuse_other_server(" ".join(told), place)
         refuse_old_server(line.info.server_version, place)
-        await verify_server(line, guard, place)
+        try:
+            await verify_server(line, guard, place)
+        except psycopg.Error:
+            # A proxy in between may not pass those parameters on.
+            refuse_other_server(await _version_of(line), place)
+            raise
         line.answer_timeout = _LONGEST_SECONDS[purpose]
         if line.is_pooled:
             in_transactions(line, own_set().search_path)
