@@ -17,7 +17,7 @@ INSTALL := -q --disable-pip-version-check --no-deps --no-compile
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test test-airflow airflow-truth trigger-load check portable figures format requirements mutants clocks hard build-storm simulate shapes sweep year boundaries canaries deploys fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit
+.PHONY: help up test test-airflow airflow-truth trigger-load check portable figures format requirements mutants clocks hard build-storm simulate shapes sweep year boundaries canaries deploys fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit test-engines
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,9 @@ airflow-truth: $(STAMP) ## how Airflow itself ends its example DAGs, for the com
 
 trigger-load: $(STAMP) ## 1,000 triggers that wait at once: memory, CPU time, a killed process, latency (COUNT=1000 AIRFLOW_PYTHON=/opt/airflow/bin/python)
 	@$(BIN)/python -m bench.trigger_load $(if $(COUNT),--count $(COUNT)) $(if $(AIRFLOW_PYTHON),--python $(AIRFLOW_PYTHON))
+
+test-engines: $(STAMP) ## executors on real engines: Docker, Podman, Slurm, Ray, Patroni; installs what is missing, as root (ONLY=docker)
+	@$(BIN)/python tools/test_engines.py $(if $(ONLY),--only $(ONLY))
 
 requirements: $(STAMP) ## which requirement ids have a test, and which have none
 	@$(BIN)/python tools/requirements.py

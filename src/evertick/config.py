@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from evertick.domain.deployments import DEFAULT, NAME
+from evertick.domain.engine_options import ENGINE_OPTIONS
 from evertick.domain.errors import InvalidSettings, UserError, did_you_mean
 from evertick.domain.executor_options import POD_OPTIONS
 from evertick.domain.notifications import parse_destination
@@ -86,6 +87,12 @@ def _check_pod_option(text: str) -> None:
         raise UserError(f"{text!r} is unknown: use {', '.join(POD_OPTIONS)}.")
 
 
+def _check_engine_option(text: str) -> None:
+    known = {name for names in ENGINE_OPTIONS.values() for name in names}
+    if text not in known:
+        raise UserError(f"{text!r} is unknown: use {', '.join(sorted(known))}.")
+
+
 def _check_network(text: str) -> None:
     try:
         ip_network(text)
@@ -154,6 +161,14 @@ class Settings:
     runner_task_patterns: tuple[str, ...] = setting((), each=read_pattern)
     priority_aging_seconds: float = setting(60.0, minimum=0)
     executor: str = LOCAL
+    executor_owner: str = setting(
+        "evertick",
+        form=re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?").fullmatch,
+        what="a valid label: use letters, digits, '-' and '.'",
+    )
+    executor_defaults: Path | None = None
+    executor_options: tuple[str, ...] = setting((), each=_check_engine_option)
+    agent_command: str = "evertick agent"
     dispatch_workers: int = setting(16, minimum=1)
     dispatch_queue: int = setting(256, minimum=0)
     dispatch_lost_seconds: float = setting(
@@ -233,13 +248,13 @@ class Settings:
     kube_context: str | None = None
     kube_namespace: str | None = None
     kube_timeout_seconds: float = setting(30.0, minimum=0.1)
+    docker_host: str = "unix:///var/run/docker.sock"
+    docker_certs: Path | None = None
+    slurm_folder: Path | None = None
+    ray_address: str = "http://127.0.0.1:8265"
+    ray_token: str | None = setting(None, secret=True)
     pod_template: Path | None = None
     pod_image: str | None = None
-    pod_owner_label: str = setting(
-        "evertick",
-        form=re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?").fullmatch,
-        what="a valid label: use letters, digits, '-' and '.'",
-    )
     pod_options: tuple[str, ...] = setting((), each=_check_pod_option)
     pod_cleanup: str = setting("always", choices=("always", "on_success", "never"))
     pod_keep_seconds: float = setting(0.0, minimum=0)

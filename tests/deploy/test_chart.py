@@ -279,7 +279,7 @@ def test_only_a_runner_that_makes_pods_has_rights_in_the_cluster_and_only_where_
 def test_agents_reach_the_api_and_nobody_reaches_them() -> None:
     policies = of_kind("pods", "NetworkPolicy")
     (runner,) = [each for each in containers("pods") if each["name"] == "runner" and "pods" in each["args"]]
-    owner = next(each["value"] for each in runner["env"] if each["name"] == "EVERTICK_POD_OWNER_LABEL")
+    owner = next(each["value"] for each in runner["env"] if each["name"] == "EVERTICK_EXECUTOR_OWNER")
     marked = {"matchLabels": {OWNER_LABEL: owner}}
     there = {"matchLabels": {"kubernetes.io/metadata.name": "work"}}
     tasks = policies["live-evertick-tasks"]
@@ -331,6 +331,30 @@ def test_a_template_of_pods_reaches_its_runner_and_is_one_that_evertick_takes(tm
     assert volume["configMap"]["name"] == held["metadata"]["name"]
     assert "evertick.io/pod-template" in pod["metadata"]["annotations"], "a change of it replaces the runner"
     assert of_kind("large", "ConfigMap") == {}
+
+
+def test_runners_follow_the_load_with_keda_if_a_prometheus_is_named() -> None:
+    """KEDA owns the number of replicas then, and counts the tasks of exactly these queues and pods."""
+    burst = {
+        "queues": ["default", "etl"],
+        "slots": 4,
+        "autoscaling": {"prometheus": "http://prometheus.m:9090", "max": 7},
+    }
+    text = helm("template", "live", CHART, values={"runners": {"burst": burst, "steady": {}}}).stdout
+    found = [each for each in yaml.safe_load_all(text) if each]
+    (scaled,) = [each for each in found if each["kind"] == "ScaledObject"]
+    replicas = {
+        each["metadata"]["name"]: each["spec"].get("replicas") for each in found if each["kind"] == "Deployment"
+    }
+    name = "live-evertick-runner-burst"
+    assert replicas[name] is None and replicas["live-evertick-runner-steady"] == 2
+    spec = scaled["spec"]
+    assert (spec["scaleTargetRef"]["name"], spec["minReplicaCount"], spec["maxReplicaCount"]) == (name, 0, 7)
+    (trigger,) = spec["triggers"]
+    metadata = trigger["metadata"]
+    assert metadata["threshold"] == "4"
+    assert 'evertick_queue_depth{queue=~"default|etl"}' in metadata["query"]
+    assert f'evertick_attempts_running{{pod=~"{name}-.*"}}' in metadata["query"]
 
 
 def test_who_uses_the_storage_knows_it_and_may_go_there() -> None:

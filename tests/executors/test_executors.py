@@ -29,7 +29,10 @@ def test_ours_and_somebodys_own_are_found_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere", "is unknown. Use one of local, process, kubernetes, or your own as module:factory"),
+        (
+            "nowhere",
+            "is unknown. Use one of local, process, kubernetes, docker, slurm, ray, or your own as module:factory",
+        ),
         ("no_such_module:make", "cannot be used: ModuleNotFoundError: No module named 'no_such_module'"),
         (f"{__name__}:nothing", "cannot be used: AttributeError"),
         (f"{__name__}:broken", "cannot be used: RuntimeError: no such cluster"),
@@ -57,7 +60,7 @@ def test_agents_are_told_where_the_api_is(settings: Settings, url: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (Settings(executor="kubernetes"), "pods need the API's address in the cluster: set EVERTICK_AGENT_API_URL"),
+        (Settings(executor="kubernetes"), "pods need the API's address as they reach it: set EVERTICK_AGENT_API_URL"),
         (Settings(executor="process", agent_api_url="https://"), "EVERTICK_AGENT_API_URL cannot be used: 'https://'"),
         (Settings(executor="process", agent_api_url="http://me:pw@host"), "EVERTICK_AGENT_API_URL cannot be used"),
     ],

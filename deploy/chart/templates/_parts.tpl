@@ -100,7 +100,7 @@ EVERTICK_EXECUTOR: executor of a runner
 EVERTICK_RESULTS_FOLDER: resultsVolume of a runner
 EVERTICK_POD_TEMPLATE: podTemplate of a runner
 EVERTICK_POD_IMAGE: kubernetes.image
-EVERTICK_POD_OWNER_LABEL: ""
+EVERTICK_EXECUTOR_OWNER: ""
 EVERTICK_KUBE_NAMESPACE: kubernetes.namespace
 EVERTICK_AGENT_API_URL: kubernetes.apiUrl
 EVERTICK_STORAGE: storage.url

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from evertick.domain.dags.params import JsonValue
+from evertick.domain.engine_options import ENGINE_OPTIONS, check_engine_options, check_image, environment_of
 from evertick.domain.errors import did_you_mean
 
 # The container in which the task runs; a pod may have others.
@@ -19,9 +21,6 @@ TASK_CONTAINER = "task"
 
 
 Patch = dict[str, Any]
-
-
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
@@ -124,8 +123,7 @@ def _in_container(**fields: Any) -> Patch:
 
 
 def _image(value: object) -> Patch:
-    if not isinstance(value, str) or not value.strip() or len(value) > 500 or any(c.isspace() for c in value):
-        raise TypeError("it must be the name of an image, as in 'registry.example.com/etl:7'")
+    check_image(value)
     return _in_container(image=value)
 
 
@@ -150,14 +148,7 @@ def _resources(value: object) -> Patch:
 
 
 def _env(value: object) -> Patch:
-    if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
-        raise TypeError('it must be a dict of texts, as in {"REGION": "eu"}')
-    for name in value:
-        if not isinstance(name, str) or not _VARIABLE.fullmatch(name) or name.startswith("EVERTICK_"):
-            raise ValueError(
-                f"{name!r:.100} cannot be set: use letters, digits and '_', and no name reserved by Evertick"
-            )
-    return _in_container(env=[{"name": name, "value": text} for name, text in value.items()])
+    return _in_container(env=[{"name": name, "value": text} for name, text in environment_of(value).items()])
 
 
 def _names(value: object, what: str) -> list[str]:
@@ -250,7 +241,10 @@ _JOINS: dict[str, Callable[[Mapping[str, object], Mapping[str, object]], dict[st
 }
 
 
-_CHECKS: dict[str, Callable[[Mapping[str, object]], object]] = {"kubernetes": pod_patch}
+_CHECKS: dict[str, Callable[[Mapping[str, object]], object]] = {
+    "kubernetes": pod_patch,
+    **{engine: partial(check_engine_options, engine) for engine in ENGINE_OPTIONS},
+}
 
 
 Options = Mapping[str, JsonValue]

@@ -18,7 +18,13 @@ from evertick.runtime.listen_socket import DEFAULT_PORT
 _OURS = {
     "process": "evertick.executors.registry:agents_here",
     "kubernetes": "evertick.executors.registry:kubernetes_executor",
+    "docker": "evertick.executors.docker.executor:DockerExecutor",
+    "slurm": "evertick.executors.slurm:SlurmExecutor",
+    "ray": "evertick.executors.ray:RayExecutor",
 }
+
+# Where loopback is not this machine, or may not be.
+_ELSEWHERE = {"kubernetes": "pods", "docker": "containers", "slurm": "Slurm jobs", "ray": "Ray jobs"}
 
 
 def agents_here(settings: Settings) -> AgentProcesses:
@@ -55,9 +61,10 @@ def api_url_for_agents(settings: Settings) -> str:
     """The API's address for agents. Raises InvalidSettings at startup for an address that no agent could use."""
     url = settings.agent_api_url
     if url is None:
-        if settings.executor == "kubernetes":
+        if settings.executor in _ELSEWHERE:
             raise InvalidSettings(
-                "pods need the API's address in the cluster: set EVERTICK_AGENT_API_URL, as in https://evertick.example.com."
+                f"{_ELSEWHERE[settings.executor]} need the API's address as they reach it: set EVERTICK_AGENT_API_URL, as in"
+                " https://evertick.example.com."
             )
         # Agents on this machine: an API that listens on all interfaces listens on loopback, too.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.api_host, settings.api_host)

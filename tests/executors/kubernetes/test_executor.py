@@ -316,7 +316,7 @@ async def test_after_a_restart_everything_is_found_again(server: ApiServer, make
         await before.submit(order(1))
         await before.submit(order(2))
     status(server, order(2).name, phase="Running", containerStatuses=container(running={}))
-    async with make_executor() as after, make_executor(pod_owner_label="another") as stranger:
+    async with make_executor() as after, make_executor(executor_owner="another") as stranger:
         assert {name: found.phase for name, found in (await after.observe()).items()} == {
             order(1).name: Phase.WAITING,
             order(2).name: Phase.RUNNING,

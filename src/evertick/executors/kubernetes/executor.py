@@ -46,11 +46,11 @@ _LONGEST_PAUSE_SECONDS = 30.0
 class KubernetesExecutor:
     """The remote executor of one namespace of one cluster. Raises InvalidSettings for an unusable template.
 
-    `pod_owner_label` distinguishes the pods of this installation from others in the same namespace.
+    `executor_owner` distinguishes the pods of this installation from others in the same namespace.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings, self._owner = settings, settings.pod_owner_label
+        self._settings, self._owner = settings, settings.executor_owner
         image = settings.pod_image or f"evertick:{version('evertick')}"
         self._template = read_template(settings.pod_template, image=image)
         self._selector = f"{OWNER_LABEL}={self._owner},!{KEPT_LABEL}"

@@ -1,0 +1,1 @@
+"""Attempts in containers of Docker or Podman."""
