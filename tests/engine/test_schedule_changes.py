@@ -17,7 +17,7 @@ from evertick.domain.dags.spec import DagSpec, NamedSchedule
 from evertick.domain.errors import Conflict, InvalidSchedule, NotFound
 from evertick.domain.schedules.computed import Instant, renew_at, renewed, with_instants
 from evertick.domain.schedules.misfire import MisfirePolicy, delay_of
-from evertick.domain.schedules.spec import ScheduleSpec, parse_schedule
+from evertick.domain.schedules.spec import ScheduleKind, ScheduleSpec, parse_schedule
 from evertick.engine.dags import pause, unpause
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.schedules import (
@@ -379,6 +379,9 @@ async def test_instants_that_code_computes_are_stored_ahead_and_renewed(conn: As
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await put(conn, of("1", 11, 21, 31, 41)) == version
     assert await stored() == [10, 20, 30, 31, 41]
+    await set_clock(conn, later(25))
+    await put(conn, of("1", 50))
+    assert await value(conn, "select next_due from schedule_state") == later(20), "it is due, and must not be lost"
     await set_clock(conn, later(60))
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
     assert await value(conn, "select next_due from schedule_state") is None
@@ -386,16 +389,27 @@ async def test_instants_that_code_computes_are_stored_ahead_and_renewed(conn: As
     await set_clock(conn, later(75))
     await put(conn, of("1", 65, 70, 80, 90))
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
-    assert await fires(conn) == [10, 20, 30, 31, 41, 65, 70]
+    assert await fires(conn) == [10, 20, 30, 31, 41, 50, 65, 70]
     assert await value(conn, "select next_due from schedule_state") == later(80)
     assert await put(conn, of("2", 72, 77, 100)) != version
     assert await stored() == [72, 77, 100]
     await set_clock(conn, later(200))
     await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
-    assert await fires(conn) == [10, 20, 30, 31, 41, 65, 70, 77, 100]
+    assert await fires(conn) == [10, 20, 30, 31, 41, 50, 65, 70, 77, 100]
     assert await value(conn, "select array_agg(change order by version) from schedule_version") == [
         "publish",
         "publish",
     ]
+    # What a user has put there, or deleted, stays so.
+    await put_schedule(conn, dag="one", schedule=every("@every 1h"), actor=Actor("ann"))
+    await put(conn, of("2", 300, 400))
+    (row,) = await schedules.of_dag(conn, dag="one")
+    assert ScheduleSpec.from_json(row.spec).kind is ScheduleKind.INTERVAL
+    await reset_schedule(conn, dag="one", name="main", actor=Actor("ann"))
+    await put(conn, of("2", 300, 400))
+    assert await stored() == [300, 400]
+    await delete_schedule(conn, dag="one", name="main", actor=Actor("ann"))
+    await put(conn, of("2", 300, 400, 500))
+    assert await value(conn, "select next_due from schedule_state") is None
     assert renew_at(of("1", 10, 20, 100_000).schedules[0].spec, T0) == later(60)
     assert await invariants.violations(conn) == []

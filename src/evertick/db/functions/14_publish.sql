@@ -212,12 +212,12 @@ create function renew_instants(p_dag_id int, p_schedules jsonb) returns void lan
     with more as (
         update schedule c set spec = w.spec
         from jsonb_populate_recordset(null::planned_schedule, p_schedules) w
-        where c.dag_id = p_dag_id and c.name = w.name and c.deleted_at is null and c.spec->>'kind' = 'computed'
+        where c.dag_id = p_dag_id and c.name = w.name and c.deleted_at is null
           and schedule_identity(c.spec) = schedule_identity(w.spec) and c.spec <> w.spec
-        returning c.schedule_id, c.version, w.next_due
+        returning c.schedule_id, w.next_due
     )
     update schedule_state s set next_due = m.next_due from more m
-    where s.schedule_id = m.schedule_id and s.version = m.version and s.next_due is null
+    where s.schedule_id = m.schedule_id and s.next_due is null
 $$;
 
 -- Schedules are declared: an absent one is removed, an unchanged one keeps its cursor, a changed one starts from now
