@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import secrets
 import socket
 import statistics
@@ -81,9 +82,16 @@ class Idle:
                 await asyncio.sleep(1.0)
 
 
+def _allow_many_files() -> None:
+    """A thousand runners have several thousand connections; services inherit the limit."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def fleet_https(bench: Bench) -> list[Figure]:
     """Idle runners on one API process; then one runner 200 ms away; then a runner next to one with a database."""
     count, seconds = bench.size.fleet_https, bench.size.fleet_seconds
+    _allow_many_files()
     await bench.server.make(_DATABASE)
     async with bench.house(_DATABASE, runners=0) as house, AsyncExitStack() as stack:
         port, secret = await _open_api(house, count)
@@ -92,6 +100,8 @@ async def fleet_https(bench: Bench) -> list[Figure]:
         them = Idle([await _join(url, secret) for _ in range(count)])
         bench.say(f"{count:,} runners wait for {seconds:g} s")
         core, server = await _costed(house, them, seconds)
+        if them.troubles:
+            bench.say(f"{len(them.troubles)} errors, the first: {them.troubles[0]}")
         for each in them.access:
             await each.leave()
             await each.close()

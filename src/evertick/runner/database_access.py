@@ -33,8 +33,6 @@ from evertick.storage.results import ResultTransfers
 # The list of peers is read when one registers, and periodically in case that notification was lost; without
 # notifications, in every tick.
 LIST_TICKS = 10
-# A runner far away may hold so many times its slots: it claims for those that will be free when the answer arrives.
-MOST_AHEAD = 2
 
 
 def channels_after(answer: Exchange, ended: Iterable[OutcomeKind]) -> set[Channel]:

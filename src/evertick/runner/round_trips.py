@@ -8,19 +8,21 @@ from __future__ import annotations
 
 # Below, a round trip is no loss; and the weight of the latest exchange.
 SHORTEST_SECONDS, WEIGHT = 0.03, 0.3
+# A runner far away holds at most so many times its slots.
+MOST_HELD = 4
 
 
 class RoundTrips:
     """Times are seconds of any monotonic clock."""
 
     def __init__(self, slots: int) -> None:
-        self._slots = slots
+        self._most = (MOST_HELD - 1) * slots
         self._seconds = self._rate = self._ended_at = 0.0
 
     def note(self, ended: int, began_at: float, ended_at: float) -> int:
-        """An exchange reported so many attempts. Returns how many tasks to claim in advance, at most one for each slot."""
+        """An exchange reported so many attempts. Returns how many tasks to claim in advance."""
         seconds, since = ended_at - began_at, max(ended_at - self._ended_at, 0.001)
         self._ended_at = ended_at
         self._seconds += WEIGHT * (seconds - self._seconds)
         self._rate += WEIGHT * (ended / since - self._rate)
-        return 0 if self._seconds < SHORTEST_SECONDS else min(self._slots, int(self._rate * self._seconds))
+        return 0 if self._seconds < SHORTEST_SECONDS else min(self._most, int(self._rate * self._seconds))

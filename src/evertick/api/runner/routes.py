@@ -31,7 +31,8 @@ from evertick.domain.routing import read_pattern
 from evertick.engine import runner_tokens as engine
 from evertick.engine.runners import mark_runner_dead
 from evertick.engine.triggers import TriggerRow, exchange_triggers
-from evertick.runner.database_access import MOST_AHEAD, channels_after, declared_dead_reason
+from evertick.runner.database_access import channels_after, declared_dead_reason
+from evertick.runner.round_trips import MOST_HELD
 from evertick.secrets.runner_tokens import RunnerIdentity
 
 MOST_SLOTS = 10_000
@@ -41,7 +42,7 @@ MOST_TRIGGERS = 100_000
 LONGEST_WAIT_SECONDS = 25.0
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-Refs = Annotated[list[Ref], Field(max_length=MOST_SLOTS * 2)]
+Refs = Annotated[list[Ref], Field(max_length=MOST_HELD * MOST_SLOTS)]
 # A server's system identifier and timeline.
 ServerId = tuple[Big, Int]
 
@@ -111,7 +112,7 @@ class ExchangeRequest(Sent):
     """`server`: the database server that the runner knows. If it is another one by now, nothing is claimed."""
 
     reports: Annotated[list[Report], Field(max_length=MOST_REPORTS, default_factory=list)]
-    free: Annotated[int, Field(ge=0, le=2 * MOST_SLOTS)]
+    free: Annotated[int, Field(ge=0, le=MOST_HELD * MOST_SLOTS)]
     server: ServerId | None = None
 
 
@@ -173,7 +174,7 @@ class HeartbeatAnswer(BaseModel):
 class WaitRequest(Sent):
     """`request`: the drain request that the runner knows."""
 
-    free: Annotated[int, Field(ge=0, le=2 * MOST_SLOTS)]
+    free: Annotated[int, Field(ge=0, le=MOST_HELD * MOST_SLOTS)]
     request: Literal["", "drain", "leave"] = ""
     seconds: Annotated[float, Field(ge=0, le=LONGEST_WAIT_SECONDS)]
 
@@ -244,7 +245,7 @@ async def exchange(call: Who, request: ExchangeRequest) -> ExchangeAnswer:
     async with call.lent() as lent:
         joined, server = await call.joined(lent), _server(lent)
         is_same = request.server is None or request.server == server
-        free = min(request.free, MOST_AHEAD * joined.row.slots) if is_same and call.who.may_claim else 0
+        free = min(request.free, MOST_HELD * joined.row.slots) if is_same and call.who.may_claim else 0
         try:
             answer = await joined.claims.exchange(lent.conn, reports=reports, free=free)
         except (psycopg.OperationalError, psycopg.InterfaceError):
