@@ -55,7 +55,7 @@ class PackedBundle:
 
 
 class HeartbeatLine(Protocol):
-    """One connection for heartbeats. `server`: the one that answered last."""
+    """One connection for heartbeats. `server`: the database server that answered last."""
 
     @property
     def server(self) -> Server | None: ...
@@ -127,7 +127,7 @@ class EngineAccess(Peers, Protocol):
         """Those of these runs that exist."""
 
     def works(self, on_notification: Callable[[Channel], None], load: Load) -> list[Work]:
-        """What runs as long as the session does. Notifications only shorten waits."""
+        """Background work of the session. Notifications only shorten waits."""
 
     async def leave(self) -> None:
         """The session ends, and holds nothing."""

@@ -2,7 +2,7 @@
 them, so that an idle runner costs the database nothing.
 
 A reply says only that there is work; the claim is a request of its own, so a lost reply loses nothing. As many runners are
-woken as the queued tasks need, the one that waited longest first. If tasks are still queued a moment later, the next are.
+woken as the queued tasks need, in the order in which they began to wait. If tasks are still queued a moment later, the next are.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class WaitingRunners:
         if self._is_closed:
             return set()
         self._waiting[waiter.session] = waiter
-        # What it does not know may have been announced while it was away.
+        # A request may have been announced while it was away.
         self._unchecked.add(waiter.session)
         self._are_there.set()
         self._wake.set()
