@@ -138,6 +138,7 @@ async def test_a_runner_far_away_claims_in_advance_and_never_runs_more_than_its_
         way.delay_seconds = 0.1
         runs = [await start_run(conn, "chain") for _ in range(12)]
         assert {await ended(conn, run_id) for run_id in runs} == {"success"}
+    assert said.events("loop_failed") == []
     spans = sorted(
         (each.nanoseconds, 1 if each.what == "begin" else -1) for each in effects(file) if each.what in ("begin", "end")
     )

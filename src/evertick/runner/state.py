@@ -144,7 +144,8 @@ class RunnerState:
 
     @property
     def free(self) -> int:
-        return self._slots - self.active
+        """Slots without an attempt."""
+        return max(0, self._slots - self.active)
 
     def held(self) -> list[AttemptRef]:
         """Safe to call from any thread."""
