@@ -111,7 +111,8 @@ class Registration:
         return [self._peers.run(), cleaning, *self.access.works(self._on_notification, self._load)]
 
     def _load(self) -> tuple[int, RunnerRequest | None]:
-        return self.state.free, self.state.request
+        takes_work = self.state.request is None and not self.state.is_stopping
+        return self.state.free if takes_work else 0, self.state.request
 
     def _on_notification(self, channel: Channel) -> None:
         if channel is Channel.STOP:
