@@ -52,7 +52,7 @@ class Idle:
         async with asyncio.TaskGroup() as group:
             for number, each in enumerate(self.access):
                 group.create_task(self._beat(each, until, number / len(self.access)))
-                group.create_task(self._wait(each, until))
+                group.create_task(self._wait(each, until, number / len(self.access)))
 
     async def _beat(self, access: HttpAccess, until: float, share: float) -> None:
         line, pause = access.open_heartbeat(), Settings().heartbeat_seconds
@@ -67,7 +67,10 @@ class Idle:
             await asyncio.sleep(min(pause, max(0.0, until - time.monotonic())))
         await line.close()
 
-    async def _wait(self, access: HttpAccess, until: float) -> None:
+    async def _wait(self, access: HttpAccess, until: float, share: float) -> None:
+        # Not a thousand connections at one moment: the queue of a listening socket is shorter.
+        await asyncio.sleep(share * Settings().heartbeat_seconds)
+
         def wake(_: object) -> None:
             self.woken += 1
 

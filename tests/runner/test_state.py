@@ -249,6 +249,20 @@ def test_an_unknown_claim_is_given_back_once_however_often_the_heartbeat_names_i
 
 
 @pytest.mark.requirement("K1", "K11")
+def test_what_was_reported_while_a_heartbeat_was_under_way_is_not_taken_for_a_lost_claim() -> None:
+    """Its answer comes late, over a long way: it lists an attempt that was claimed, run and reported meanwhile."""
+    state, claim = new_state(), Claim(1)
+    assert (exchange := state.next_exchange(NOW)) is not None
+    state.add_claims([claim], NOW + 0.1)
+    state.end_attempts([claim.ended()], NOW + 0.2)
+    assert (exchange := state.next_exchange(NOW + 0.3)) is not None
+    state.add_claims([], NOW + 0.4)
+    state.reported(exchange.ended, NOW + 0.4)
+    assert heartbeat(state, sent_at=NOW + 0.05, unknown=[claim.ref]).given_back == 0
+    # A heartbeat that was sent later knows better.
+    assert heartbeat(state, sent_at=NOW + 1, unknown=[claim.ref]).given_back == 1
+
+
 def test_claims_that_an_exchange_may_be_bringing_are_not_taken_for_lost() -> None:
     one = Claim(0)
     state = new_state()

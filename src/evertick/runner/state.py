@@ -125,6 +125,8 @@ class RunnerState:
         self._server: Server | None = None
         self._has_exchanged = self._is_server_known = False
         self._lost_in_failover: list[AttemptRef] = []
+        # Attempts that were reported since the latest answered heartbeat was sent: its answer may still list them.
+        self._reported: dict[AttemptRef, float] = {}
 
     # Attempts
 
@@ -227,6 +229,7 @@ class RunnerState:
         for outcome in outcomes:
             if self.holds(outcome.key, outcome.epoch):
                 held = self._attempts.pop(outcome.key)
+                self._reported[AttemptRef(outcome.key, outcome.epoch)] = now
                 finished.append(FinishedAttempt(label=held.label, outcome=outcome, seconds=now - held.claimed_at))
         return finished
 
@@ -281,7 +284,8 @@ class RunnerState:
         # A new connection answers while the old one does not: requests sent on the old one may be lost.
         is_suspect = is_spare and self._is_exchange_late(sent_at)
         self._on_server(server, reply.lost)
-        given_back, ask_again = self._return_unknown(reply.unknown)
+        self._reported = {ref: at for ref, at in self._reported.items() if at >= sent_at}
+        given_back, ask_again = self._return_unknown([ref for ref in reply.unknown if ref not in self._reported])
         is_sure_again = self._exchanging_since is None and self._resolve_doubt(sent_at)
         return HeartbeatActions(
             is_declared_dead=reply.is_gone,

@@ -316,8 +316,11 @@ async def wait(call: Who, request: WaitRequest) -> WaitAnswer:
     # Each waiting request holds a connection. Above the limit, runners pause instead.
     if context.waiting_runners.count >= context.settings.api_connections // 2:
         return WaitAnswer(channels=[Channel.TASKS, Channel.STOP], rest_seconds=context.settings.tick_seconds)
-    async with call.lent() as lent:
-        row = (await call.joined(lent)).row
+    joined = context.joined.known(call.session)
+    if joined is None:
+        async with call.lent() as lent:
+            joined = await call.joined(lent)
+    row = joined.row
     waiter = Waiter(
         session=call.session,
         queues=frozenset(row.queues),

@@ -32,6 +32,10 @@ class JoinedSessions:
         self._settings = settings
         self._known: OrderedDict[int, JoinedSession] = OrderedDict()
 
+    def known(self, session: int) -> JoinedSession | None:
+        """Without the database."""
+        return self._known.get(session)
+
     async def get(self, conn: AsyncConnection, session: int) -> JoinedSession:
         if (found := self._known.get(session)) is not None:
             self._known.move_to_end(session)
