@@ -252,10 +252,11 @@ def test_an_unknown_claim_is_given_back_once_however_often_the_heartbeat_names_i
 def test_what_was_reported_while_a_heartbeat_was_under_way_is_not_taken_for_a_lost_claim() -> None:
     """Its answer comes late, over a long way: it lists an attempt that was claimed, run and reported meanwhile."""
     state, claim = new_state(), Claim(1)
-    assert (exchange := state.next_exchange(NOW)) is not None
+    assert state.next_exchange(NOW) is not None
     state.add_claims([claim], NOW + 0.1)
     state.end_attempts([claim.ended()], NOW + 0.2)
-    assert (exchange := state.next_exchange(NOW + 0.3)) is not None
+    exchange = state.next_exchange(NOW + 0.3)
+    assert exchange is not None
     state.add_claims([], NOW + 0.4)
     state.reported(exchange.ended, NOW + 0.4)
     assert heartbeat(state, sent_at=NOW + 0.05, unknown=[claim.ref]).given_back == 0
