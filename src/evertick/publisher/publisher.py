@@ -357,9 +357,10 @@ class Publisher:
 
 
 def _changed_after(path: Path, moment_ns: int) -> bool:
-    """By its change time, which no program can set. The file system's clock is up to 10 ms late."""
+    """By its change time, which no program can set. The file system's clock is up to 10 ms late: a change that it hides
+    came before the process that loads could have read the file."""
     with suppress(OSError):
-        return path.stat().st_ctime_ns > moment_ns - 10_000_000
+        return path.stat().st_ctime_ns > moment_ns
     return True
 
 
