@@ -25,7 +25,20 @@ from evertick.domain.dags.spec import DagSpec, TaskSpec
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedules.misfire import MOST_MISSED
 from evertick.operations.routes import ROUTES
-from evertick.sdk import builder, dag, decorators, local_run, notify, operators, options, params, runtime, task, waits
+from evertick.sdk import (
+    builder,
+    dag,
+    decorators,
+    groups,
+    local_run,
+    notify,
+    operators,
+    options,
+    params,
+    runtime,
+    task,
+    waits,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "reference"
@@ -55,7 +68,7 @@ DEFAULTS = {
 }
 # Where the definition of a name that users write is.
 HOMES: dict[str, ModuleType] = {
-    "task_group": builder,
+    "task_group": groups,
     "chain": builder,
     "dag": dag,
     "teardown": decorators,

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from evertick.domain.schedules.dependencies import Asset, after, all_of, any_of, finished
     from evertick.sdk import notify
-    from evertick.sdk.builder import chain, task_group
+    from evertick.sdk.builder import chain
     from evertick.sdk.dag import dag
     from evertick.sdk.decorators import setup, task, teardown
+    from evertick.sdk.groups import task_group
     from evertick.sdk.operators import http, program, trigger_dag
     from evertick.sdk.params import Param
     from evertick.sdk.runtime import Done, Fail, RetryAfter, Skip, TaskContext, current_context, push
@@ -53,9 +54,10 @@ __all__ = [
 
 _NAMES = {
     "domain.schedules.dependencies": ("Asset", "after", "all_of", "any_of", "finished"),
-    "sdk.builder": ("chain", "task_group"),
+    "sdk.builder": ("chain",),
     "sdk.dag": ("dag",),
     "sdk.decorators": ("setup", "task", "teardown"),
+    "sdk.groups": ("task_group",),
     "sdk.operators": ("http", "program", "trigger_dag"),
     "sdk.params": ("Param",),
     "sdk.runtime": ("Done", "Fail", "RetryAfter", "Skip", "TaskContext", "current_context", "push"),

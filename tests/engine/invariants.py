@@ -66,8 +66,11 @@ create or replace function violations() returns setof text language sql as $$
     where k.map_index = -1 and exists (select 1 from task i where i.run_id = k.run_id and i.idx = k.idx and i.map_index >= 0)
     union all
     select format('an instance without what it is given: %s', (k.run_id, k.idx, k.map_index)) from task k
+    join task_spec s on s.version_id = k.version_id and s.idx = k.idx
     where k.map_index >= 0 and exists (select 1 from run_status r where r.run_id = k.run_id) and not exists (
-        select 1 from map_item m where m.run_id = k.run_id and m.idx = k.idx and m.map_index = k.map_index)
+        select 1 from map_item m where m.run_id = k.run_id and m.idx = coalesce(s.map_head, k.idx) and m.map_index = k.map_index)
+      -- one that is being stopped, of a group that will read its lists again
+      and not (s.map_head is not null and k.request is not null)
     union all
     -- what a group with retries has counted is what its tasks say, and one that is over has been heard or was begun again
     select format('group %s of run %s counts otherwise than its tasks', g.group_id, r.run_id)
@@ -76,6 +79,7 @@ create or replace function violations() returns setof text language sql as $$
     -- a waiting row counts exactly the upstream that has ended, and is decided whenever it can be
     select format('upstream counters drifted: %s', (w.run_id, w.idx))
     from task w join run_status r on r.run_id = w.run_id
+    join task_spec s on s.version_id = w.version_id and s.idx = w.idx
     cross join lateral (
         select count(*) filter (where u.state = 'success') as s, count(*) filter (where u.state in ('failed', 'canceled')) as f,
                count(*) filter (where u.state = 'upstream_failed') as uf, count(*) filter (where u.state = 'skipped') as sk,
@@ -87,17 +91,32 @@ create or replace function violations() returns setof text language sql as $$
                   then u.state end as state,
                   count(*) over () - dense_rank() over (order by u.idx) - dense_rank() over (order by u.idx desc) + 1 as more
               from edge g join task u on u.run_id = w.run_id and u.idx = g.src
-              where g.version_id = w.version_id and g.dst = w.idx) u) c
+                  and (g.scope is distinct from 'same_index' or u.map_index = w.map_index)
+              where g.version_id = w.version_id and g.dst = w.idx
+                and (s.map_head is null or w.map_index >= 0 or g.scope = 'list')) u) c
     where w.state = 'waiting' and (coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0),
           coalesce(w.n_skipped, 0), coalesce(w.n_extra, 0)) is distinct from (c.s::int, c.f::int, c.uf::int, c.sk::int, c.more::int)
     union all
     select format('a task that may start is still waiting: %s', (w.run_id, w.idx))
     from task w join run_status r on r.run_id = w.run_id and r.state = 'running'
     join task_spec s on s.version_id = w.version_id and s.idx = w.idx
-    where w.state = 'waiting' and evaluate_trigger_rule(s.trigger_rule, s.upstream_total + coalesce(w.n_extra, 0),
+    cross join lateral (select s.map_head is not null and w.map_index < 0 as is_group) i
+    where w.state = 'waiting' and evaluate_trigger_rule(case when i.is_group then 'all_done' else s.trigger_rule end,
+          case when i.is_group then s.lists_total else s.upstream_total end + coalesce(w.n_extra, 0),
           coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
           coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0), s.setup_total, coalesce(w.n_setup_success, 0),
           coalesce(w.n_setup_skipped, 0)) <> 'wait'
+      -- an instance of a mapped group that is being stopped holds the group
+      and not (s.map_head is not null and exists (
+          select 1 from task o join task_spec x on x.version_id = o.version_id and x.idx = o.idx and x.map_head = s.map_head
+          where o.run_id = w.run_id and o.map_index >= 0 and o.request is not null))
+    union all
+    select format('some tasks of a mapped group have instances, others not: %s', (r.run_id, s.map_head))
+    from run_status r join task_spec s on s.version_id = r.version_id and s.map_head is not null
+    left join task k on k.run_id = r.run_id and k.idx = s.idx and k.map_index >= 0
+    where exists (select 1 from map_item m where m.run_id = r.run_id and m.idx = s.map_head)
+    group by r.run_id, s.map_head, s.idx
+    having count(k.idx) <> (select count(*) from map_item m where m.run_id = r.run_id and m.idx = s.map_head)
     union all
     select format('deferred, and nobody will look at it: %s', (k.run_id, k.idx)) from task k
     where k.state = 'deferred' and not exists (

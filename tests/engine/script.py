@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from psycopg import AsyncConnection
 
@@ -10,6 +10,8 @@ from evertick.db.queries import runners, runs
 from evertick.db.queries.runners import QueuedRow
 from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
+from evertick.domain.dags.mapping import MappedList, Mapping
+from evertick.domain.dags.spec import MappedGroup
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
 from evertick.engine.dags import pause, unpause
@@ -21,7 +23,7 @@ from evertick.engine.tasks import clear, mark, select_tasks
 from tests.engine.remote_agents import as_claim, begin
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start
 
-CHAIN: Mapping[str, list[str]] = {"a": [], "b": ["a"], "c": ["b"]}
+CHAIN: dict[str, list[str]] = {"a": [], "b": ["a"], "c": ["b"]}
 MARKS = ("success", "failed", "skipped")
 
 Scene = Callable[[AsyncConnection], Awaitable[None]]
@@ -207,6 +209,22 @@ async def _end_queued(conn: AsyncConnection, row: QueuedRow, kind: DispatchResul
     await end_queued(conn, [end], infra_retries=3)
 
 
+async def a_mapped_group_expands_ends_and_is_cleared(conn: AsyncConnection) -> None:
+    runner = await Runner.join(conn)
+    groups = (MappedGroup(name="g", mapping=Mapping(lists=(MappedList(argument="x", task="a"),))),)
+    inside = {"g.b": {"group": "g"}, "g.c": {"group": "g"}}
+    shape = {"a": [], "g.b": ["a"], "g.c": ["g.b"], "d": ["g.c"]}
+    await put(conn, make_dag("grouped", shape, per_task=inside, mapped_groups=groups))
+    for kind, fields in (("failed", {}), ("success", {"result": []}), ("success", {"result": [1, 2]})):
+        run = await start(conn, "grouped")
+        (source,) = await runner.claim()
+        await runner.step([(source, kind, fields)])
+    (first, second) = await runner.claim()
+    await runner.step([(first, "success", {}), (second, "failed", {})])
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor=Actor("script"))
+    await runner.drain()
+
+
 SCENES: list[Scene] = [
     what_is_handed_over_ends_in_every_way,
     everything_goes_well,
@@ -221,4 +239,5 @@ SCENES: list[Scene] = [
     unstarted_tasks_are_marked,
     running_tasks_are_marked,
     ended_tasks_are_marked_as_something_else,
+    a_mapped_group_expands_ends_and_is_cleared,
 ]

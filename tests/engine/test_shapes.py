@@ -21,14 +21,14 @@ async def test_the_engine_does_what_the_model_says(database: str, seed: int) -> 
 
 
 def test_the_model_can_be_read_in_one_sitting() -> None:
-    """What the engine is held against has at most 110 lines of code: without imports, comments and docstrings."""
+    """What the engine is held against has at most 150 lines of code: without imports, comments and docstrings."""
     text = inspect.getsource(run_model)
     tree = ast.parse(text)
     others = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     others += [node.body[0] for node in ast.walk(tree) if isinstance(node, _DOCUMENTED) and ast.get_docstring(node)]
     aside = {line for node in others for line in range(node.lineno, (node.end_lineno or 0) + 1)}
     lines = [line.strip() for number, line in enumerate(text.splitlines(), 1) if number not in aside]
-    assert len([line for line in lines if line and not line.startswith("#")]) <= 110
+    assert len([line for line in lines if line and not line.startswith("#")]) <= 150
 
 
 # Faults that the engine could have, each a function of the database with one thing wrong.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 
-from evertick import TaskContext, dag, task
+from evertick import Skip, TaskContext, dag, task, task_group
 from evertick.domain.dags.mapping import MapHow, MappedList
 from evertick.domain.dags.spec import from_json, to_json
 from evertick.domain.errors import InvalidDag, UserError
@@ -106,3 +109,85 @@ def test_a_list_that_became_shorter_since_it_was_published_says_so() -> None:
 def test_bad_input_is_refused_where_it_is_written(build: object, message: str) -> None:
     with pytest.raises(InvalidDag, match=message.replace("(", r"\(")):
         compiled(build)
+
+
+@task
+def read(name: str) -> str:
+    if not name:
+        raise Skip("nothing to read")
+    return name * 2
+
+
+@task
+def store(name: str, rows: str, table: str) -> str:
+    return f"{name} {rows} {table}"
+
+
+@task
+def names_of() -> list[str]:
+    return ["a", "b", ""]
+
+
+@task(trigger_rule="all_done")
+def gathered(stored: list[str]) -> list[str]:
+    return stored
+
+
+@task_group
+def load(name: str, table: str = "t") -> str:
+    return store(name, read(name), table)
+
+
+def test_a_mapped_group_runs_each_index_by_itself() -> None:
+    @dag
+    def loads() -> None:
+        gathered(load.partial(table="orders").expand(name=names_of()))
+
+    made = loads.build()
+    (group,) = made.spec.mapped_groups
+    assert (group.name, [each.task for each in group.mapping.lists]) == ("load", ["names_of"])
+    done = made.test()
+    assert done.state == "success"
+    assert done.results["gathered"] == ["a aa orders", "b bb orders"]
+    assert {name: state for name, state in done.states.items() if state != "success"} == {
+        "load.read[2]": "skipped",
+        "load.store[2]": "skipped",
+    }
+
+
+def test_a_group_takes_dicts_and_defaults_and_is_a_plain_group_when_called() -> None:
+    @dag
+    def loads() -> None:
+        @task_group("pairs", max_active=2)
+        def pairs(name: str, table: str = "default") -> None:
+            store(name, "r", table)
+
+        pairs.expand_kwargs([{"name": "a"}, {"name": "b", "table": "x"}]) >> names_of()
+        load("plain")
+
+    done = loads.test()
+    assert [done.results[f"pairs.store[{index}]"] for index in (0, 1)] == ["a r default", "b r x"]
+    assert done.results["load.store"] == "plain plainplain t"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: load.expand(nam=["a"]), "wrong arguments for task group 'load': missing a required argument: 'name'"),
+        (lambda: load.expand(name="abc"), "task group 'load': name must be a list or the result of a task"),
+        (lambda: task_group("g", retries=1)(read.function).expand(name=["a"]), "has retries and cannot be mapped"),
+        (
+            lambda: task_group("g")(lambda x: read.expand(name=x)).expand(x=[1]),
+            "must be a list or the result of a task",
+        ),
+        (lambda: task_group("g")(lambda x: read(f"{x}")).expand(x=[1]), "cannot become part of a text"),
+        (lambda: task_group("g")(lambda x: read(x).as_setup()).expand(x=["a"]), "'g.read' is a setup or teardown"),
+    ],
+)
+def test_wrong_uses_of_a_mapped_group_are_refused(wrong: Callable[[], object], message: str) -> None:
+    @dag
+    def broken() -> None:
+        wrong()
+
+    with pytest.raises(InvalidDag, match=re.escape(message)):
+        broken.build()

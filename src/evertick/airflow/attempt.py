@@ -29,7 +29,7 @@ from evertick.airflow.people import Resumed, question, resumption, still_waiting
 from evertick.airflow.runs import Run
 from evertick.airflow.schedules import interval_of, timed_part
 from evertick.airflow.side_door import side_door
-from evertick.airflow.tasks import growing_delay, has_on_kill
+from evertick.airflow.tasks import growing_delay, has_on_kill, mapped_group_of
 from evertick.airflow.timetables import manual_interval
 from evertick.airflow.triggers import deferral_json, resume_fields, start_fields, wait_for_event
 from evertick.attempts.body import described
@@ -90,7 +90,7 @@ class AirflowTask:
         if answer is not None:
             fields = _with_event(answer)
         with supervised(supervisor), door:
-            instance = self.instance(start, run, fields)
+            instance = self.instance(start, run, fields, self._map_indexes(start, run, io))
             context = instance.get_template_context()
             if resumed is not None and "end" in resumed["event"]:
                 state, error = self._end(resumed["event"], supervisor), None
@@ -121,7 +121,9 @@ class AirflowTask:
     def run_of(self, facts: Mapping[str, Any]) -> Run:
         return Run(facts, interval=self._interval(facts))
 
-    def instance(self, start: Start, run: Run, resumed: Mapping[str, Any]) -> Any:
+    def instance(
+        self, start: Start, run: Run, resumed: Mapping[str, Any], map_indexes: dict[str, int | list[int]] | None = None
+    ) -> Any:
         """The task's instance as the SDK sees it."""
         retries = next(each.retry.retries for each in self._spec.tasks if each.name == self._task.task_id)
         declared = {param.name: param.default for param in self._spec.params}
@@ -132,6 +134,7 @@ class AirflowTask:
             "should_retry": start.attempt <= retries,
             # Airflow deletes those of earlier attempts when a task starts, but not when it resumes.
             "xcom_keys_to_clear": [] if resumed else list(by_key(run.outputs)),
+            "upstream_map_indexes": map_indexes,
             **resumed,
         }
         return RuntimeTaskInstance.model_construct(
@@ -152,6 +155,21 @@ class AirflowTask:
             state=TaskInstanceState.RUNNING,
             hostname=os.uname().nodename,
         )
+
+    def _map_indexes(self, start: Start, run: Run, io: AttemptIO) -> dict[str, int | list[int]] | None:
+        """With which indexes it reads results of upstream tasks in mapped groups: of its own group with its own, of another with
+        all. Newer releases find them themselves."""
+        own, tasks = mapped_group_of(self._task), self._task.dag.task_dict
+        groups = {name: mapped_group_of(tasks[name]) for name in self._task.upstream_task_ids}
+        if "upstream_map_indexes" not in TIRunContext.model_fields or all(group is None for group in groups.values()):
+            return None
+        found: dict[str, int | list[int]] = {
+            name: start.map_index for name, group in groups.items() if group is not None and group is own
+        }
+        if others := {name for name, group in groups.items() if group is not None and group is not own}:
+            rows = io.ask("tasks", {"dag": self._task.dag_id, "runs": [run.name], "dates": None})
+            found |= {name: [index for _, task, index, _ in rows if task == name] for name in others}
+        return found
 
     def _interval(self, facts: Mapping[str, Any]) -> tuple[datetime, datetime] | None:
         if not self._spec.schedules:
@@ -183,7 +201,7 @@ class AirflowTask:
             asked = question(supervisor.kept.question, final, start.attempt, datetime.now(UTC))
             return Report(number, OutcomeKind.DEFERRED, None, json.dumps(asked, default=str))
         if name == "SucceedTask":
-            return self._success(number, supervisor, io)
+            return self._success(start, supervisor, io)
         if name == "TaskState" and state == "skipped":
             return Report(number, OutcomeKind.SKIPPED)
         reason = described(error, io.hide) if error else None
@@ -207,12 +225,15 @@ class AirflowTask:
         io.say("INFO", f"Waits for the trigger {final.classpath}.")
         return Report(number, OutcomeKind.DEFERRED, None, text)
 
-    def _success(self, number: int, supervisor: Supervisor, io: AttemptIO) -> Report:
-        encoded = supervisor.encoded()
+    def _success(self, start: Start, supervisor: Supervisor, io: AttemptIO) -> Report:
+        encoded, number = supervisor.encoded(), start.number
         if encoded.refusal is not None:
             io.say("ERROR", encoded.refusal)
             return Report(number, OutcomeKind.FAILED, encoded.refusal, no_retry=True)
-        return Report(number, OutcomeKind.SUCCESS, None, encoded.text, skips=tuple(supervisor.kept.skips))
+        kept = supervisor.kept
+        return Report(
+            number, OutcomeKind.SUCCESS, None, encoded.text, skips=(*kept.skips, *self._skipped(start, kept.outputs))
+        )
 
     def _store(self, supervisor: Supervisor, io: AttemptIO) -> None:
         """A return value that was pushed before the attempt did not succeed; the other XComs are stored already."""
@@ -220,6 +241,18 @@ class AirflowTask:
             supervisor.store()
         except (exceptions.AirflowRuntimeError, AskRefused) as failure:
             io.say("ERROR", f"Its XComs are not stored: {failure}")
+
+    def _skipped(self, start: Start, outputs: Mapping[str, Any]) -> list[str]:
+        """The tasks of its own mapped group that a branch has not chosen. For these the SDK sends no message: it leaves an XCom,
+        which Airflow's scheduler reads before it starts a task with the same index."""
+        chosen, group = outputs.get("skipmixin_key"), mapped_group_of(self._task)
+        if start.map_index < 0 or group is None or not isinstance(chosen, Mapping):
+            return []
+        dag = self._task.dag
+        inside = {name for name, task in dag.task_dict.items() if mapped_group_of(task) is group}
+        if "followed" in chosen:
+            return sorted(self._task.downstream_task_ids & inside - set(chosen["followed"]))
+        return sorted(inside & set(chosen.get("skipped", ())))
 
 
 class TaskLog:

@@ -8,9 +8,9 @@ from typing import Any
 
 from evertick.airflow.findings import Findings
 from evertick.airflow.schedules import compile_schedules
-from evertick.airflow.tasks import compile_task, priorities_of, seconds
+from evertick.airflow.tasks import compile_mapping, compile_task, mapped_group_of, priorities_of, seconds
 from evertick.domain.dags.params import ParamSpec, ParamType, check_params
-from evertick.domain.dags.spec import DagSpec, TaskSpec
+from evertick.domain.dags.spec import DagSpec, MappedGroup, TaskSpec
 from evertick.domain.dags.validation import MAX_TAG, MAX_TAGS, arrange, validate
 from evertick.domain.errors import InvalidDag, UserError
 from evertick.domain.notifications import DestinationKind, NotificationEvent, NotificationRuleSpec
@@ -69,6 +69,7 @@ def compile_dag(dag: Any, file: str, lines: dict[str, int], defaults: Mapping[st
         misfire=MisfirePolicy.ALL if dag.catchup else MisfirePolicy.LATEST,
         notices=tuple(_notices(dag)),
         starts_paused=bool(defaults["is_paused"] if paused is None else paused),
+        mapped_groups=_mapped_groups(dag),
     )
     if findings.is_refused:
         return Compiled(spec=None, findings=findings)
@@ -97,6 +98,13 @@ def _notices(dag: Any) -> Iterator[NotificationRuleSpec]:
     if (most := getattr(dag, "max_consecutive_failed_dag_runs", 0)) > 0:
         sink = f"{DestinationKind.PAUSE}:{most}"
         yield NotificationRuleSpec(event=NotificationEvent.FAILURE, sink=sink, every_time=True)
+
+
+def _mapped_groups(dag: Any) -> tuple[MappedGroup, ...]:
+    found = {group.group_id: group for task in dag.task_dict.values() if (group := mapped_group_of(task)) is not None}
+    return tuple(
+        MappedGroup(name=name, mapping=compile_mapping(group._expand_input)) for name, group in sorted(found.items())
+    )
 
 
 def _find_ignored(dag: Any, findings: Findings) -> None:

@@ -224,7 +224,9 @@ class Supervisor:
             self._io.say(RENDERED, f"{name} = {_to_json(value)[:4000]}")
         return self._ok()
 
-    def _on_SetRenderedMapIndex(self, _msg: Any) -> Any:
+    def _on_SetRenderedMapIndex(self, msg: Any) -> Any:
+        if self._map_index >= 0:
+            self._io.ask("name_instance", {"name": msg.rendered_map_index})
         return self._ok()
 
     def _on_ValidateInletsAndOutlets(self, _msg: Any) -> Any:

@@ -13,6 +13,7 @@ from evertick.domain.attempt import Isolation
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.mapping import MapHow, MappedList
 from evertick.domain.dags.mapping import Mapping as TaskMapping
+from evertick.domain.dags.params import JsonValue
 from evertick.domain.dags.spec import TaskSpec
 from evertick.domain.dags.waits import LONGEST_INTERVAL_SECONDS, SHORTEST_INTERVAL_SECONDS, WaitKind, WaitSpec
 from evertick.domain.retry import Backoff, RetryPolicy
@@ -52,11 +53,10 @@ def compile_task(
         is_teardown=task.is_teardown,
         fails_run=task.is_teardown and task.on_failure_fail_dagrun,
         summary=task.task_type,
-        inputs=_inputs(task),
         outlets=_outlets(task, findings),
         asks=True,
         gates=tuple(_gates(task, max_active_tasks)),
-        mapping=_mapping(task, findings) if task.is_mapped else None,
+        mapping=compile_mapping(task._get_specified_expand_input()) if task.is_mapped else None,
         wait=_wait(task),
         doc=task.doc_md or task.doc or None,
     )
@@ -105,7 +105,6 @@ def _find_ignored(task: Any, findings: Findings) -> None:
         ("AF102", task.executor),
         ("AF103", {key: value for key, value in (task.executor_config or {}).items() if key != OWN_OPTIONS} or None),
         ("AF104", task.resources),
-        ("AF304", task.map_index_template),
         ("AF117", task.wait_for_past_depends_before_skipping or None),
         ("AF405", [each for each in task.inlets or () if asset_name(each)] or None),
     ]
@@ -126,9 +125,10 @@ def _find_operators(task: Any, findings: Findings) -> None:
         findings.add("AF407", "@asset", task=name)
     if option(task, "reset_dag_run"):
         findings.add("AF408", task=name)
-    if task.is_mapped:
-        skips = getattr(task, "_can_skip_downstream", False)
-        for is_one, what in ((task.is_setup, "setup"), (task.is_teardown, "teardown"), (skips, "branch")):
+    if mapped_group_of(task) is not None and any(base.__name__ == "SkipMixin" for base in kind.__mro__):
+        findings.add("AF305", task=name)
+    if has_instances(task):
+        for is_one, what in ((task.is_setup, "setup"), (task.is_teardown, "teardown")):
             if is_one:
                 findings.add("AF303", what, task=name)
 
@@ -146,16 +146,25 @@ def option(task: Any, name: str) -> Any:
     return getattr(task, name, None)
 
 
+def mapped_group_of(task: Any) -> Any:
+    """The mapped task group that the task is in, or None."""
+    around = task.task_group
+    while around is not None and type(around).__name__ != "MappedTaskGroup":
+        around = getattr(around, "parent_group", None)
+    return around
+
+
+def has_instances(task: Any) -> bool:
+    """Whether the task is mapped, by itself or with its group."""
+    return bool(task.is_mapped) or mapped_group_of(task) is not None
+
+
 def _group(task: Any, findings: Findings) -> str | None:
-    group, around = getattr(task.task_group, "group_id", None), task.task_group
-    while around is not None:
-        if type(around).__name__ == "MappedTaskGroup":
-            findings.add("AF301", around.group_id, task=task.task_id)
-        around = getattr(around, "task_group", None)
+    group, mapped = getattr(task.task_group, "group_id", None), mapped_group_of(task)
     if group is None:
         return None
     if not task.task_id.startswith(f"{group}."):
-        findings.add("AF111", group, task=task.task_id)
+        findings.add("AF301" if mapped is not None else "AF111", group, task=task.task_id)
         return None
     return str(group)
 
@@ -197,13 +206,6 @@ def seconds(length: Any) -> float:
 def _timeout(task: Any) -> float | None:
     limit = task.execution_timeout
     return None if limit is None else seconds(limit) + TIMEOUT_MARGIN_SECONDS
-
-
-def _inputs(task: Any) -> tuple[str, ...]:
-    """The tasks over whose results it is mapped; what else it reads of other tasks, it asks for."""
-    if not task.is_mapped:
-        return ()
-    return tuple(sorted({operator.task_id for operator, _ in task._get_specified_expand_input().iter_references()}))
 
 
 def _outlets(task: Any, findings: Findings) -> tuple[str, ...]:
@@ -248,31 +250,35 @@ def _gates(task: Any, max_active_tasks: int | None) -> list[GateSpec]:
 
 def _wait(task: Any) -> WaitSpec | None:
     """A sensor in mode `reschedule` names the next time itself; `seconds` only has to be valid."""
-    if option(task, "mode") != "reschedule" or task.is_mapped:
+    if option(task, "mode") != "reschedule" or has_instances(task):
         return None
     interval = seconds(option(task, "poke_interval") or 60.0)
     return WaitSpec(kind=WaitKind.POLL, seconds=min(max(interval, SHORTEST_INTERVAL_SECONDS), LONGEST_INTERVAL_SECONDS))
 
 
-def _mapping(task: Any, findings: Findings) -> TaskMapping | None:
-    """The SDK picks the element of each instance; Evertick needs to know only how many there are."""
-    given = task._get_specified_expand_input().value
+def compile_mapping(expanded: Any) -> TaskMapping:
+    """Of a task or a group. The SDK picks the element of each instance; Evertick needs to know only how many there are."""
+    given = expanded.value
     is_kwargs = not isinstance(given, Mapping)
-    lists = [
-        _mapped_list(task, name, value, findings) for name, value in ({None: given} if is_kwargs else given).items()
-    ]
-    if None in lists:
-        return None
-    how = MapHow.KWARGS if is_kwargs else MapHow.PRODUCT
-    return TaskMapping(how=how, lists=tuple(each for each in lists if each is not None))
+    lists = [_mapped_list(name, value) for name, value in ({None: given} if is_kwargs else given).items()]
+    return TaskMapping(how=MapHow.KWARGS if is_kwargs else MapHow.PRODUCT, lists=tuple(lists))
 
 
-def _mapped_list(task: Any, argument: str | None, value: Any, findings: Findings) -> MappedList | None:
+def _mapped_list(argument: str | None, value: Any) -> MappedList:
     if isinstance(value, Collection):
         return MappedList(argument=argument, length=len(value))
+    return MappedList(argument=argument, size=_size(value))
+
+
+def _size(value: Any) -> dict[str, JsonValue]:
+    """How the length of an expression follows from the XComs that it is made of; a function of `.map` changes no length."""
     kind = type(value).__name__
-    if kind == "PlainXComArg" and value.key == "return_value":
-        return MappedList(argument=argument, task=value.operator.task_id)
-    shown = {"MapXComArg": ".map()", "ZipXComArg": ".zip()", "ConcatXComArg": ".concat()"}
-    findings.add("AF302", shown.get(kind, "an XCom with a key of its own"), task=task.task_id)
-    return None
+    if kind == "PlainXComArg":
+        return {"task": value.operator.task_id}
+    if kind == "MapXComArg":
+        return _size(value.arg)
+    parts: list[JsonValue] = [_size(each) for each in value.args]
+    if kind == "ConcatXComArg":
+        return {"sum": parts}
+    is_filled = type(value.fillvalue).__name__ != "ArgNotSet"
+    return {"max" if is_filled else "min": parts}

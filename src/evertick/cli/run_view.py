@@ -86,4 +86,5 @@ def _run_cells(row: Run, now: datetime) -> list[Cell]:
 def _task_cells(row: TaskRow, now: datetime) -> list[Cell]:
     lasted = took(row.started_at, row.finished_at, now)
     started = relative(row.started_at, now)
-    return [full_name(row), state(row.state), attempt_text(row), started, lasted, task_note(row, now)]
+    name = f"{full_name(row)} {row.map_name}" if row.map_name else full_name(row)
+    return [name, state(row.state), attempt_text(row), started, lasted, task_note(row, now)]

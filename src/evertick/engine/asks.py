@@ -11,13 +11,16 @@ from psycopg import AsyncConnection
 from evertick.db.queries.secrets import AttemptHolder
 from evertick.db.statements import sql_function
 from evertick.domain.access import Actor
-from evertick.domain.attempt import TaskKey
+from evertick.domain.attempt import TaskKey, storable_text
 from evertick.domain.dags.params import JsonValue
 from evertick.domain.dags.validation import check_run_params
 from evertick.domain.encryption import Keyring
 from evertick.domain.errors import LeaseLost
 from evertick.domain.stored_values import ValueKind, check_name, check_value
 from evertick.engine.runs import Particulars, Triggered, find_dag
+
+# Airflow's limit of the same text.
+MOST_NAME = 250
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,21 @@ async def _put_variable_for_attempt(
 async def _put_outputs_for_attempt(
     conn: AsyncConnection, task: TaskKey, *, epoch: int, session: int, value: str | None
 ) -> bool | None: ...
+
+
+@sql_function
+async def _name_instance_for_attempt(
+    conn: AsyncConnection, task: TaskKey, *, epoch: int, session: int, name: str
+) -> bool | None: ...
+
+
+async def name_instance(conn: AsyncConnection, holder: AttemptHolder, name: str) -> bool:
+    """What users see as the name of an instance of a mapped task, next to its number."""
+    shown = storable_text(name)[:MOST_NAME]
+    named = await _name_instance_for_attempt(conn, holder.key, epoch=holder.epoch, session=holder.session, name=shown)
+    if named is None:
+        raise _lost(holder)
+    return named
 
 
 async def ask(conn: AsyncConnection, holder: AttemptHolder, verb: str, args: Mapping[str, object]) -> JsonValue:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
@@ -21,7 +21,7 @@ from evertick.db.queries.schedules import DagSchedule
 from evertick.db.statements import sql_function
 from evertick.domain.access import Actor
 from evertick.domain.dags.gates import KEYED, GateKind, GateSpec, awaits_past, key_parts, version_path
-from evertick.domain.dags.graph import group_leaves, groups_of, leaves
+from evertick.domain.dags.graph import group_leaves, groups_of, leaves, map_heads
 from evertick.domain.dags.spec import ChildSpec, DagSpec, TaskSpec, from_json, structural_hash, to_json
 from evertick.domain.dags.waits import TimeoutAction, WaitKind, WaitSpec
 from evertick.domain.deployments import DEFAULT, DeploymentChange, DeploymentKind
@@ -31,6 +31,7 @@ from evertick.domain.routing import Routing, queues_of
 from evertick.domain.states import TriggerRule
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.fire_schedules import JsonObject, is_same_spec, plan_end
+from evertick.engine.mapping_rows import edge_scope, mapped_group_row, mapping_rows
 from evertick.engine.runs import find_dag_row
 from evertick.engine.schedules import (
     Planner,
@@ -218,6 +219,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
     group_of, ends_of_groups = groups_of(spec), group_leaves(spec)
     # The end of these wakes tasks of the next run.
     past = {gate.name for task in spec.tasks for gate in task.gates if gate.kind is GateKind.PAST}
+    heads = map_heads(spec)
     return {
         "name": spec.name,
         "file": file,
@@ -239,7 +241,8 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "setup_total": setups[index],
                 "is_setup": task.is_setup,
                 "is_leaf": index in decisive,
-                "starts_at_once": upstream[index] == 0 or task.trigger_rule is TriggerRule.ALWAYS,
+                "starts_at_once": heads[index] is None
+                and (upstream[index] == 0 or task.trigger_rule is TriggerRule.ALWAYS),
                 "max_attempts": task.retry.retries + 1,
                 "rerun_on_loss": task.rerun_on_loss,
                 "queue_timeout": task.queue_timeout_seconds,
@@ -249,14 +252,15 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "is_ordered": any(gate.kind is GateKind.ORDER for gate in task.gates),
                 "awaits_past": awaits_past(task.gates) or task.name in past,
                 "defers": task.runs_nowhere,
-                "is_mapped": task.mapping is not None,
+                "is_mapped": task.mapping is not None or heads[index] is not None,
                 "notifies": bool(task.notices),
                 "group_id": group_of[index],
                 "decides_grp": index in ends_of_groups,
+                **mapped_group_row(spec, index, heads),
             }
             for index, task in enumerate(spec.tasks)
         ],
-        **group_rows(spec, group_of),
+        **group_rows(spec, group_of, heads),
         "gates": [row for index in range(len(spec.tasks)) for row in gate_rows(spec, index)],
         "inputs": [[index, position[name]] for index, task in enumerate(spec.tasks) for name in task.inputs],
         **mapping_rows(spec, position),
@@ -269,10 +273,15 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
     }
 
 
-def group_rows(spec: DagSpec, group_of: Sequence[int | None]) -> JsonObject:
+def group_rows(spec: DagSpec, group_of: Sequence[int | None], heads: Sequence[int | None]) -> JsonObject:
     """The groups with retries, and the edges that lead out of a group."""
+    outside = [None if group_of[up] == group_of[down] else group_of[up] for up, down in spec.edges]
+    edges = zip(spec.edges, outside, strict=True)
     return {
-        "edges": [[up, down, None if group_of[up] == group_of[down] else group_of[up]] for up, down in spec.edges],
+        "edges": [
+            [up, down, left, *([edge_scope(spec, up, down, heads)] if heads[down] is not None else [])]
+            for (up, down), left in edges
+        ],
         "groups": [
             {
                 "group_id": number,
@@ -337,19 +346,6 @@ def deadline_rows(spec: DagSpec) -> list[JsonObject]:
     """The deadlines of tasks."""
     given = [(index, task.finish_within_seconds) for index, task in enumerate(spec.tasks)]
     return [{"idx": index, "seconds": seconds} for index, seconds in given if seconds is not None]
-
-
-def mapping_rows(spec: DagSpec, position: Mapping[str, int]) -> JsonObject:
-    """How mapped tasks expand, and over what."""
-    mapped = [(index, task.mapping) for index, task in enumerate(spec.tasks) if task.mapping is not None]
-    return {
-        "mappings": [{"idx": index, "how": mapping.how, "most": mapping.most} for index, mapping in mapped],
-        "lists": [
-            {"idx": index, "place": place, "src": position[each.task] if each.task else None, "length": each.length}
-            for index, mapping in mapped
-            for place, each in enumerate(mapping.lists)
-        ],
-    }
 
 
 def gate_rows(spec: DagSpec, index: int) -> list[JsonObject]:

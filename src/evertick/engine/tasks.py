@@ -19,7 +19,7 @@ from evertick.db.queries.tasks import TaskRow
 from evertick.db.statements import sql_function
 from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
-from evertick.domain.dags.graph import cleared_with
+from evertick.domain.dags.graph import cleared_with, map_heads
 from evertick.domain.dags.spec import from_json
 from evertick.domain.errors import Conflict, NotFound, UserError
 from evertick.domain.explain import Explained, Reason
@@ -104,7 +104,7 @@ async def newest_version(conn: AsyncConnection, run_id: int) -> Newest:
     new, old = _tasks_of(row.spec), _tasks_of(then.spec)
     if new != old:
         added, gone = sorted(set(new) - set(old)), sorted(set(old) - set(new))
-        what = [*(f"{name} is new" for name, _ in added), *(f"{name} is missing" for name, _ in gone)][:5]
+        what = [*(f"{name} is new" for name, *_ in added), *(f"{name} is missing" for name, *_ in gone)][:5]
         raise Conflict(
             f"Version {number} of {run.dag} has other tasks than run {run_id} began with"
             f" ({', '.join(what) or 'their order differs'}): start a new run of it, with"
@@ -113,8 +113,10 @@ async def newest_version(conn: AsyncConnection, run_id: int) -> Newest:
     return Newest(version_id=row.version_id, number=number, run_number=run.version)
 
 
-def _tasks_of(spec: object) -> list[tuple[str, bool]]:
-    return [(task.name, task.mapping is not None) for task in from_json(json.dumps(spec)).tasks]
+def _tasks_of(raw: object) -> list[tuple[str, bool, int | None]]:
+    spec = from_json(json.dumps(raw))
+    heads = map_heads(spec)
+    return [(task.name, task.mapping is not None, heads[idx]) for idx, task in enumerate(spec.tasks)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ class Asks:
                 return await asks.put_outputs(await self._link.get(), holder, args["value"])
             if verb == "put_variable":
                 return await self._put_variable(holder, args)
+            if verb == "name_instance":
+                return await asks.name_instance(await self._link.get(), holder, str(args["name"]))
             if verb == "trigger":
                 return await self._trigger(holder, args)
         except (psycopg.DataError, KeyError, TypeError, ValueError) as error:

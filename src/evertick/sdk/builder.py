@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import Any, Never, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.graph import MAX_GROUP_RETRIES
-from evertick.domain.dags.spec import GroupSpec, TaskKind, TaskSpec
+from evertick.domain.dags.spec import GroupSpec, MappedGroup, TaskKind, TaskSpec
 from evertick.domain.dags.validation import MAX_EDGES, MAX_TASKS
 from evertick.domain.states import TriggerRule
 from evertick.sdk.notify import Callback, callbacks_in
-from evertick.sdk.options import check_names, read_flag, read_option, read_optional, read_whole, task_spec
+from evertick.sdk.options import read_flag, read_option, read_optional, read_whole, task_spec
 from evertick.sdk.runtime import BoundTask, Placeholder
 from evertick.sdk.source_location import refused
 
@@ -133,16 +133,6 @@ class TaskGroup(Operand):
             self.builder.open_groups.remove(self)
 
 
-def task_group(name: str, *, max_active: int | None = None, retries: int = 0, **unknown: Never) -> TaskGroup:
-    """Open a group of tasks with `with task_group("extract"):`. Groups can be nested.
-
-    `max_active` limits how many of its tasks may be available or running at once in one run. `retries` is how often the whole
-    group runs again after a failure; the tasks after it start once all of it has ended.
-    """
-    check_names(f"task group {name!r}", unknown, ("max_active", "retries"))
-    return TaskGroup(name, max_active, retries)
-
-
 class DagBuilder:
     """Everything that a DAG's function has declared so far."""
 
@@ -158,6 +148,7 @@ class DagBuilder:
         self.downstream: list[list[int]] = []
         self.open_groups: list[TaskGroup] = []
         self.retried_groups: list[GroupSpec] = []
+        self.mapped_groups: list[MappedGroup] = []
         self._taken: set[str] = set()
         self.template_params: dict[str, str] = {}
         self._highest_number: dict[str, int] = {}
@@ -295,6 +286,10 @@ def _refs(side: object, *, first: bool) -> Iterator[TaskRef]:
             raise refused(
                 f"{side!r} cannot be an operand of >> or <<: call the task first, as in `extract() >> load()`."
             )
+
+
+def first_tasks(group: TaskGroup) -> list[TaskRef]:
+    return list(_ends(group, first=True))
 
 
 def _ends(group: TaskGroup, *, first: bool) -> Iterator[TaskRef]:

@@ -183,7 +183,13 @@ class DagDefinition(Generic[P]):
         with building(builder):
             self.function(*args, **self._with_params(args, kwargs))  # type: ignore[arg-type]
         groups = tuple(builder.retried_groups)
-        spec = DagSpec(**self.frame, tasks=tuple(builder.specs), edges=tuple(sorted(builder.edges)), groups=groups)
+        spec = DagSpec(
+            **self.frame,
+            tasks=tuple(builder.specs),
+            edges=tuple(sorted(builder.edges)),
+            groups=groups,
+            mapped_groups=tuple(builder.mapped_groups),
+        )
         self._check_template_params(builder, {param.name for param in spec.params})
         try:
             validate(spec)

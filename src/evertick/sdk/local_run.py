@@ -405,7 +405,7 @@ class _Run:
         )
 
     def _inputs(self, key: TaskId) -> dict[str, object]:
-        found = {name: self.model.result_of(name) for name in self._spec.tasks[key.idx].inputs}
+        found = {name: self.model.result_of(name, key) for name in self._spec.tasks[key.idx].inputs}
         return {**found, ITEM: self.model.items[key]} if key in self.model.items else found
 
     def result(self) -> LocalRun:

@@ -333,6 +333,24 @@ class ListArgument(NamedTuple):
     elements: tuple[object, ...] | None
 
 
+class GroupItem(Placeholder):
+    """A placeholder in an argument for what a mapped group is given for its index."""
+
+    __slots__ = ("group_lists", "item_default", "item_name")
+
+    def __init__(self, lists: tuple[ListArgument, ...], name: str, default: object) -> None:
+        self.group_lists, self.item_name, self.item_default = lists, name, default
+
+    def __repr__(self) -> str:
+        return f"<element for {self.item_name}>"
+
+    def _known_when(self) -> str:
+        return f"argument {self.item_name!r} of a mapped group is known only when its tasks run"
+
+    def __getitem__(self, key: object) -> Never:
+        self._unknown()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundTask:
     """A task with the arguments of its call in the DAG. `function` is None for a task that is not a Python function.
@@ -369,7 +387,7 @@ class BoundTask:
         args = tuple(_filled(value, inputs) for value in self.args) if self.args else ()
         kwargs = {name: _filled(value, inputs) for name, value in self.kwargs.items()} if self.kwargs else {}
         if self.lists:
-            kwargs.update(_of_instance(self, inputs[ITEM]))
+            kwargs.update(_of_instance(self.name, self.lists, inputs[ITEM]))
         if self.wants_context:
             kwargs["context"] = current_context()
         return args, kwargs
@@ -420,14 +438,14 @@ def find_task(dags: Mapping[str, CompiledDag], dag_name: str, task_name: str) ->
     return bound
 
 
-def _of_instance(bound: BoundTask, item: object) -> dict[str, object]:
+def _of_instance(name: str, lists: tuple[ListArgument, ...], item: object) -> dict[str, object]:
     """The arguments of one instance: for each list either the element itself or, for a list in the code, its index."""
     found: dict[str, object] = {}
     assert isinstance(item, list)
-    for given, (argument, elements) in zip(item, bound.lists, strict=True):
+    for given, (argument, elements) in zip(item, lists, strict=True):
         if elements is not None and given >= len(elements):
             raise UserError(
-                f"task {bound.name!r} had more elements to expand over when its DAG was published. "
+                f"{name!r} had more elements to expand over when its DAG was published. "
                 "Does its file build the same lists at every import?"
             )
         value = given if elements is None else elements[given]
@@ -441,6 +459,9 @@ def _filled(value: object, inputs: Mapping[str, object]) -> object:
         return part_of(value.task, inputs.get(value.task), value.path)
     if isinstance(value, ParamRef):
         return current_context().params.get(value.param_name)
+    if isinstance(value, GroupItem):
+        items = _of_instance(value.item_name, value.group_lists, inputs[ITEM])
+        return items.get(value.item_name, value.item_default)
     if type(value) is list:
         return [_filled(each, inputs) for each in value]
     if type(value) is tuple:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from evertick.domain.dags.mapping import DEFAULT_INSTANCES, MapHow, MappedList
 from evertick.domain.dags.mapping import Mapping as TaskMapping
@@ -60,8 +60,16 @@ class Expandable(Generic[R]):
         """One instance per dict of a list, called with the dict as its arguments."""
         return self._given().over_dicts(rows)
 
-    def _given(self) -> Partial[R]:
+    def _given(self) -> _Expanding:
         raise NotImplementedError
+
+
+class _Expanding(Protocol):
+    """A task or a group with the arguments that all instances share."""
+
+    def over_lists(self, how: MapHow, lists: Mapping[str, object]) -> Any: ...
+
+    def over_dicts(self, rows: object) -> Any: ...
 
 
 class Task(Expandable[R], Generic[P, R, F]):
@@ -310,21 +318,11 @@ class Partial(Expandable[R]):
         return self
 
     def over_dicts(self, rows: object) -> TaskRef:
-        checked = _checked_list(self._task.name, "expand_kwargs", rows)
-        for row in () if isinstance(checked, TaskRef) else checked:
-            if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
-                raise refused(
-                    f"task {self._task.name!r}: expand_kwargs takes a list of dicts of arguments, but it contains {row!r}."
-                )
-            self._check(row)
+        checked = checked_rows(f"task {self._task.name!r}", rows, self._check)
         return self._task.place(self._args, self._kwargs, Expansion(MapHow.KWARGS, {None: checked}))
 
     def over_lists(self, how: MapHow, lists: Mapping[str, object]) -> TaskRef:
-        if not lists:
-            raise refused(f"task {self._task.name!r} expands over nothing: give it at least one list, {_EXAMPLE}.")
-        checked: dict[str | None, object] = {
-            name: _checked_list(self._task.name, name, each) for name, each in lists.items()
-        }
+        checked = checked_lists(f"task {self._task.name!r}", lists)
         self._check(lists)
         return self._task.place(self._args, self._kwargs, Expansion(how, checked))
 
@@ -335,19 +333,33 @@ class Partial(Expandable[R]):
         self._task.check_arguments(self._args, {**wanted, **self._kwargs, **more})
 
 
-def _checked_list(task: str, argument: str, given: object) -> TaskRef | list[object]:
+def checked_rows(owner: str, rows: object, check: Callable[[Mapping[str, object]], None]) -> TaskRef | list[object]:
+    """What `expand_kwargs` takes: dicts of arguments that pass `check`, or the result of a task."""
+    checked = _checked_list(owner, "expand_kwargs", rows)
+    for row in () if isinstance(checked, TaskRef) else checked:
+        if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
+            raise refused(f"{owner}: expand_kwargs takes a list of dicts of arguments, but it contains {row!r}.")
+        check(row)
+    return checked
+
+
+def checked_lists(owner: str, lists: Mapping[str, object]) -> dict[str | None, object]:
+    if not lists:
+        raise refused(f"{owner} expands over nothing: give it at least one list, {_EXAMPLE}.")
+    return {name: _checked_list(owner, name, each) for name, each in lists.items()}
+
+
+def _checked_list(owner: str, argument: str, given: object) -> TaskRef | list[object]:
     if isinstance(given, TaskRef):
         if given.result_path:
-            raise refused(f"task {task!r}: {argument} is a part of a result; let a task return the list itself.")
+            raise refused(f"{owner}: {argument} is a part of a result; let a task return the list itself.")
         return given
     if isinstance(given, Mapping):
-        raise refused(
-            f"task {task!r}: {argument} is a dict; expand over list({argument}.items()) or its keys or values."
-        )
+        raise refused(f"{owner}: {argument} is a dict; expand over list({argument}.items()) or its keys or values.")
     if not isinstance(given, list | tuple | range):
-        raise refused(f"task {task!r}: {argument} must be a list or the result of a task, not {given!r}; {_EXAMPLE}.")
+        raise refused(f"{owner}: {argument} must be a list or the result of a task, not {given!r}; {_EXAMPLE}.")
     if any(isinstance(each, TaskRef) for each in given):
         raise refused(
-            f"task {task!r}: {argument} is a list that contains results of tasks; let one task return the whole list."
+            f"{owner}: {argument} is a list that contains results of tasks; let one task return the whole list."
         )
     return list(given)

@@ -20,7 +20,7 @@ def done():
 
 @dag(schedule=None)
 def mapped_group():
-    @task_group
+    @task_group(prefix_group_id=False)
     def group(x):
         done.override(task_id="inner")()
 

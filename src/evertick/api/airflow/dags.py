@@ -20,6 +20,7 @@ from evertick.db.queries.run_lists import PageRequest
 from evertick.db.queries.schedules import ListedSchedule
 from evertick.domain.access import Permission
 from evertick.domain.dags.gates import GateKind, awaits_past
+from evertick.domain.dags.graph import mapping_at
 from evertick.domain.dags.spec import TaskSpec
 from evertick.domain.errors import UserError
 from evertick.domain.retry import Backoff
@@ -291,7 +292,10 @@ async def _tasks(caller: ApiCaller, dag: str) -> list[dict[str, Any]]:
     for up, down in spec.edges:
         below[names[up]].append(names[down])
     return [
-        _task(task, sorted(below[task.name]), queues[place] if place < len(queues) else task.queue, spec.owner)
+        {
+            **_task(task, sorted(below[task.name]), queues[place] if place < len(queues) else task.queue, spec.owner),
+            "is_mapped": mapping_at(spec, place) is not None,
+        }
         for place, task in enumerate(spec.tasks)
     ]
 
@@ -321,7 +325,6 @@ def _task(task: TaskSpec, below: list[str], queue: str | None, owner: str | None
         "template_fields": [],
         "downstream_task_ids": below,
         "doc_md": task.doc,
-        "is_mapped": task.mapping is not None,
         "ui_color": "#fff",
         "ui_fgcolor": "#000",
     }

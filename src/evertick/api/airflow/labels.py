@@ -161,7 +161,7 @@ def instance_document(row: ListedTask, kind: str) -> dict[str, Any]:
         "operator_name": operator_of(kind),
         "executor_config": "{}",
         "note": row.note if row.note is not None else reason,
-        "rendered_map_index": str(row.map_index) if row.map_index >= 0 else None,
+        "rendered_map_index": (row.map_name or str(row.map_index)) if row.map_index >= 0 else None,
         "rendered_fields": {},
         "dag_version": version_of(row.dag, row.version_id, row.version, row.version_created_at),
     }

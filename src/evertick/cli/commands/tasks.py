@@ -254,6 +254,7 @@ def _facts(run_id: int, page: TaskDetails, now: datetime) -> Table:
     row = page.task
     values: dict[str, Cell] = {
         "Task": line(full_name(row), "bold"),
+        "Name": row.map_name,
         "Run": run_id,
         "State": state(row.state),
         "Note": task_note(row, now),

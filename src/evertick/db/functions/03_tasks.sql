@@ -126,13 +126,15 @@ begin
     -- Whatever a pause says by now: an unpause cannot see a run that is not committed, and would not process it later.
     fx.entering := fx.entering || pending;
     if not p_are_new then
-        evaluated := evaluate_waiting_tasks(p_run_ids, fx);
+        evaluated := evaluate_waiting_tasks(p_run_ids, null, fx);
         fx := complete_tasks(evaluated.tasks, evaluated.fx);
     end if;
 end $$;
 
 -- Decides every waiting row of the runs by its counters: what may run is enqueued, what never can ends and is returned.
-create function evaluate_waiting_tasks(p_run_ids bigint[], fx effects) returns move_result language plpgsql as $$
+-- p_idxs: only of these tasks, null for all. The row of a mapped group waits for its lists alone; see 12_mapping.sql.
+create function evaluate_waiting_tasks(p_run_ids bigint[], p_idxs int[], fx effects)
+returns move_result language plpgsql as $$
 declare
     moved task_ref[];
     t timestamptz := clock();
@@ -140,12 +142,16 @@ begin
     with decided as (
         update task k set state = n.state, finished_at = case when n.state in ('skipped', 'upstream_failed') then t end
         from (select w.run_id, w.idx, w.map_index,
-                     state_for_decision(evaluate_trigger_rule(s.trigger_rule, s.upstream_total + coalesce(w.n_extra, 0),
-                         coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0),
+                     state_for_decision(evaluate_trigger_rule(
+                         case when s.map_head is null or w.map_index >= 0 then s.trigger_rule else 'all_done' end,
+                         case when s.map_head is null or w.map_index >= 0 then s.upstream_total
+                             else s.lists_total end + coalesce(w.n_extra, 0), coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0),
                          coalesce(w.n_skipped, 0), s.setup_total, coalesce(w.n_setup_success, 0),
                          coalesce(w.n_setup_skipped, 0)), s.is_gated or (s.is_mapped and w.map_index = -1)) as state
               from task w join task_spec s on s.version_id = w.version_id and s.idx = w.idx
-              where w.run_id = any(p_run_ids) and w.state = 'waiting') n
+              where w.run_id = any(p_run_ids) and w.state = 'waiting' and (p_idxs is null or w.idx = any(p_idxs))
+                  and (s.map_head is null
+                      or is_group_decidable(w.run_id, w.version_id, s.map_head, w.map_index))) n
         where k.run_id = n.run_id and k.idx = n.idx and k.map_index = n.map_index and k.state = 'waiting'
           and n.state <> 'waiting'
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
@@ -240,7 +246,9 @@ begin
             exit when not exists (select 1 from unnest(frontier) e join edge g on g.version_id = e.version_id
                                   and g.src = e.idx);
             with hit as (
-                select e.run_id, g.dst, e.version_id, count(*) filter (where e.state = 'success')::int as success,
+                select e.run_id, g.dst, e.version_id,
+                       case g.scope when 'same_index' then e.map_index else -1 end as map_index,
+                       count(*) filter (where e.state = 'success')::int as success,
                        count(*) filter (where e.state in ('failed', 'canceled'))::int as failed,
                        count(*) filter (where e.state = 'upstream_failed')::int as upstream_failed,
                        count(*) filter (where e.state = 'skipped')::int as skipped,
@@ -249,13 +257,14 @@ begin
                 from unnest(frontier, left_groups) e(run_id, idx, map_index, version_id, state, has_left)
                 join task_spec s on s.version_id = e.version_id and s.idx = e.idx
                 join edge g on g.version_id = e.version_id and g.src = e.idx
-                    and (g.leaves_group is null) = (e.has_left is null) group by e.run_id, g.dst, e.version_id
+                    and (g.leaves_group is null) = (e.has_left is null) and g.scope is distinct from 'each_index'
+                group by e.run_id, g.dst, e.version_id, 4
             ), total as (
                 -- Added up here, not in the update of the conflict: a waiting row changes only under its run's lock,
                 -- which we hold. OFFSET 0 looks up each row by its whole key: joined, a plan of small runs reads all
                 -- tasks of the run for each (15 ms of 18 per batch in a run of 3,000). A task that no longer waits is
                 -- not touched: "on conflict" would lock its row, and could deadlock with a claim.
-                select h.run_id, h.dst, h.version_id, coalesce(w.n_success, 0) + h.success as success,
+                select h.run_id, h.dst, h.version_id, h.map_index, coalesce(w.n_success, 0) + h.success as success,
                        coalesce(w.n_failed, 0) + h.failed as failed,
                        coalesce(w.n_upstream_failed, 0) + h.upstream_failed as upstream_failed,
                        coalesce(w.n_skipped, 0) + h.skipped as skipped,
@@ -264,13 +273,13 @@ begin
                        coalesce(w.n_extra, 0) as more, w.state is null as is_new
                 from hit h
                 left join lateral (select * from task k where k.run_id = h.run_id and k.idx = h.dst
-                                   and k.map_index = -1 offset 0) w
+                                   and k.map_index = h.map_index offset 0) w
                     on true
                 where w.state is null or w.state = 'waiting'
             ), counted as (
-                insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed,
+                insert into task as k (run_id, idx, map_index, version_id, state, finished_at, n_success, n_failed,
                                        n_upstream_failed, n_skipped, n_setup_success, n_setup_skipped)
-                select h.run_id, h.dst, h.version_id, n.state,
+                select h.run_id, h.dst, h.map_index, h.version_id, n.state,
                        case when n.state in ('skipped', 'upstream_failed') then t end, h.success, h.failed,
                        h.upstream_failed, h.skipped, h.setup_success, h.setup_skipped
                 from total h
@@ -279,11 +288,13 @@ begin
                 join dag d on d.dag_id = r.dag_id
                 cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state
                                     else state_for_decision(evaluate_trigger_rule(
-                    s.trigger_rule, s.upstream_total + h.more, h.success, h.failed, h.upstream_failed, h.skipped,
-                    s.setup_total, h.setup_success, h.setup_skipped), d.is_paused or s.is_gated or s.is_mapped)
-                        end as state) n
+                    case when s.map_head is null or h.map_index >= 0 then s.trigger_rule else 'all_done' end,
+                    case when s.map_head is null or h.map_index >= 0 then s.upstream_total else s.lists_total end
+                        + h.more, h.success, h.failed, h.upstream_failed, h.skipped, s.setup_total, h.setup_success,
+                    h.setup_skipped), d.is_paused or s.is_gated or (s.is_mapped and h.map_index = -1)) end as state) n
                 -- a mapped task that has become its instances waits no more, either
-                where not (s.is_mapped and h.is_new and has_instances(h.run_id, h.dst)) order by h.run_id, h.dst
+                where not (s.is_mapped and h.is_new and has_instances(h.run_id, h.dst))
+                order by h.run_id, h.dst, h.map_index
                 on conflict (run_id, idx, map_index) do update set
                     n_success = excluded.n_success, n_failed = excluded.n_failed,
                     n_upstream_failed = excluded.n_upstream_failed, n_skipped = excluded.n_skipped,
@@ -324,6 +335,7 @@ declare
     limited int[];
     closed bigint[];
     has_updated boolean;
+    feeds boolean;
     is_past boolean;
     is_told boolean;
     told bigint[];
@@ -337,7 +349,7 @@ begin
         select e.run_id, count(*)::int as n,
                count(*) filter (where s.is_leaf and e.state in ('failed', 'canceled', 'upstream_failed'))::int as bad,
                bool_or(s.outlets is not null and e.state = 'success') as has_updated, bool_or(s.awaits_past) as is_past,
-               bool_or(s.notifies) as is_told
+               bool_or(s.notifies) as is_told, bool_or(s.feeds_instances) as feeds
         from unnest(p_ended) e join task_spec s on s.version_id = e.version_id and s.idx = e.idx group by e.run_id
     ), counted as (
         update run_status r
@@ -348,7 +360,8 @@ begin
                          when r.failed_leaves + p.bad > 0 then 'failed'
                          else 'success' end
         from per_run p where r.run_id = p.run_id and r.state not in ('success', 'failed', 'canceled')
-        returning r.run_id, r.dag_id, r.version_id, r.state, r.retried, p.has_updated, p.is_past, p.is_told
+        returning r.run_id, r.dag_id, r.version_id, r.state, r.retried, p.has_updated, p.is_past, p.is_told,
+            p.feeds
     )
     select array_agg(distinct c.dag_id) filter (where (d.max_active_runs is not null or d.serializes_runs)
                                                 and c.state not in ('queued', 'running')),
@@ -360,13 +373,16 @@ begin
            array_agg(c.run_id) filter (where (d.has_notifications or has_episodes
                                               or (has_defaults and c.state = 'failed'))
                                        and c.state not in ('queued', 'running')), bool_or(c.has_updated),
-           bool_or(c.is_past), bool_or(c.is_told)
-    into limited, again, closed, told, has_updated, is_past, is_told from counted c join dag d on d.dag_id = c.dag_id
-    where c.has_updated or c.is_past or c.is_told or c.state not in ('queued', 'running');
+           bool_or(c.is_past), bool_or(c.is_told), bool_or(c.feeds)
+    into limited, again, closed, told, has_updated, is_past, is_told, feeds from counted c join dag d on d.dag_id = c.dag_id
+    where c.has_updated or c.is_past or c.is_told or c.feeds or c.state not in ('queued', 'running');
     if again is not null then
         -- To all others it has not ended.
         closed := (select array_agg(x) from unnest(closed) x where x <> all(again));
         told := (select array_agg(x) from unnest(told) x where x <> all(again));
+    end if;
+    if feeds then
+        fx := count_for_instances(p_ended, fx);
     end if;
     if is_past then
         fx := depends_on_past_tasks(p_ended, fx);
@@ -394,34 +410,52 @@ returns boolean language sql stable as $$
 $$;
 
 -- How the upstream of a run's waiting tasks has ended, by the tasks themselves, and how many more there are than the
--- version names, by mapping. p_idxs null: of all that wait. Counted once for all instances of a task.
+-- version names, by mapping. p_idxs null: of all that wait. Counted once for all instances of a task, and for each only
+-- what it alone waits for. The row of a mapped group counts its lists.
 create function count_upstream(p_run_id bigint, p_idxs int[])
 returns table (idx int, map_index int, success int, failed int, upstream_failed int, skipped int, setup_success int,
     setup_skipped int, more int) language sql stable as $$
     with counted as (
-        select w.idx, count(*) filter (where u.state = 'success')::int as success,
+        select w.idx, w.version_id, w.is_indexed, count(*) filter (where u.state = 'success')::int as success,
                count(*) filter (where u.state in ('failed', 'canceled'))::int as failed,
                count(*) filter (where u.state = 'upstream_failed')::int as upstream_failed,
                count(*) filter (where u.state = 'skipped')::int as skipped,
                count(*) filter (where s.is_setup and u.state = 'success')::int as setup_success,
                count(*) filter (where s.is_setup and u.state = 'skipped')::int as setup_skipped,
                (count(u.idx) - count(distinct g.src) filter (where u.idx is not null))::int as more
-        from (select distinct k.idx, k.version_id from task k
+        from (select distinct k.idx, k.version_id, k.map_index >= 0 and (
+                  select x.map_head is not null from task_spec x where x.version_id = k.version_id
+                      and x.idx = k.idx) as is_indexed from task k
               where k.run_id = p_run_id and (p_idxs is null or k.idx = any(p_idxs)) and k.state = 'waiting') w
         left join lateral (select x.src, x.leaves_group is null
             or is_group_finished(p_run_id, x.version_id, x.leaves_group) as is_delivered
-                           from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
+                           from edge x where x.version_id = w.version_id and x.dst = w.idx
+                               and (x.scope is null or x.scope = 'list' or (w.is_indexed and x.scope = 'each_index'))
+                               offset 0) g on true
         left join lateral (select case when g.is_delivered then x.state end as state, x.idx
                            from task x where x.run_id = p_run_id and x.idx = g.src offset 0) u on true
         left join lateral (select x.is_setup from task_spec x where x.version_id = w.version_id
                            and x.idx = g.src offset 0) s on true
-        group by w.idx
+        group by w.idx, w.version_id, w.is_indexed
     )
-    select c.idx, k.map_index, c.success, c.failed, c.upstream_failed, c.skipped, c.setup_success, c.setup_skipped,
-        c.more
+    select c.idx, k.map_index, c.success + coalesce(o.success, 0), c.failed + coalesce(o.failed, 0),
+           c.upstream_failed + coalesce(o.upstream_failed, 0), c.skipped + coalesce(o.skipped, 0), c.setup_success,
+           c.setup_skipped, c.more
     from counted c
     cross join lateral (select x.map_index from task x where x.run_id = p_run_id and x.idx = c.idx
-                        and x.state = 'waiting' offset 0) k
+                        and x.state = 'waiting' and (x.map_index >= 0 or not c.is_indexed)
+                        and (x.map_index < 0 or c.is_indexed or not exists (
+                            select 1 from task_spec y where y.version_id = c.version_id and y.idx = c.idx
+                                and y.map_head is not null)) offset 0) k
+    left join lateral (select count(*) filter (where u.state = 'success')::int as success,
+                              count(*) filter (where u.state in ('failed', 'canceled'))::int as failed,
+                              count(*) filter (where u.state = 'upstream_failed')::int as upstream_failed,
+                              count(*) filter (where u.state = 'skipped')::int as skipped
+                       from edge x cross join lateral (
+                           select y.state from task y where y.run_id = p_run_id and y.idx = x.src
+                               and y.map_index = k.map_index offset 0) u
+                       where x.version_id = c.version_id and x.dst = c.idx and x.scope = 'same_index') o
+        on c.is_indexed
 $$;
 
 -- Gives new runs their state. Where nothing holds the DAG back the run starts at once; otherwise admission decides.

@@ -421,17 +421,18 @@ begin
     where s.run_id = any(array(select (x->>'r')::bigint from jsonb_array_elements(p_reports) x))
     order by s.run_id for no key update;
     with moved as (
-        insert into task as k (run_id, idx, version_id, state, finished_at, reason)
-        select distinct on (x.r, n.idx) x.r, n.idx::int, b.version_id, 'skipped'::task_state, t,
+        insert into task as k (run_id, idx, map_index, version_id, state, finished_at, reason)
+        select distinct on (x.r, i.idx, i.map_index) x.r, i.idx, i.map_index, b.version_id, 'skipped'::task_state, t,
             format('not chosen by %s', b.name)
         from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text, skip jsonb)
-        cross join lateral (select y.version_id, s.name from task y
+        cross join lateral (select y.version_id, s.name, s.map_head from task y
                             join task_spec s on s.version_id = y.version_id and s.idx = y.idx
                             where y.run_id = x.r and y.idx = x.i and y.map_index = x.m and y.state = 'running'
                               and y.epoch = x.e and y.session = p_session and y.request is null) b
         cross join lateral jsonb_array_elements_text(x.skip) n(idx)
         join task_spec s on s.version_id = b.version_id and s.idx = n.idx::int
-        where x.kind = 'success' and not has_instances(x.r, n.idx::int) order by x.r, n.idx
+        cross join lateral instances_to_skip(x.r, s, b.map_head, x.m) i
+        where x.kind = 'success' order by x.r, i.idx, i.map_index
         on conflict (run_id, idx, map_index) do update set state = 'skipped', finished_at = t, reason = excluded.reason
             where k.state = 'waiting'
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state

@@ -64,7 +64,7 @@ begin
         repairs := array_append(repairs, 'run_without_tasks');
         fx := start_runs(array[p_run_id], false, fx);
     else
-        evaluated := evaluate_waiting_tasks(array[p_run_id], fx);
+        evaluated := evaluate_waiting_tasks(array[p_run_id], null, fx);
         fx := complete_tasks(evaluated.tasks, evaluated.fx);
         repairs := repairs || case when cardinality(evaluated.tasks) > 0 then array['undecided_task'] end;
     end if;
@@ -74,7 +74,8 @@ begin
         insert into task (run_id, idx, version_id, state)
         select distinct p_run_id, g.dst, status.version_id, 'waiting'::task_state from task k
         cross join lateral (select x.dst, x.leaves_group from edge x
-                            where x.version_id = status.version_id and x.src = k.idx offset 0) g
+                            where x.version_id = status.version_id and x.src = k.idx
+                                and coalesce(x.scope, 'list') = 'list' offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
           and (g.leaves_group is null or is_group_finished(p_run_id, status.version_id, g.leaves_group))
           and not has_instances(p_run_id, g.dst)
@@ -86,7 +87,7 @@ begin
         repairs := array_append(repairs, 'uncounted_upstream');
         perform recount_upstream(p_run_id, array(
             select k.idx from task k where k.run_id = p_run_id and k.state = 'waiting'));
-        evaluated := evaluate_waiting_tasks(array[p_run_id], fx);
+        evaluated := evaluate_waiting_tasks(array[p_run_id], null, fx);
         fx := complete_tasks(evaluated.tasks, evaluated.fx);
     end if;
 
@@ -254,7 +255,7 @@ begin
         -- an end that was not counted, so that what follows has no row at all
         select 1 from task k
         cross join lateral (select x.dst, x.leaves_group from edge x where x.version_id = status.version_id
-                            and x.src = k.idx offset 0) g
+                            and x.src = k.idx and coalesce(x.scope, 'list') = 'list' offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
           and (g.leaves_group is null or is_group_finished(p_run_id, status.version_id, g.leaves_group))
           and (select true from task n where n.run_id = p_run_id and n.idx = g.dst limit 1) is null)
@@ -270,8 +271,13 @@ begin
                 coalesce(w.n_extra, 0))
               is distinct from (u.success, u.failed, u.upstream_failed, u.skipped, u.setup_success, u.setup_skipped,
                                 u.more)
-           or evaluate_trigger_rule(s.trigger_rule, s.upstream_total + u.more, u.success, u.failed, u.upstream_failed,
-               u.skipped, s.setup_total, u.setup_success, u.setup_skipped) <> 'wait')) then
+           or (evaluate_trigger_rule(
+                   case when s.map_head is null or w.map_index >= 0 then s.trigger_rule else 'all_done' end,
+                   case when s.map_head is null or w.map_index >= 0 then s.upstream_total else s.lists_total end
+                       + u.more, u.success, u.failed, u.upstream_failed, u.skipped, s.setup_total, u.setup_success,
+                   u.setup_skipped) <> 'wait'
+               and (s.map_head is null
+                   or is_group_decidable(p_run_id, w.version_id, s.map_head, w.map_index))))) then
         return 'drifted';
     end if;
     return case when seen.moving = 0 then 'stuck' else 'sound' end;

@@ -92,7 +92,7 @@ end $$;
 
 -- Makes a version the current one of its DAG. The caller holds the locks of its schedules, and has applied what is due.
 -- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, run_retries, starts_paused, tasks: [...],
--- edges: [[src, dst, leaves_group]], inputs: [[idx, src]], schedules: [planned_schedule]}, and rows for the tables
+-- edges: [[src, dst, leaves_group, scope]], inputs: [[idx, src]], schedules: [planned_schedule]}, and rows for the tables
 -- below. EV006: another deployment has a DAG of that name.
 create function store_dag(p_dag jsonb, p_deployment text, p_actor actor, out stored stored_dag) language plpgsql as $$
 declare
@@ -144,17 +144,18 @@ declare
 begin
     insert into task_spec (version_id, idx, name, queue, priority, trigger_rule, upstream_total, setup_total,
         is_setup, is_leaf, is_root, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, has_order_key,
-        awaits_past, is_mapped, is_wait, notifies, group_id, decides_group)
+        awaits_past, is_mapped, is_wait, notifies, group_id, decides_group, map_head, lists_total, feeds_instances)
     select p_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
            x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets,
            coalesce(x.is_gated, false), coalesce(x.is_ordered, false), coalesce(x.awaits_past, false),
            coalesce(x.is_mapped, false), coalesce(x.defers, false), coalesce(x.notifies, false), x.group_id,
-           coalesce(x.decides_grp, false)
+           coalesce(x.decides_grp, false), x.map_head, x.lists_total, coalesce(x.feeds_instances, false)
     from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint,
         rule trigger_rule, upstream_total int, setup_total int, is_setup boolean, is_leaf boolean,
         starts_at_once boolean, max_attempts int, rerun_on_loss boolean, queue_timeout double precision,
         outlets text[], is_gated boolean, is_ordered boolean, awaits_past boolean, is_mapped boolean,
-        defers boolean, notifies boolean, group_id int, decides_grp boolean);
+        defers boolean, notifies boolean, group_id int, decides_grp boolean,
+        map_head int, lists_total int, feeds_instances boolean);
     for part, target in
         values ('groups', 'retry_group'), ('gates', 'task_gate'), ('mappings', 'task_mapping'),
                ('lists', 'mapping_input'), ('children', 'trigger_dag_task'), ('notices', 'notification_rule'),
@@ -164,8 +165,8 @@ begin
                        'cross join lateral jsonb_populate_record(null::%1$I, x || $2) r', target)
         using p_dag->part, jsonb_build_object('version_id', p_version_id);
     end loop;
-    insert into edge (version_id, src, dst, leaves_group)
-    select p_version_id, (x->>0)::int, (x->>1)::int, (x->>2)::int from jsonb_array_elements(p_dag->'edges') x;
+    insert into edge (version_id, src, dst, leaves_group, scope)
+    select p_version_id, (x->>0)::int, (x->>1)::int, (x->>2)::int, (x->>3)::edge_scope from jsonb_array_elements(p_dag->'edges') x;
     insert into task_input (version_id, idx, src)
     select p_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'inputs') x;
 end $$;

@@ -137,19 +137,21 @@ declare
     taken task_ref[] := '{}';
 begin
     for one in
-        select g.run_id, g.dst as idx, s.queue, s.priority
+        select distinct g.run_id, g.dst as idx, k.map_index, s.queue, s.priority
         from downstream_tasks(p_tasks) g
         join task_spec s on s.version_id = g.version_id and s.idx = g.dst
-        cross join lateral (select from task k where k.run_id = g.run_id and k.idx = g.dst and k.map_index = -1
+        cross join lateral (select k.map_index from task k where k.run_id = g.run_id and k.idx = g.dst
+                            and (k.map_index = -1 or (s.map_head is not null
+                                and k.map_index = coalesce(g.map_index, k.map_index) and k.attempt = 0))
                             and k.state in ('pending', 'available') offset 0) k
-        where g.has_heard order by g.run_id, g.dst
+        where g.has_heard order by g.run_id, g.dst, k.map_index
     loop
-        fx := leave_gate_queues(array[one.run_id], one.idx, -1, fx);
+        fx := leave_gate_queues(array[one.run_id], one.idx, one.map_index, fx);
         delete from ready_task q where q.queue = one.queue and q.rank in (9 - one.priority, 9) and q.run_id = one.run_id
             and q.idx = one.idx
-          and q.map_index = -1;
+          and q.map_index = one.map_index;
         update task k set state = 'canceled', finished_at = clock(), not_before = null
-        where k.run_id = one.run_id and k.idx = one.idx and k.map_index = -1 and k.state in ('pending', 'available')
+        where k.run_id = one.run_id and k.idx = one.idx and k.map_index = one.map_index and k.state in ('pending', 'available')
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state into back;
         if found then
             fx := release_gates(array[back], fx);
@@ -160,6 +162,7 @@ begin
     for one in
         select g.run_id, array_agg(g.dst order by g.dst) as idxs from downstream_tasks(p_tasks) g
         join task_spec s on s.version_id = g.version_id and s.idx = g.dst and s.is_mapped
+            and s.map_head is null
         where g.has_heard and has_instances(g.run_id, g.dst) and not exists (
             select 1 from task k where k.run_id = g.run_id and k.idx = g.dst
                 and (k.state not in ('pending', 'available') or k.attempt > 0))
@@ -173,20 +176,22 @@ begin
     return row(taken, fx)::move_result;
 end $$;
 
--- The tasks that count the ends of these tasks, and whether they have: of a group with retries, all ends at once.
+-- The tasks that count the ends of these tasks, and whether they have: of a group with retries, all ends at once. With a
+-- map_index only that instance of them.
 create function downstream_tasks(p_tasks task_ref[])
-returns table (run_id bigint, version_id int, dst int, has_heard boolean) language sql stable as $$
-    select x.run_id, x.version_id, x.dst, bool_or(x.has_heard) from (
-        select p.run_id, p.version_id, g.dst, true as has_heard
+returns table (run_id bigint, version_id int, dst int, map_index int, has_heard boolean) language sql stable as $$
+    select x.run_id, x.version_id, x.dst, x.map_index, bool_or(x.has_heard) from (
+        select p.run_id, p.version_id, g.dst,
+               case g.scope when 'same_index' then p.map_index end as map_index, true as has_heard
         from unnest(p_tasks) p join edge g on g.version_id = p.version_id and g.src = p.idx and g.leaves_group is null
         union all
-        select p.run_id, p.version_id, g.dst, is_group_finished(p.run_id, p.version_id, p.group_id)
+        select p.run_id, p.version_id, g.dst, null, is_group_finished(p.run_id, p.version_id, p.group_id)
         from (select distinct q.run_id, q.version_id, s.group_id from unnest(p_tasks) q
               join task_spec s on s.version_id = q.version_id and s.idx = q.idx and s.group_id is not null) p
         join retry_group w on w.version_id = p.version_id and w.group_id = p.group_id
         cross join unnest(w.members) m(idx)
         join edge g on g.version_id = p.version_id and g.src = m.idx and g.leaves_group = p.group_id
-    ) x group by x.run_id, x.version_id, x.dst
+    ) x group by x.run_id, x.version_id, x.dst, x.map_index
 $$;
 
 -- Resets terminal tasks to waiting, counts their upstream again and evaluates them. The caller holds the runs' locks.
@@ -197,6 +202,7 @@ declare
     ended run_state;
     moved move_result;
 begin
+    p_tasks := with_whole_groups(p_tasks);
     moved := reset_downstream(p_tasks, fx);
     p_tasks := p_tasks || moved.tasks;
     perform record_cleared_attempts(p_tasks);
@@ -231,7 +237,7 @@ begin
     perform requeue_log_archiving(runs);
     -- A run that stayed open decides now; one that was closed waits for admission like any other queued run.
     moved := evaluate_waiting_tasks(array(
-        select s.run_id from run_status s where s.run_id = any(runs) and s.state = 'running'), moved.fx);
+        select s.run_id from run_status s where s.run_id = any(runs) and s.state = 'running'), null, moved.fx);
     fx := complete_tasks(moved.tasks, moved.fx);
     fx := (admit_runs(array(
         select distinct s.dag_id from run_status s where s.run_id = any(runs) and s.state = 'queued'), fx)).fx;
@@ -252,10 +258,11 @@ begin
     elsif p_version_id is distinct from (select d.version_id from dag d where d.dag_id = status.dag_id) then
         raise exception 'Another version was published meanwhile: look again.' using errcode = 'EV003';
     elsif exists (
-        select 1 from (select s.idx, s.name, s.is_mapped from task_spec s where s.version_id = status.version_id) o
-        full join (select s.idx, s.name, s.is_mapped from task_spec s where s.version_id = p_version_id) n
+        select 1 from (select s.idx, s.name, s.is_mapped, s.map_head from task_spec s
+                       where s.version_id = status.version_id) o
+        full join (select s.idx, s.name, s.is_mapped, s.map_head from task_spec s where s.version_id = p_version_id) n
             on n.idx = o.idx
-        where (o.name, o.is_mapped) is distinct from (n.name, n.is_mapped)) then
+        where (o.name, o.is_mapped, o.map_head) is distinct from (n.name, n.is_mapped, n.map_head)) then
         raise exception 'The newest version has other tasks than run % began with: start a new run of it.', p_run_id
             using errcode = 'EV003';
     end if;
@@ -327,7 +334,7 @@ begin
     select * into spec from task_spec s where s.version_id = status.version_id and s.idx = p_idx;
     -- An instance can be marked when there is one, a mapped task as a whole as long as it has none.
     if spec.idx is null or p_state not in ('success', 'failed', 'skipped') or (case when p_map_index = -1 then
-           spec.is_mapped and has_instances(p_run_id, p_idx) else
+           spec.is_mapped and (has_instances(p_run_id, p_idx) or spec.map_head is not null) else
            not exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index)
                end) then
         return null;

@@ -247,7 +247,7 @@ create view all_tasks as
 select r.run_id, s.idx, coalesce(k.map_index, -1) as map_index, r.dag_id, d.name as dag, x.version_id, s.name as task,
        s.queue, s.priority, s.max_attempts, coalesce(k.state, 'waiting') as state, coalesce(k.epoch, 0) as epoch,
        coalesce(k.attempt, 0) as attempt, k.lost_attempts as losses, k.session, k.request, k.not_before, k.started_at,
-       k.finished_at, k.exit_code,
+       k.finished_at, k.exit_code, k.map_name,
        case when k.state = 'pending' and k.not_before is not null and exists (
                 select 1 from retry_queue l where l.shard = any(array(select h.shard from shard h))
                     and l.queue = s.queue

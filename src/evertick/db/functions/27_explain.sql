@@ -62,14 +62,20 @@ begin
                                               'rule', spec.trigger_rule,
                                               'ended', coalesce(k.n_success, 0) + coalesce(k.n_failed, 0)
                                                        + coalesce(k.n_upstream_failed, 0) + coalesce(k.n_skipped, 0),
-                                              'total', spec.upstream_total + coalesce(k.n_extra, 0))
-        -- of a group with retries all tasks, because none counts before all have ended
-        from (select e.src from edge e where e.version_id = status.version_id and e.dst = p_idx
-              union select unnest(w.members) from edge e join retry_group w on w.version_id = e.version_id
+                                              'total', case when spec.map_head is null or p_map_index >= 0
+                                                  then spec.upstream_total else spec.lists_total end
+                                                  + coalesce(k.n_extra, 0))
+        -- of a group with retries all tasks, because none counts before all have ended; of a mapped group that is still
+        -- one those that return its lists
+        from (select e.src, e.scope = 'same_index' as is_same from edge e
+              where e.version_id = status.version_id and case when spec.map_head is null or p_map_index >= 0
+                  then e.dst = p_idx else e.dst = spec.map_head and e.scope = 'list' end
+              union select unnest(w.members), false from edge e join retry_group w on w.version_id = e.version_id
                   and w.group_id = e.leaves_group
               where e.version_id = status.version_id and e.dst = p_idx) g
         join task_spec s on s.version_id = status.version_id and s.idx = g.src
         left join task u on u.run_id = p_run_id and u.idx = g.src
+            and (g.is_same is not true or u.map_index = p_map_index)
         where coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
         order by array_position(array['waiting', 'pending', 'deferred', 'available', 'queued', 'running']::task_state[],
                                 coalesce(u.state, 'waiting')) desc, g.src

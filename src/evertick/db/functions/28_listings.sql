@@ -50,7 +50,7 @@ select r.run_id, r.dag_id, d.name as dag, b.version_id, v.number as version, v.c
                 select 1 from task_trigger w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index
                                                and w.event is null)
             then 'polling' else k.state::text end as phase,
-       coalesce(k.attempt, 0) as attempt, k.started_at, k.finished_at,
+       coalesce(k.attempt, 0) as attempt, k.started_at, k.finished_at, k.map_name,
        (select count(*) from attempt a where a.run_id = k.run_id and a.idx = k.idx and a.map_index = k.map_index
                                          and a.epoch <> k.epoch)::int
        + (k.started_at is not null or exists (select 1 from attempt a where a.run_id = k.run_id and a.idx = k.idx

@@ -84,10 +84,7 @@ create function outputs_of(p_run_id bigint, p_task text, p_key text) returns jso
     from (select v.map_index, x.value from run_status s
           join task_spec t on t.version_id = s.version_id and t.name = p_task
           join result v on v.run_id = s.run_id and v.idx = t.idx
-          cross join lateral (select case
-              when v.value->>'$evertick' is distinct from 'outputs' then case when p_key is null then v.value end
-              when p_key is null then nullif(v.value->'value', 'null')
-              else v.value->'named'->p_key end as value) x
+          cross join lateral (select output_part(v.value, p_key) as value) x
           where s.run_id = p_run_id and x.value is not null order by v.map_index limit 100000) o
 $$;
 
@@ -169,6 +166,19 @@ begin
         raise exception 'ask % is unknown', p_verb using errcode = 'invalid_parameter_value';
     end case;
     return jsonb_build_object('value', found_value);
+end $$;
+
+-- What an attempt calls its instance of a mapped task. Null if the attempt is not held.
+create function name_instance_for_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
+                                          p_name text) returns boolean language plpgsql as $$
+begin
+    if not lock_lease(p_session, p_run_id, p_idx, p_map_index, p_epoch) then
+        return null;
+    end if;
+    update task k set map_name = p_name
+    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.map_index >= 0
+      and k.state = 'running' and k.epoch = p_epoch and k.session = p_session and k.map_name is distinct from p_name;
+    return found;
 end $$;
 
 -- A run that an attempt triggers; null if the attempt is not held or the DAG was deleted.

@@ -24,6 +24,7 @@ create type stop_request as enum ('cancel', 'clear', 'mark_success', 'mark_faile
 -- (`checks`): a task passes if its need is no larger than the room there (free_slots).
 create type gate_kind as enum ('pool', 'mutex', 'key', 'group', 'task', 'dag', 'order', 'rate', 'past');
 create type map_mode as enum ('product', 'zip', 'kwargs');
+create type edge_scope as enum ('same_index', 'each_index', 'list');
 -- What a task waits for: a DAG to start, its run, an instant, a time of day, an event, a decision, the next poll.
 create type wait_kind as enum ('start', 'run', 'time', 'clock', 'event', 'approval', 'poll', 'trigger');
 
@@ -117,6 +118,9 @@ create table task_spec (
     notifies       boolean not null default false,   -- it has rows in notification_rule
     group_id       int,                                   -- the group with retries that it belongs to
     decides_group  boolean not null default false,     -- its failure is that of the group
+    map_head       int,   -- the first task of the mapped group that it belongs to, whose row expands the whole group
+    lists_total    int,   -- of those: for how many tasks the row of the whole waits; never satisfied but at the head
+    feeds_instances boolean not null default false,   -- a task of a mapped group waits for it with each instance
     primary key (version_id, idx)
 );
 
@@ -130,9 +134,12 @@ create table retry_group (
 create table edge (
     version_id int not null, src int not null, dst int not null,
     leaves_group int,   -- the group with retries that it leads out of: src counts when all of the group has ended
-    primary key (version_id, src, dst) include (leaves_group)
+    -- Into a mapped group: from a task of it, by index; from outside, to each instance; from a task that returns a list
+    -- to the head, which reads it. Null for other tasks.
+    scope edge_scope,
+    primary key (version_id, src, dst) include (leaves_group, scope)
 );
-create index edge_upstream on edge (version_id, dst, src) include (leaves_group);
+create index edge_upstream on edge (version_id, dst, src) include (leaves_group, scope);
 
 -- The upstream results that a task takes as arguments, under the names of the upstream tasks.
 create table task_input (
@@ -164,13 +171,15 @@ create table task_mapping (
     primary key (version_id, idx)
 );
 
--- The lists of a mapped task, in the order of its arguments: what a task returned (src), or one in the code (length).
+-- The lists of a mapped task, in the order of its arguments: what a task returned (src), one in the code (length), or
+-- one that its code makes of results of tasks (size), of which only the length follows from theirs.
 create table mapping_input (
     version_id int not null, idx int not null, place int not null,
     src        int,
     length     int,
+    size       jsonb,
     primary key (version_id, idx, place),
-    check ((src is null) <> (length is null))
+    check (num_nonnulls(src, length, size) = 1)
 );
 
 create table trigger_dag_task (
@@ -476,6 +485,7 @@ create table task (
     n_extra           int,   -- how many upstream tasks there are in addition to those of the version, by mapping
     exit_code         int,
     reason            text,
+    map_name          text,   -- what an instance is called, in addition to its number
     primary key (run_id, idx, map_index),
     check (state <> 'running' or (session is not null and epoch > 0 and started_at is not null)),
     check (state <> 'queued' or (session is not null and epoch > 0 and started_at is null)),

@@ -82,6 +82,7 @@ class ListedTask:
     note: str | None
     pool: str | None
     slots: int | None
+    map_name: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

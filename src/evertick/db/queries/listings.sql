@@ -254,7 +254,7 @@ with found as not materialized (
 select t.total, f.* from (select count(*) as total from (select from found limit %(most)s) x) t
   left join lateral (select run_id, dag_id, dag, version_id, version, version_created_at, text_id, fire_at, due_at, idx,
                             map_index, task, queue, priority, max_attempts, phase, attempt, tries, started_at,
-                            finished_at, seconds, reason, host, note, pool, slots
+                            finished_at, seconds, reason, host, note, pool, slots, map_name
                        from found order by /* order */ run_id, idx, map_index limit %(limit)s offset %(offset)s) f
       on true
 
@@ -297,7 +297,7 @@ select t.total, f.* from (select count(*) as total from (select from found limit
   left join lateral (
       select l.run_id, l.dag_id, l.dag, l.version_id, l.version, l.version_created_at, l.text_id, l.fire_at, l.due_at,
              l.idx, l.map_index, l.task, l.queue, l.priority, l.max_attempts, l.phase, l.attempt, l.tries, l.started_at,
-             l.finished_at, l.seconds, l.reason, l.host, l.note, l.pool, l.slots
+             l.finished_at, l.seconds, l.reason, l.host, l.note, l.pool, l.slots, l.map_name
         from (select p.*, row_number() over () as place
                 from (select * from found
                        where t.total > 0 or %(most)s = 0 order by /* order */ run_id, idx, map_index
@@ -340,7 +340,7 @@ select run_id from run where dag_id = %(dag_id)s and key = %(key)s
 -- Some tasks of one run, by their positions in it, with the columns of the run's task list.
 select t.run_id, t.dag_id, t.dag, t.version_id, t.version, t.version_created_at, t.text_id, t.fire_at, t.due_at, t.idx,
        t.map_index, t.task, t.queue, t.priority, t.max_attempts, t.phase, t.attempt, t.tries, t.started_at,
-       t.finished_at, t.seconds, t.reason, t.host, t.note, t.pool, t.slots
+       t.finished_at, t.seconds, t.reason, t.host, t.note, t.pool, t.slots, t.map_name
   from listed_task t where t.run_id = %(run_id)s and t.idx = any(%(idxs)s::int[]) order by t.idx, t.map_index
  limit %(limit)s
 

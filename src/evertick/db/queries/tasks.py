@@ -59,6 +59,7 @@ class TaskRow:
     exit_code: int | None
     reason: str | None
     request: str | None
+    map_name: str | None = None
 
     @property
     def idx(self) -> int:

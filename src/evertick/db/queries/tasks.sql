@@ -3,12 +3,12 @@
 -- name: list_of_run
 -- The tasks view shows tasks without a row as waiting.
 select idx as task_index, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at,
-       finished_at, exit_code, reason, request
+       finished_at, exit_code, reason, request, map_name
   from all_tasks where run_id = %(run_id)s order by idx, map_index limit %(limit)s
 
 -- name: find
 select idx as task_index, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at,
-       finished_at, exit_code, reason, request
+       finished_at, exit_code, reason, request, map_name
   from all_tasks where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s
 
 -- name: count_by_state
@@ -52,14 +52,14 @@ select dst from below order by dst
 -- name: page_of_run
 -- In their order, from after one.
 select idx as task_index, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at,
-       finished_at, exit_code, reason, request
+       finished_at, exit_code, reason, request, map_name
   from all_tasks where run_id = %(run_id)s and (idx, map_index) > (%(idx)s::int, %(map_index)s::int)
    and (%(state)s::task_state is null or state = %(state)s) order by idx, map_index limit %(limit)s
 
 -- name: folded_page_of_run
 -- The same with only the first instance of each mapped task.
 select idx as task_index, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at,
-       finished_at, exit_code, reason, request
+       finished_at, exit_code, reason, request, map_name
   from all_tasks where run_id = %(run_id)s and idx > %(idx)s::int and map_index <= 0 order by idx limit %(limit)s
 
 -- name: instances_of_run
@@ -72,7 +72,7 @@ select t.idx, t.state::text as state, count(*) as instances, min(t.started_at) a
 -- name: by_name
 -- All tasks of that name in a run: one, or one per map index.
 select t.idx as task_index, t.map_index, t.task, t.state, t.attempt, t.max_attempts, t.epoch, t.queue, t.priority,
-       t.not_before, t.started_at, t.finished_at, t.exit_code, t.reason, t.request
+       t.not_before, t.started_at, t.finished_at, t.exit_code, t.reason, t.request, t.map_name
   from run_status r join task_spec s on s.version_id = r.version_id and s.name = %(task)s
   join all_tasks t on t.run_id = r.run_id and t.idx = s.idx where r.run_id = %(run_id)s order by t.map_index
  limit %(limit)s

@@ -10,8 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from evertick.domain.attempt import Outcome, OutcomeKind
-from evertick.domain.dags.spec import BranchChoice, DagSpec
+from evertick.domain.dags.gates import GateKind
+from evertick.domain.dags.mapping import Mapping, check_mapping
+from evertick.domain.dags.spec import BranchChoice, DagSpec, MappedGroup, TaskSpec
 from evertick.domain.errors import BadChoice
+from evertick.domain.states import TriggerRule
 
 
 def judge(spec: DagSpec, outcome: Outcome) -> Outcome:
@@ -121,6 +124,53 @@ def groups_of(spec: DagSpec) -> list[int | None]:
         around = (named.get(".".join(parts[:depth])) for depth in range(1, len(parts) + 1))
         known[name] = next((each for each in around if each is not None), None)
     return [known.get(task.group) for task in spec.tasks]
+
+
+def map_heads(spec: DagSpec) -> list[int | None]:
+    """For each task of a mapped group the position of the group's first task, which none of the group precedes."""
+    found: list[int | None] = [None] * len(spec.tasks)
+    for group in spec.mapped_groups:
+        members = [idx for idx, task in enumerate(spec.tasks) if _is_inside(task, group)]
+        for idx in members:
+            found[idx] = members[0]
+    return found
+
+
+def _is_inside(task: TaskSpec, group: MappedGroup) -> bool:
+    return task.group is not None and f"{task.group}.".startswith(f"{group.name}.")
+
+
+def mapping_at(spec: DagSpec, idx: int) -> Mapping | None:
+    """How the task at this position expands: by itself, or with its group."""
+    groups = (group.mapping for group in spec.mapped_groups if _is_inside(spec.tasks[idx], group))
+    return spec.tasks[idx].mapping or next(groups, None)
+
+
+def check_mapped_groups(spec: DagSpec) -> Iterator[str]:
+    """Errors of mapped groups that can be known before a run."""
+    for group in spec.mapped_groups:
+        members = {idx for idx, task in enumerate(spec.tasks) if _is_inside(task, group)}
+        tasks = [spec.tasks[idx] for idx in sorted(members)]
+        around = [each.name for each in spec.mapped_groups if group.name.startswith(f"{each.name}.")]
+        retried = [each.name for each in spec.groups if f"{each.name}.".startswith(f"{group.name}.")]
+        if not tasks:
+            yield f"group {group.name!r} is mapped and has no tasks."
+        if around:
+            yield f"group {group.name!r} is mapped and is inside {around[0]!r}, which is mapped too: keep one of them."
+        if retried:
+            yield f"group {retried[0]!r} has retries and is mapped: give its tasks retries instead."
+        for task in tasks:
+            if task.mapping is not None or task.is_setup or task.is_teardown or task.runs_nowhere:
+                what = "mapped" if task.mapping else "a setup or teardown" if not task.runs_nowhere else "a wait"
+                yield f"task {task.name!r} is {what} and cannot be in the mapped group {group.name!r}."
+            if any(gate.kind is GateKind.ORDER for gate in task.gates):
+                yield f"task {task.name!r} is in a mapped group: `order` is not allowed there."
+        above = {idx: {up for up, down in spec.edges if down == idx} for idx in sorted(members)}
+        roots = [{spec.tasks[up].name for up in ups} for ups in above.values() if ups.isdisjoint(members)]
+        # Any of them may be the first one, whose row waits for the lists.
+        shared = set.intersection(*roots) if roots else set()
+        for problem in check_mapping(group.mapping, rule=TriggerRule.ALL_SUCCESS, upstream=shared):
+            yield f"group {group.name!r}: {problem}"
 
 
 def group_leaves(spec: DagSpec) -> set[int]:

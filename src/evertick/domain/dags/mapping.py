@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping as Dict
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice, product
 from math import prod
 from typing import NamedTuple
 
+from evertick.domain.dags.params import JsonValue
 from evertick.domain.states import TriggerRule
 
 DEFAULT_INSTANCES = 10_000
@@ -29,11 +31,17 @@ class MapHow(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedList:
-    """One list of a mapped task: its argument, and either the task that returns it or its length in the code."""
+    """One list of a mapped task: its argument, and either the task that returns it, its length in the code, or how its length
+    follows from results of tasks: `{"task": name}`, or `{"sum": [...]}`, "min" or "max" of such lengths."""
 
     argument: str | None = None
     task: str | None = None
     length: int | None = None
+    size: Dict[str, JsonValue] = field(default_factory=dict)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return (self.task,) if self.task is not None else tuple(_tasks_of(self.size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +69,19 @@ def check_mapping(mapping: Mapping, *, rule: TriggerRule, upstream: Collection[s
             f"it expands to {planned:,} instances, and at most {mapping.most:,} are allowed;"
             " shorten the lists, or raise max_instances."
         )
-    for each in mapping.lists:
-        if each.task is not None and each.task not in upstream:
-            yield f"it expands over the result of {each.task!r}, which is not upstream of it."
-        if each.task is not None and rule in HASTY_RULES:
-            yield f"it expands over the result of {each.task!r}, but trigger rule {rule} may start it before that task has ended."
+    for name in (name for each in mapping.lists for name in each.tasks):
+        if name not in upstream:
+            yield f"it expands over the result of {name!r}, which is not upstream of it."
+        if rule in HASTY_RULES:
+            yield f"it expands over the result of {name!r}, but trigger rule {rule} may start it before that task has ended."
+
+
+def _tasks_of(size: Dict[str, JsonValue]) -> Iterator[str]:
+    for key, value in size.items():
+        if key == "task":
+            yield str(value)
+        for part in value if isinstance(value, list) else ():
+            yield from _tasks_of(part)  # type: ignore[arg-type]
 
 
 class Items(NamedTuple):

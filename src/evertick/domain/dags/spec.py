@@ -124,6 +124,15 @@ class GroupSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MappedGroup:
+    """A group of tasks that expands as a whole: each of its tasks has an instance per element, which follows only the
+    instances with its own index."""
+
+    name: str
+    mapping: TaskMapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSchedule:
     """One of a DAG's schedules, with the parameters of its runs. A field that is None takes the DAG's value."""
 
@@ -166,6 +175,7 @@ class DagSpec:
     executor_options: Mapping[str, JsonValue] = field(default_factory=dict)
     notices: tuple[NotificationRuleSpec, ...] = ()
     groups: tuple[GroupSpec, ...] = ()
+    mapped_groups: tuple[MappedGroup, ...] = ()
 
 
 def to_json(spec: DagSpec) -> str:
@@ -186,6 +196,7 @@ def structural_hash(spec: DagSpec) -> str:
         params=tuple(sorted(spec.params, key=lambda param: param.name)),
         schedules=tuple(sorted(spec.schedules, key=lambda schedule: schedule.name)),
         groups=tuple(sorted(spec.groups, key=lambda group: group.name)),
+        mapped_groups=tuple(sorted(spec.mapped_groups, key=lambda group: group.name)),
     )
     return hashlib.sha256(to_json(canonical).encode()).hexdigest()
 
@@ -227,6 +238,7 @@ _DEFAULTS: dict[type, list[tuple[str, object]]] = {
         NotificationRuleSpec,
         WaitSpec,
         GroupSpec,
+        MappedGroup,
     )
 }
 
@@ -286,4 +298,5 @@ _DAG = _readers(
     schedules=_read_all(NamedSchedule, _SCHEDULE),
     notices=_read_all(NotificationRuleSpec, _NOTICE),
     groups=_read_all(GroupSpec, {}),
+    mapped_groups=_read_all(MappedGroup, {"mapping": lambda raw: _read(TaskMapping, raw, _MAPPING)}),
 )

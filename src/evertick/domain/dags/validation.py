@@ -14,7 +14,7 @@ from types import NoneType
 
 from evertick.domain.attempt import storable_text
 from evertick.domain.dags.gates import GateKind, check_gates, check_versions
-from evertick.domain.dags.graph import check_groups
+from evertick.domain.dags.graph import check_groups, check_mapped_groups
 from evertick.domain.dags.mapping import check_mapping
 from evertick.domain.dags.params import JsonValue, check_params, shown
 from evertick.domain.dags.spec import BranchChoice, DagSpec, NamedSchedule, TaskKind, TaskSpec
@@ -55,7 +55,7 @@ def validate(spec: DagSpec) -> None:
     if not problems:
         problems = [*_check_edges(spec), *_check_schedules(spec)]
     if not problems:
-        problems = [*check_groups(spec)]
+        problems = [*check_groups(spec), *check_mapped_groups(spec)]
     if problems:
         raise InvalidDag(f"DAG {shown(spec.name)}: {' '.join(problems)}")
 

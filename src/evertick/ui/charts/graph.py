@@ -422,7 +422,10 @@ async def graph_of(conn: AsyncConnection, *, version_id: int, run_id: int | None
     found = [] if run_id is None else await overview.states_of_run(conn, run_id=run_id, limit=20 * MOST_TASKS)
     states = node_states(names, found, is_run=run_id is not None)
     layout = _laid_out(names, tuple(task.get("group") for task in tasks), tuple(edges_of(version.spec)))
-    nodes = [Node(place, states[place.idx], tasks[place.idx].get("mapping") is not None) for place in layout.nodes]
+    raw: Any = version.spec
+    groups = tuple(f"{group['name']}." for group in raw.get("mapped_groups", ()))
+    mapped = [task.get("mapping") is not None or f"{task.get('group')}.".startswith(groups) for task in tasks]
+    nodes = [Node(place, states[place.idx], mapped[place.idx]) for place in layout.nodes]
     return Graph(layout, nodes)
 
 
