@@ -22,6 +22,7 @@ from evertick.db.statements import sql_function
 from evertick.domain.access import Actor
 from evertick.domain.dags.gates import KEYED, GateKind, GateSpec, awaits_past, key_parts, version_path
 from evertick.domain.dags.graph import group_leaves, groups_of, leaves, map_heads
+from evertick.domain.dags.mapping_rows import edge_scope, mapped_group_row, mapping_rows
 from evertick.domain.dags.spec import ChildSpec, DagSpec, TaskSpec, from_json, structural_hash, to_json
 from evertick.domain.dags.waits import TimeoutAction, WaitKind, WaitSpec
 from evertick.domain.deployments import DEFAULT, DeploymentChange, DeploymentKind
@@ -31,7 +32,6 @@ from evertick.domain.routing import Routing, queues_of
 from evertick.domain.states import TriggerRule
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.fire_schedules import JsonObject, is_same_spec, plan_end
-from evertick.engine.mapping_rows import edge_scope, mapped_group_row, mapping_rows
 from evertick.engine.runs import find_dag_row
 from evertick.engine.schedules import (
     Planner,
@@ -216,10 +216,9 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
     decisive = leaves(spec)
     position = {task.name: index for index, task in enumerate(spec.tasks)}
     queues = queues_of(routing, spec)
-    group_of, ends_of_groups = groups_of(spec), group_leaves(spec)
+    group_of, ends_of_groups, heads = groups_of(spec), group_leaves(spec), map_heads(spec)
     # The end of these wakes tasks of the next run.
     past = {gate.name for task in spec.tasks for gate in task.gates if gate.kind is GateKind.PAST}
-    heads = map_heads(spec)
     return {
         "name": spec.name,
         "file": file,
@@ -241,8 +240,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "setup_total": setups[index],
                 "is_setup": task.is_setup,
                 "is_leaf": index in decisive,
-                "starts_at_once": heads[index] is None
-                and (upstream[index] == 0 or task.trigger_rule is TriggerRule.ALWAYS),
+                "starts_at_once": upstream[index] == 0 or task.trigger_rule is TriggerRule.ALWAYS,
                 "max_attempts": task.retry.retries + 1,
                 "rerun_on_loss": task.rerun_on_loss,
                 "queue_timeout": task.queue_timeout_seconds,
@@ -252,7 +250,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "is_ordered": any(gate.kind is GateKind.ORDER for gate in task.gates),
                 "awaits_past": awaits_past(task.gates) or task.name in past,
                 "defers": task.runs_nowhere,
-                "is_mapped": task.mapping is not None or heads[index] is not None,
+                "is_mapped": task.mapping is not None,
                 "notifies": bool(task.notices),
                 "group_id": group_of[index],
                 "decides_grp": index in ends_of_groups,

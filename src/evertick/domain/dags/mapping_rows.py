@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from evertick.domain.dags.graph import map_heads, mapping_at
 from evertick.domain.dags.params import JsonValue
 from evertick.domain.dags.spec import DagSpec
-from evertick.engine.fire_schedules import JsonObject
+
+JsonObject = dict[str, object]
 
 
 def mapping_rows(spec: DagSpec, position: Mapping[str, int]) -> JsonObject:
@@ -48,9 +49,8 @@ def mapped_group_row(spec: DagSpec, index: int, heads: Sequence[int | None]) -> 
     if heads[index] is not None:
         lists = {up for up, down in spec.edges if down == index and edge_scope(spec, up, down, heads) == "list"}
         is_head = heads[index] == index
-        row = {"map_head": heads[index], "lists_total": len(lists) if is_head else 1}
-        if is_head and not lists:
-            row["starts_at_once"] = True
+        row = {"map_head": heads[index], "lists_total": len(lists) if is_head else 1, "is_mapped": True}
+        row["starts_at_once"] = is_head and not lists
     if any(up == index and edge_scope(spec, up, down, heads) in ("each_index", "list") for up, down in spec.edges):
         row["feeds_instances"] = True
     return row
