@@ -63,9 +63,11 @@ class RayCluster:
 
     def _run(self, *arguments: str) -> None:
         program = f"{os.environ['EVERTICK_TEST_RAY']}/bin/ray"
+        # Nodes of one machine, and clusters that are still ending, would take each other's port for submissions.
+        agent = f"--dashboard-agent-listen-port={own_port()}"
         with (self.root / "log").open("ab") as log:
             self._processes.append(
-                subprocess.Popen([program, "start", *arguments], stdout=log, stderr=log, start_new_session=True)
+                subprocess.Popen([program, "start", agent, *arguments], stdout=log, stderr=log, start_new_session=True)
             )
 
     def stop(self) -> None:
@@ -74,7 +76,9 @@ class RayCluster:
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
-            process.kill()
+            # Its children are in its session, and would outlive it.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self.http.close()
 
