@@ -175,7 +175,8 @@ def _observed(
 ) -> Observed:
     match status:
         case "created" | "configured" | "initialized":
-            return Observed(phase=Phase.WAITING, reason="it was created and is not started")
+            # Every container is, for a moment: no reason to tell anybody.
+            return Observed(phase=Phase.WAITING)
         case "running":
             return Observed(phase=Phase.RUNNING, outcome=outcome, since=since)
         case "exited" | "dead" | "removing" | "stopped":
