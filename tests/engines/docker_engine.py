@@ -60,7 +60,8 @@ class ContainerEngine:
             command = ["podman", *stores, "system", "service", "--time", "0", f"unix://{self.socket}"]
         self.socket.unlink(missing_ok=True)
         with (root / "log").open("ab") as log:
-            environment = {**os.environ, "CONTAINERS_CONF": f"{root}/containers.conf"}
+            # Podman leaves a copy of an imported image in its temporary directory.
+            environment = {**os.environ, "CONTAINERS_CONF": f"{root}/containers.conf", "TMPDIR": str(root)}
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         eventually_sync(lambda: self.client_says("GET", "/_ping") == b"OK" or None, 60)
 
