@@ -80,7 +80,7 @@ async def leased(runner: Runner, *held: TriggerRow) -> tuple[int, TriggerRow]:
 
 async def test_a_task_waits_for_its_trigger_and_resumes_with_the_event(conn: AsyncConnection, runner: Runner) -> None:
     run, claim = await deferred(runner)
-    waits = "it waits for trigger mod.Trigger since 2030-01-01T00:00:00"
+    waits = "it waits for trigger mod.Trigger, deferred at 2030-01-01T00:00:00"
     assert (await why(conn, run)).startswith(waits) and "a runner of queue default must run it" in await why(conn, run)
     assert await value(conn, "select count(*) from lease") == 0
     assert (await extend(conn, session=runner.session, held=[])).has_triggers

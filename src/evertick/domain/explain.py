@@ -234,7 +234,7 @@ def _deferred(it: Detail, when: When) -> str:
             return f"it waits for an approval, {it['title']!r}: `evertick approvals list`{until}"
         case "trigger":
             where = f", run by {it['runner']}" if it["runner"] else f"; a runner of queue {it['queue']} must run it"
-            return f"it waits for trigger {it['trigger']} since {when(it['trigger_since'])}{where}{until}"
+            return f"it waits for trigger {it['trigger']}, deferred {when(it['trigger_since'])}{where}{until}"
         case "poll":
             return f"it is polled next {when(it['until'])}, after {it['polls'] or 0} polls{until}"
     return "it is about to start waiting"
