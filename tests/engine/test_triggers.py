@@ -220,6 +220,16 @@ async def test_a_lost_trigger_or_deferral_is_repaired(conn: AsyncConnection, run
     assert await invariants.violations(conn) == []
 
 
+async def test_a_report_alone_leases_and_lists_nothing(conn: AsyncConnection, runner: Runner) -> None:
+    _, first = await leased(runner)
+    await deferred(runner)
+    done = await exchange_triggers(
+        conn, session=runner.session, reports=[ended(first.ref)], held=None, queues=["default"], free=9
+    )
+    assert (done.started, done.lost, done.stopped, done.refused, done.has_more) == ([], [], [], [], True)
+    assert len((await exchange(runner)).started) == 1
+
+
 async def test_only_what_was_reported_is_over(conn: AsyncConnection, runner: Runner) -> None:
     _, first = await leased(runner)
     _, second = await leased(runner, first)

@@ -56,7 +56,7 @@ async def _exchange_triggers(
     *,
     session: int,
     reports: str | None,
-    held: list[list[int]],
+    held: list[list[int]] | None,
     queues: list[str],
     match: list[str],
     free: int,
@@ -68,18 +68,18 @@ async def exchange_triggers(
     *,
     session: int,
     reports: Sequence[str],
-    held: Sequence[AttemptRef],
+    held: Sequence[AttemptRef] | None,
     queues: Sequence[str],
     match: Sequence[str] = (),
     free: int,
 ) -> TriggerExchange:
-    """`reports` are created by `encode_end`, and `held` contains the reported triggers. Sending a report again after a
-    lost reply is harmless."""
+    """`reports` are created by `encode_end`, and `held` contains the reported triggers; None: only report. Sending a report
+    again after a lost reply is harmless."""
     rows = await _exchange_triggers(
         conn,
         session=session,
         reports=f"[{','.join(reports)}]" if reports else None,
-        held=[[*key, epoch] for key, epoch in held],
+        held=None if held is None else [[*key, epoch] for key, epoch in held],
         queues=list(queues),
         match=list(match),
         free=free,

@@ -102,8 +102,8 @@ class EngineAccess(Peers, Protocol):
     async def exchange(self, reports: list[Report], free: int, may_claim: MayClaim) -> tuple[Exchange, Server | None]:
         """Report ended attempts and claim up to `free` tasks, in one round trip."""
 
-    async def exchange_triggers(self, reports: list[str], held: list[AttemptRef], free: int) -> TriggerExchange:
-        """Report how triggers ended, learn which are not held any more, and lease up to `free`."""
+    async def exchange_triggers(self, reports: list[str], held: list[AttemptRef] | None, free: int) -> TriggerExchange:
+        """Report how triggers ended, learn which are not held any more, and lease up to `free`. None: only report."""
 
     def abort(self) -> None:
         """Cut the connection of exchanges."""

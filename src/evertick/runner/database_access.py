@@ -123,7 +123,7 @@ class DatabaseAccess(DatabasePeers):
             self.notifier.wake(channel)
         return answer, server
 
-    async def exchange_triggers(self, reports: list[str], held: list[AttemptRef], free: int) -> TriggerExchange:
+    async def exchange_triggers(self, reports: list[str], held: list[AttemptRef] | None, free: int) -> TriggerExchange:
         me, conn = self._me, await self.side.get()
         answer = await exchange_triggers(
             conn, session=me.session, reports=reports, held=held, queues=me.queues, match=me.match, free=free

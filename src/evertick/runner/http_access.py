@@ -149,8 +149,9 @@ class HttpAccess:
         rest = json.dumps({"free": free, "server": server})
         return await self._api.ask_text(self._hot, "/exchange", f'{{"reports": [{texts}], {rest[1:]}')
 
-    async def exchange_triggers(self, reports: list[str], held: list[AttemptRef], free: int) -> TriggerExchange:
-        rest = json.dumps({"free": free, "held": [[*key, epoch] for key, epoch in held]})
+    async def exchange_triggers(self, reports: list[str], held: list[AttemptRef] | None, free: int) -> TriggerExchange:
+        listed = None if held is None else [[*key, epoch] for key, epoch in held]
+        rest = json.dumps({"free": free, "held": listed})
         body = f'{{"reports": [{", ".join(reports)}], {rest[1:]}'
         told = await self._api.ask_text(self._side, "/triggers", body)
         rows = [TriggerRow(**{**each, "fire_at": _time(each["fire_at"])}) for each in told["started"]]

@@ -134,6 +134,7 @@ class LocalSession:
             state=self._state,
             executor=self._executor,
             access=self._access,
+            on_available=self._on_available,
             on_idle=self._exit_if_idle,
             log=self._log,
         )
@@ -309,6 +310,11 @@ class LocalSession:
         for ref in attempts:
             if not self._launcher.withdraw(ref, reason):
                 self._executor.kill(*ref, reason, grace_seconds=grace_seconds)
+
+    def _on_available(self) -> None:
+        """A trigger's event has made a task available."""
+        self._is_exchange_due = True
+        self._wake.set()
 
     def _exit_if_idle(self) -> None:
         if self._state.is_idle and self._triggers.is_idle:

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 import psycopg
 
@@ -49,19 +50,20 @@ class Triggers:
         state: RunnerState,
         executor: LocalExecutor,
         access: EngineAccess,
+        on_available: Callable[[], None],
         on_idle: Callable[[], None],
         log: Log,
     ) -> None:
         self._capacity, self._heartbeat_seconds = settings.runner_triggers, settings.heartbeat_seconds
         self._state, self._executor, self._access = state, executor, access
-        self._on_idle, self._log = on_idle, log
+        self._on_available, self._on_idle, self._log = on_available, on_idle, log
         self._versions = VersionCache()
         self._held: set[AttemptRef] = set()
         self._dropped: set[AttemptRef] = set()
         self._ended: list[Outcome] = []
         self._late: list[Outcome] = []
         self._wake = asyncio.Event()
-        self._is_exchange_due = False
+        self._is_exchange_due, self._sync_at = False, 0.0
         self._pause_seconds, self._died_at, self._paused_until = 0.0, 0.0, 0.0
 
     @property
@@ -107,21 +109,49 @@ class Triggers:
             await asyncio.sleep(_STOP_CHECK_SECONDS)
 
     async def _tick(self) -> float:
+        if self._ended:
+            await self._report()
         now = boot_seconds()
         is_leaving = self._state.is_stopping or self._state.request is not None
         if is_leaving:
             self._kill(self._held, "the runner leases no triggers any more", LOST_GRACE_SECONDS)
         if self._late:
             await self._ship_late()
-        if not (self._held or self._ended or self._is_exchange_due):
+        if not (self._held or self._is_exchange_due):
             return _SELDOM_SECONDS
         may_lease = not is_leaving and self._state.may_claim(now) and now >= self._paused_until
-        free = self._capacity - len(self._held) + len(self._ended) if may_lease else 0
-        if not (self._held or self._ended) and free <= 0:
+        free = self._capacity - len(self._held) if may_lease else 0
+        if not self._held and free <= 0:
             return max(self._paused_until - now, 0.1) if not is_leaving else _SELDOM_SECONDS
-        self._is_exchange_due = False
-        await self._exchange(free=max(free, 0))
-        return 0.0 if self._ended or self._is_exchange_due else self._heartbeat_seconds
+        if self._is_exchange_due or is_leaving or now >= self._sync_at:
+            self._is_exchange_due, self._sync_at = False, now + self._heartbeat_seconds
+            await self._exchange(free=max(free, 0))
+        return 0.0 if self._ended or self._is_exchange_due else max(self._sync_at - boot_seconds(), 0.0)
+
+    async def _report(self) -> None:
+        """Events first, and without the list of what is held: they must not take longer with more triggers."""
+        most = MOST_REPORTS
+        while reported := self._ended[:most]:
+            try:
+                answer = await self._access.exchange_triggers([encode_end(outcome) for outcome in reported], None, 0)
+            except psycopg.DataError as error:
+                if reported[0].result_json is None and most == 1:
+                    raise
+                # One event that cannot be stored fails its own task, and delays no other.
+                if most == 1:
+                    reason = f"the event could not be stored: {error}".splitlines()[0]
+                    self._ended[0] = replace(reported[0], kind=OutcomeKind.FAILED, reason=reason, result_json=None)
+                most = 1
+                continue
+            # Together, before anything else runs: the next exchange must not list what this one has ended.
+            self._ended = self._ended[len(reported) :]
+            self._held -= {AttemptRef(outcome.key, outcome.epoch) for outcome in reported}
+            metrics.STALE_WRITES_REFUSED.inc(len(answer.refused))
+            metrics.TRIGGERS.set(len(self._held))
+            self._executor.settle([(outcome.key, outcome.epoch) for outcome in reported])
+            self._on_available()
+            self._log_ended(reported, answer.refused)
+        self._on_idle()
 
     async def _ship_late(self) -> None:
         """The last lines of triggers that were taken away, such as those of `on_kill`."""
@@ -134,18 +164,9 @@ class Triggers:
         self._executor.settle([(outcome.key, outcome.epoch) for outcome in late])
 
     async def _exchange(self, *, free: int) -> None:
-        reported = self._ended[:MOST_REPORTS]
-        held = list(self._held)
-        reports = [encode_end(outcome) for outcome in reported]
-        answer = await self._access.exchange_triggers(reports, held, free)
-        # Together, before anything else runs: the next exchange must not list what this one has ended.
-        self._ended = self._ended[len(reported) :]
-        self._held -= {AttemptRef(outcome.key, outcome.epoch) for outcome in reported}
-        metrics.STALE_WRITES_REFUSED.inc(len(answer.refused))
+        answer = await self._access.exchange_triggers([], list(self._held), free)
         self._drop(answer.lost, "the trigger is leased elsewhere, or its wait is over", LOST_GRACE_SECONDS)
         self._drop(answer.stopped, TRIGGER_STOPPED, STOP_GRACE_SECONDS)
-        self._executor.settle([(outcome.key, outcome.epoch) for outcome in reported])
-        self._log_ended(reported, answer.refused)
         await self._start(answer.started)
         metrics.TRIGGERS.set(len(self._held))
         self._on_idle()

@@ -138,10 +138,10 @@ class TriggerReport(Sent):
 
 
 class TriggersRequest(Sent):
-    """`held`: the triggers that the runner holds, with the reported ones."""
+    """`held`: the triggers that the runner holds, with the reported ones; null: only report."""
 
     reports: Annotated[list[TriggerReport], Field(max_length=MOST_REPORTS, default_factory=list)]
-    held: Annotated[list[Ref], Field(max_length=MOST_TRIGGERS)]
+    held: Annotated[list[Ref] | None, Field(max_length=MOST_TRIGGERS)]
     free: Annotated[int, Field(ge=0, le=MOST_TRIGGERS)]
 
 
@@ -267,7 +267,7 @@ async def exchange(call: Who, request: ExchangeRequest) -> ExchangeAnswer:
 async def triggers(call: Who, request: TriggersRequest) -> TriggersAnswer:
     """Report ended triggers, learn which are not held any more, and lease up to `free`. A repeated report changes nothing."""
     reports = [_text(each) for each in request.reports]
-    held = [AttemptRef(TaskKey(*ref[:3]), ref[3]) for ref in request.held]
+    held = None if request.held is None else [AttemptRef(TaskKey(*ref[:3]), ref[3]) for ref in request.held]
     async with call.lent() as lent:
         row = (await call.joined(lent)).row
         answer = await exchange_triggers(

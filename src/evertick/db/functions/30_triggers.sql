@@ -79,7 +79,7 @@ end $$;
 
 -- One round trip of a runner that has triggers: records how some ended, returns the refused ones and what it no longer
 -- holds, and leases more. p_reports: [{r, i, m, e, value, log, seq, until}]; a report without a value returns the trigger. p_held: [[run_id,
--- idx, map_index, epoch]], with the reported ones. What the session holds and its list lacks is returned again, because
+-- idx, map_index, epoch]], with the reported ones; null: only the reports matter, whose events must not wait. What the session holds and its list lacks is returned again, because
 -- the reply of the lease was lost. Nothing is leased while it held what it no longer holds: after a failover the same
 -- epoch could be given twice.
 create function exchange_triggers(p_session bigint, p_reports jsonb, p_held jsonb, p_queues text[], p_match text[],
@@ -131,6 +131,9 @@ begin
         if fx.enqueued > 0 then
             notice.kind := 'more';
             return next notice;
+        end if;
+        if p_held is null then
+            return;
         end if;
         -- without the rows that this transaction released
         p_held := (select jsonb_agg(h) from jsonb_array_elements(p_held) h where not exists (
