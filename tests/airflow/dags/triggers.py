@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from airflow.sdk import BaseHook, BaseOperator, Variable, dag
+from airflow.sdk import BaseOperator, Variable, dag
 from airflow.triggers.base import BaseTrigger, StartTriggerArgs, TaskSuccessEvent, TriggerEvent
+
+try:
+    from airflow.sdk import BaseHook
+except ImportError:  # in 3.0
+    from airflow.hooks.base import BaseHook
 
 
 class Come(BaseTrigger):
@@ -65,12 +70,12 @@ class Wait(BaseOperator):
         self.defer(
             trigger=Come(self.folder, name, self.how),
             method_name="complete",
-            kwargs={"number": number, "at": datetime(2030, 1, 1)},
+            kwargs={"number": number, "at": datetime(2030, 1, 1, tzinfo=UTC)},
             timeout=self.wait_timeout,
         )
 
     def complete(self, context, event, number, at):
-        assert at == datetime(2030, 1, 1)
+        assert at == datetime(2030, 1, 1, tzinfo=UTC)
         if number < self.times:
             self._defer(number + 1)
         return [number, event, context["ti"].try_number]
