@@ -80,12 +80,12 @@ def start_fields(task: Any, context: Any) -> Any:
 
 def resume_fields(resumed: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the SDK's context for a task whose trigger is over."""
-    event = resumed["event"]
+    event, codec = resumed["event"], encoder()
     if event.get("is_late"):
-        return {"next_method": _FAIL, "next_kwargs": {"error": "Trigger timeout"}}
+        return {"next_method": _FAIL, "next_kwargs": codec.serialize({"error": "Trigger timeout"})}
     if "error" in event:
-        return {"next_method": _FAIL, "next_kwargs": {"error": "Trigger failure", "traceback": event["error"]}}
-    codec = encoder()
+        error = {"error": "Trigger failure", "traceback": event["error"]}
+        return {"next_method": _FAIL, "next_kwargs": codec.serialize(error)}
     kwargs = dict(codec.deserialize(resumed["next_kwargs"]) or {}) if resumed["next_kwargs"] else {}
     kwargs["event"] = codec.deserialize(event["event"])
     return {"next_method": resumed["next_method"], "next_kwargs": codec.serialize(kwargs)}
