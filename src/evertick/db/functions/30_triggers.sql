@@ -89,6 +89,7 @@ declare
     ended jsonb;
     notice trigger_row;
     has_lost boolean := false;
+    is_listed boolean := p_held is not null;
 begin
     -- Whatever declares the runner dead waits for this, or has happened before.
     perform 1 from runner where session = p_session and ended_at is null for share;
@@ -132,9 +133,6 @@ begin
             notice.kind := 'more';
             return next notice;
         end if;
-        if p_held is null then
-            return;
-        end if;
         -- without the rows that this transaction released
         p_held := (select jsonb_agg(h) from jsonb_array_elements(p_held) h where not exists (
             select 1 from jsonb_array_elements(p_reports) x
@@ -146,7 +144,7 @@ begin
     left join task_trigger w on w.run_id = h.run_id and w.idx = h.idx and w.map_index = h.map_index
     where w.session is distinct from p_session or w.epoch <> h.epoch;
     has_lost := found;
-    if p_free > 0 and not has_lost and exists (select 1 from runner where session = p_session and request is null) then
+    if p_free > 0 and is_listed and not has_lost and exists (select 1 from runner where session = p_session and request is null) then
         perform lease_triggers(p_session, p_queues, p_match, p_free);
     end if;
     return query select 'start', w.run_id, w.idx, w.map_index, w.epoch, k.version_id, w.attempt::int,
@@ -157,7 +155,7 @@ begin
     cross join lateral (select x.version_id from task x
                         where x.run_id = w.run_id and x.idx = w.idx and x.map_index = w.map_index offset 0) k
     join run r on r.run_id = w.run_id
-    where w.session = p_session and not exists (
+    where is_listed and w.session = p_session and not exists (
         select 1 from read_held(p_held) h
         where h.run_id = w.run_id and h.idx = w.idx and h.map_index = w.map_index and h.epoch = w.epoch);
 end $$;
