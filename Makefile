@@ -104,6 +104,10 @@ sweep: $(STAMP) ## every clock change of every time zone against brute force, on
 year: $(STAMP) ## a year of 500 random schedules, crashes, edits and two schedulers against an oracle (SEED=n repeats one)
 	@$(BIN)/python -m tests.engine.year $(if $(SEED),--seed $(SEED))
 
+.PHONY: durable
+durable: $(STAMP) ## kill tasks with steps at every boundary (KILLS=1000), and write from attempts that were taken away (STALE=500)
+	@$(BIN)/python -m tests.system.durable --kills $(or $(KILLS),1000) --stale $(or $(STALE),500)
+
 canaries: $(STAMP) ## 50 secrets that 1,000 tasks print, raise, template and return; then they are searched for everywhere
 	@$(BIN)/python -m tests.secrets.canaries
 

@@ -78,6 +78,7 @@ def test_the_options_of_dags() -> None:
 
 def test_the_options_of_tasks() -> None:
     assert sorted(TaskOptions.__annotations__) == [
+        "asks",
         "connections",
         "depends_on_past",
         "executor_options",

@@ -67,6 +67,7 @@ MOST_PARAMETERS = 7
 MANY_PARAMETERS: dict[str, str] = {
     "engine/asks._trigger_for_attempt": "the arguments of its stored function",
     "engine/asks._put_variable_for_attempt": "the arguments of its stored function",
+    "engine/asks._put_state_for_attempt": "the arguments of its stored function",
     "executors/local/executor.LocalExecutor.__init__": "what it needs of the runner; callers pass it by name",
     "engine/runs.trigger": "all that a caller may say about a run; most name two",
     "sdk/operators.http": "a request has as many parts, and authors pass them by name",
@@ -152,6 +153,8 @@ LATE_IMPORTS = {
     "runner/asks.Asks._put_variable": "cryptography, only where a stored value is changed",
     "attempts/child.Child._run": "subprocess, only for commands with secrets; asyncio doubles what each fork copies",
     "attempts/child.Child._hide": "only for attempts with secrets; each fork would map it",
+    "attempts/child.Child._mask_output": "only for attempts with secrets; each fork would map it",
+    "attempts/child.Child.add": "only for attempts with secrets; each fork would map it",
     "pytest_plugin.pytest_collect_file": "pytest loads the plug-in in every project",
     "pytest_plugin._DagCheck.runtest": "pytest loads the plug-in in every project",
     "pytest_plugin.SimulateSchedule.__call__": "pytest loads the plug-in in every project",

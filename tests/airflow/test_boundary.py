@@ -13,7 +13,10 @@ from tests.source_tree import ROOT, SOURCE, modules
 # The only modules that import Airflow, and so only in an interpreter that has it.
 IN_AIRFLOW = {
     f"airflow/{name}"
-    for name in ("attempt", "loader", "messages", "older", "runs", "side_door", "timetables", "triggers", "warm")
+    for name in (
+        *("attempt", "loader", "messages", "older", "runs", "side_door", "state_stores", "timetables", "triggers"),
+        "warm",
+    )
 }
 
 

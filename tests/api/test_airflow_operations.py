@@ -52,22 +52,13 @@ TIER_3 = {
 }
 # The client's name: why there is nothing to call. The answer is 404, or 405 where another method has that path.
 ABSENT = {
-    "clear_asset_state_store": "no state stores",
     "clear_dag_run_partitions": "no partitions",
-    "clear_task_state_store": "no state stores",
-    "delete_asset_state_store": "no state stores",
-    "delete_task_state_store": "no state stores",
     "enqueue_connection_test": "a server does not connect to wherever it is told",
     "get_asset_alias": "no aliases",
-    "get_asset_state_store": "no state stores",
     "get_connection_test": "a server does not connect to wherever it is told",
-    "get_task_state_store": "no state stores",
     "login": "people sign in at /auth/login, programs bring a token",
     "logout": "people sign out at /auth/logout",
-    "patch_task_state_store": "no state stores",
     "reparse_dag_file": "files are read when they change",
-    "set_asset_state_store": "no state stores",
-    "set_task_state_store": "no state stores",
 }
 
 
@@ -704,14 +695,47 @@ async def op_get_hitl_detail_try_detail(world: World) -> None:
     assert (first.chosen_options, second.chosen_options) == (["Reject"], None)
 
 
-async def op_list_asset_state_store(world: World) -> None:
-    asset = (await world.client("get_assets")).assets[0]
-    assert (await world.client("list_asset_state_store", asset.id)).asset_state_store == []
-    assert await world.client.status_of("list_asset_state_store", 1) == 404
+async def op_set_task_state_store(world: World) -> None:
+    """And the five others of a task in one run."""
+    client, place = world.client, ("etl", "r1", "extract")
+    body, patch = airflow.TaskStateStoreBody, airflow.TaskStateStorePatchBody
+    await client("set_task_state_store", "job/1", *place, body(value={"id": 7}))
+    assert (await client("get_task_state_store", "job/1", *place)).expires_at is not None, "thirty days by default"
+    await client("set_task_state_store", "other", *place, body(value=[1]))
+    listed = await client("list_task_state_store", *place)
+    assert ([each.key for each in listed.task_state_store], listed.total_entries) == (["job/1", "other"], 2)
+    await client("patch_task_state_store", "job/1", *place, patch(value="done"))
+    found = await client("get_task_state_store", "job/1", *place)
+    assert found.value == "done" and found.expires_at is not None
+    assert await client.status_of("patch_task_state_store", "none", *place, patch(value=1)) == 404
+    assert await client.status_of("set_task_state_store", "k", "etl", "r1", "nothing", body(value=1)) == 404
+    await client("delete_task_state_store", "other", *place)
+    assert await client.status_of("get_task_state_store", "other", *place) == 404
+    await client("clear_task_state_store", *place, all_map_indices=True)
+    assert (await client("list_task_state_store", *place)).task_state_store == []
 
 
-async def op_list_task_state_store(world: World) -> None:
-    assert (await world.client("list_task_state_store", "etl", "r1", "extract")).task_state_store == []
+op_list_task_state_store = op_get_task_state_store = op_patch_task_state_store = op_set_task_state_store
+op_delete_task_state_store = op_clear_task_state_store = op_set_task_state_store
+
+
+async def op_set_asset_state_store(world: World) -> None:
+    """And the four others of an asset."""
+    client, asset = world.client, (await world.client("get_assets")).assets[0]
+    await client("set_asset_state_store", "cursor", asset.id, airflow.AssetStateStoreBody(value=3))
+    await client("set_asset_state_store", "other", asset.id, airflow.AssetStateStoreBody(value="x"))
+    found = await client("get_asset_state_store", "cursor", asset.id)
+    assert (found.value, found.last_updated_by.kind) == (3, "api")
+    await client("delete_asset_state_store", "other", asset.id)
+    listed = await client("list_asset_state_store", asset.id)
+    assert ([each.key for each in listed.asset_state_store], listed.total_entries) == (["cursor"], 1)
+    await client("clear_asset_state_store", asset.id)
+    assert (await client("list_asset_state_store", asset.id)).asset_state_store == []
+    assert await client.status_of("list_asset_state_store", 1) == 404
+
+
+op_list_asset_state_store = op_get_asset_state_store = op_set_asset_state_store
+op_delete_asset_state_store = op_clear_asset_state_store = op_set_asset_state_store
 
 
 # XComs --------------------------------------------------------------------------------------------------------------

@@ -405,6 +405,7 @@ EVERYTHING = (
     "outbox",
     "event",
     "asset_update",
+    "state_entry",
     "deployment_version",
     "pending_cleanup",
     "audit_log",
@@ -448,6 +449,7 @@ LOCKED = {
     "causes": "run_trigger",
     "events": "event",
     "asset_updates": "asset_update",
+    "state": "state_entry",
     "deployments": "deployment_version",
     "runners": "runner",
     "versions": "dag",
@@ -495,6 +497,7 @@ async def make_everything_old(conn: AsyncConnection, epoch: int) -> PruneGrant:
     await send_event(conn, name="loaded", payload=None, actor=Actor("me"))
     await conn.execute("update event set is_delivered = true")
     await update_asset(conn, asset="orders", extra={}, actor=Actor("me"))
+    await conn.execute("insert into state_entry values (0, 1, 'a', -1, 'k', '1', clock(), clock(), 'me', null)")
     await conn.execute("update runner set ended_at = clock()")
     await dags.put_bundle(conn, bundle_hash="unused", file="f.py", archive=b"", uses_threads=None)
     await deployed_twice(conn)

@@ -311,6 +311,7 @@ async def test_a_round_deletes_all_kinds_in_small_steps(database: str, conn: Asy
         "causes": 0,
         "events": 0,
         "asset_updates": 0,
+        "state": 0,
         "runners": 1,
         "versions": 1,
         "bundles": 1,

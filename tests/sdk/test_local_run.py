@@ -220,3 +220,36 @@ def test_every_run_has_a_date_an_interval_and_a_day_in_the_zone_of_its_schedule(
 def test_what_no_run_could_be_given_is_refused(options: dict[str, object], why: str) -> None:
     with pytest.raises(UserError, match=why):
         built(one).test(**options)  # type: ignore[arg-type]
+
+
+def test_a_test_run_keeps_state_and_steps_in_memory() -> None:
+    ran: list[str] = []
+
+    def once(name: str) -> tuple[str, int]:
+        ran.append(name)
+        return name, len(ran)
+
+    async def later(x: int) -> int:
+        return x + 1
+
+    @task(retries=2)
+    async def counts(context: TaskContext) -> list[object]:
+        first = context.step("first", once, "first")
+        if context.attempt < 3:
+            raise OSError("not yet")
+        second = context.step("second", once, "second")
+        with pytest.raises(UserError, match="used before"):
+            context.step("second", once, "second")
+        context.state.set("runs", context.state.get("runs", 0) + 1)
+        context.asset_state("orders").set("seen", context.state.items())
+        assert context.state.delete("old") and not context.state.delete("old")
+        return [first, second, await context.step("third", later, 1)]
+
+    def body() -> None:
+        counts()
+
+    run = built(body).test(task_state={"counts": {"runs": 4, "old": 1}})
+    assert run.results["counts"] == [["first", 1], ["second", 2], 2]
+    assert ran == ["first", "second"]
+    assert run.task_state == {"counts": {"runs": 5}}
+    assert run.asset_state == {"orders": {"seen": {"runs": 5, "old": 1}}}

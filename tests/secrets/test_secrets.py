@@ -15,7 +15,14 @@ from evertick.domain.access import Actor
 from evertick.domain.dags.spec import TaskSpec
 from evertick.domain.encryption import Keyring, new_key
 from evertick.domain.errors import DecryptionFailed, EvertickError, InvalidSettings, NotFound, UserError
-from evertick.domain.stored_values import ValueKind, parse_connection, read_connection
+from evertick.domain.stored_values import (
+    ValueKind,
+    check_value,
+    hidden_parts,
+    parse_connection,
+    read_connection,
+    read_extra,
+)
 from evertick.engine.secrets import delete_value, put_value, read_value, reencrypt_value, reseal
 from evertick.runtime.connections import ReconnectingConnection
 from evertick.secrets.backends import SecretProvider, open_backends
@@ -152,3 +159,35 @@ def test_a_connection_is_read_from_its_address_and_hides_its_password() -> None:
     for wrong in ("", "no address", "http://[", "a://b:notaport"):
         with pytest.raises(UserError):
             parse_connection(wrong)
+
+
+def test_a_connection_as_json_keeps_its_nested_extra_and_hides_all_of_its_texts() -> None:
+    given = {
+        "conn_type": "http",
+        "host": "h",
+        "port": 80,
+        "password": "pw-1",
+        "extra": {"auth": {"token": ["t-1"]}, "n": 1},
+    }
+    text = check_value(ValueKind.CONNECTION, json.dumps(given))
+    assert read_extra(text) == given["extra"]
+    found = read_connection(text)
+    assert (found.type, found.port, found.extra["auth"]) == ("http", 80, '{"token": ["t-1"]}')
+    assert {"pw-1", "t-1"} <= set(hidden_parts(ValueKind.CONNECTION, text))
+    assert read_extra(check_value(ValueKind.CONNECTION, '{"type": "x", "extra": "{\\"a\\": [1]}"}')) == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "no JSON object"),
+        ('{"host": "h"}', "needs a type"),
+        ('{"type": "x", "hots": "h"}', "no 'hots'"),
+        ('{"type": "x", "port": 70000}', "1 to 65535"),
+        ('{"type": "x", "login": 1}', "must be a text"),
+        ('{"type": "x", "extra": [1]}', "must be a JSON object"),
+    ],
+)
+def test_a_connection_that_is_no_valid_json_object_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        check_value(ValueKind.CONNECTION, text)

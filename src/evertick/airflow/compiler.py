@@ -42,10 +42,6 @@ def compile_dag(dag: Any, file: str, lines: dict[str, int], defaults: Mapping[st
     _find_ignored(dag, findings)
     if not dag.task_dict:
         findings.add("AF509")
-    # Only the text tells: a task names its store when it runs.
-    for name in ("task_state_store", "asset_state_store"):
-        if name in lines:
-            findings.add("AF406", name)
     priorities = priorities_of(dag, findings)
     limit = _max_active_tasks(dag, defaults)
     tasks = [

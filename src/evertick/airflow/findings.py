@@ -46,7 +46,6 @@ CODES: dict[str, tuple[Severity, str]] = {
     "AF403": (_D, "{value}: clearing it does not clear tasks of other DAGs"),
     "AF404": (_D, "outlet {value}: only events of assets with a name are recorded"),
     "AF405": (_D, "inlets are ignored, and a task that reads inlet_events fails"),
-    "AF406": (_R, "its file uses {value}, which is not supported yet; keep the state in a table or a variable"),
     "AF407": (_R, "{value} asks for assets by name, which is not supported yet; use a plain task with outlets"),
     "AF408": (_D, "reset_dag_run=True: if the run exists, the task fails; clear that run in Evertick"),
     "AF409": (_R, "a mapped operator starts from its trigger: set start_from_trigger=False"),

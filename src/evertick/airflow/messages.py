@@ -14,14 +14,18 @@ from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any
 
+from airflow.configuration import conf
 from airflow.sdk import exceptions
 from airflow.sdk.execution_time import comms
 
 from evertick.airflow.people import WAITING_TRIGGER, AwaitInputTask
 from evertick.airflow.runs import Run
+from evertick.airflow.state_stores import state_store_answer
 from evertick.attempts.body import DEFAULT_RESULT_BYTES, EncodedResult, encode_result
 from evertick.attempts.protocol import AskRefused, AttemptIO
 from evertick.domain.attempt import RESULT_TAG
+from evertick.domain.errors import UserError
+from evertick.domain.state import StateScope
 from evertick.domain.states import AIRFLOW_TASK_STATES
 from evertick.domain.stored_values import read_connection, read_extra
 from evertick.logs.format import RENDERED
@@ -57,11 +61,12 @@ class Supervisor:
         if name in FINAL:
             return self._end(name, msg)
         answer: Callable[[Any], Any] | None = getattr(self, f"_on_{name}", None)
+        answer = answer or state_store_answer(name, self._io.ask)
         if answer is None:
             raise self._failure(f"Evertick does not support {name} in tasks of Airflow yet")
         try:
             return answer(msg)
-        except AskRefused as error:
+        except (AskRefused, UserError) as error:
             raise self._failure(f"{name}: {error}") from None
 
     async def asend(self, msg: Any) -> Any:
@@ -74,6 +79,8 @@ class Supervisor:
             self.kept.skips += [each if isinstance(each, str) else each[0] for each in msg.tasks]
         else:
             self.kept.final = msg
+        if name == "SucceedTask" and conf.getboolean("state_store", "clear_on_success", fallback=False):
+            self._io.ask("put_state", {"scope": StateScope.RUN.value, "asset": None, "key": None, "value": None})
 
     def _awaiting(self, msg: Any) -> AwaitInputTask:
         # Before 3.2 the message encodes these two when it is dumped.
@@ -185,6 +192,7 @@ class Supervisor:
             return self._missing("CONNECTION_NOT_FOUND", conn_id=msg.conn_id)
         found = read_connection(text)
         extra = read_extra(text) if text.lstrip().startswith("{") else found.extra
+        self._mask(found.password)
         return comms.ConnectionResult(
             conn_id=msg.conn_id,
             conn_type=found.type,
@@ -214,8 +222,13 @@ class Supervisor:
         self._io.ask("put_variable", {"name": msg.key, "value": None})
         return self._ok()
 
-    def _on_MaskSecret(self, _msg: Any) -> None:
-        """The SDK's own masker, in this process, hides it in its log lines."""
+    def _on_MaskSecret(self, msg: Any) -> None:
+        """The SDK's own masker hides it in the SDK's log lines, the attempt's in everything else."""
+        self._mask(msg.value)
+
+    def _mask(self, value: object) -> None:
+        if self._io.masks is not None and (found := [each for each in _texts_in(value) if each]):
+            self._io.masks.add(found)
 
     # The attempt itself
 
@@ -352,6 +365,17 @@ def encoder() -> Any:
         return import_module("airflow.sdk.serde")
     except ImportError:  # before 3.2
         return import_module("airflow.serialization.serialized_objects").BaseSerialization
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts_in(each)
+    elif isinstance(value, list | tuple | set):
+        for each in value:
+            yield from _texts_in(each)
 
 
 def _texts(dates: list[datetime] | None) -> list[str] | None:

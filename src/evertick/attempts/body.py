@@ -27,6 +27,7 @@ from evertick.logs.capture import TASK_LOGGER
 from evertick.processes.system import native_threads
 from evertick.processes.tree import OUT_OF_MEMORY, explain_exit
 from evertick.sdk.dag import load_dag_file
+from evertick.sdk.durable import Durable
 from evertick.sdk.runtime import (
     BoundTask,
     CompiledDag,
@@ -152,12 +153,16 @@ _NO_POLICY = RetryPolicy()
 
 
 def context_of(
-    start: Start, bound: BoundTask, cancelled: threading.Event, granted: InjectedSecrets | None = None
+    start: Start,
+    bound: BoundTask,
+    cancelled: threading.Event,
+    durable: Durable | None = None,
+    granted: InjectedSecrets | None = None,
 ) -> TaskContext:
     """The context that the task can read."""
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {} if durable is None else {"durable": durable}
     if granted is not None:
-        given = {"variables": granted.variables, "connections": granted.connections, "secrets": granted.secrets}
+        given |= {"variables": granted.variables, "connections": granted.connections, "secrets": granted.secrets}
     return TaskContext(
         run_id=start.run_id,
         dag=start.dag,

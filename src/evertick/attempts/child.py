@@ -25,6 +25,7 @@ from evertick.attempts.child_setup import (
     kill_remaining_processes,
     send,
 )
+from evertick.attempts.durable import durable_of
 from evertick.attempts.protocol import AskRefused, AttemptIO, Frames, Report, Start, frame
 from evertick.attempts.shell import become_shell
 from evertick.logs import format
@@ -33,7 +34,8 @@ from evertick.processes.system import children_of, signal_mask
 from evertick.sdk.runtime import BoundTask, enter
 
 if TYPE_CHECKING:
-    from evertick.attempts.injected_secrets import InjectedSecrets
+    from evertick.attempts.injected_secrets import InjectedSecrets, MaskedOutput
+    from evertick.secrets.masking import Masker
 
 Find = Callable[[str, str], BoundTask]
 _NO_SIGNALS = signal_mask(set())
@@ -51,6 +53,8 @@ class Child:
         self._spared = spared
         self._frames = Frames()
         self._granted: InjectedSecrets | None = None
+        self._masker: Masker | None = None
+        self._output: MaskedOutput | None = None
         self._asking = _thread.allocate_lock()
 
     def live(self, code: Loaded | Callable[[], Loaded], unwanted: list[tuple[int, int]]) -> NoReturn:
@@ -102,31 +106,55 @@ class Child:
         pid = os.getpid()
         writer = self._writer
         writer.append(format.header(start.run_id, start.idx, start.map_index, start.epoch, start.session))
-        hidden = self._hide(start) if start.granted_json else None
+        if start.granted_json:
+            self._hide(start)
         report = self._run(start, find)
         if os.getpid() != pid:
             os._exit(0)  # a copy that the body forked: only the original process reports
         finish_lines()
         kill_remaining_processes(self._spared)
-        if hidden is not None:
-            hidden.close()
+        if self._output is not None:
+            self._output.close()
+            self._output = self._masker = self._writer.mask = None
         trouble, writer.dropped_bytes = writer.trouble(), 0
         should_retire = start.is_single_use or self._reuse.should_retire(report)
         return frame((*report[:7], os.lseek(writer.fd, 0, os.SEEK_END), trouble, should_retire, report.skips))
 
-    def _hide(self, start: Start) -> Any:
+    def _hide(self, start: Start) -> None:
         """The process with injected secrets runs only this attempt: nothing is left for the next."""
-        from evertick.attempts.injected_secrets import InjectedSecrets, MaskedOutput
+        from evertick.attempts.injected_secrets import InjectedSecrets
 
         self._granted = InjectedSecrets(start.granted_json)
-        self._writer.mask = self._granted.masker.hide
-        return MaskedOutput(self._writer, self._granted.masker)
+        self._mask_output(self._granted.masker)
+
+    def _mask_output(self, masker: Masker) -> None:
+        from evertick.attempts.injected_secrets import MaskedOutput
+
+        self._masker, self._writer.mask = masker, masker.hide
+        self._output = MaskedOutput(self._writer, masker)
+
+    def hide(self, text: str) -> str:
+        """A part of `Masks`."""
+        return text if self._masker is None else self._masker.hide(text)
+
+    def add(self, secrets: list[str]) -> None:
+        """A part of `Masks`: hide these in the output of the attempt from now on."""
+        from evertick.secrets.masking import Masker
+
+        if self._masker is None:
+            self._mask_output(Masker(()))
+        assert self._masker is not None
+        self._masker.add(secrets)
 
     def _run(self, start: Start, find: Find) -> Report:
-        io = AttemptIO(self._writer.write_text, self._setup.files, self._granted, partial(self._ask, start.number))
+        io = AttemptIO(
+            self._writer.write_text, self._setup.files, self._granted, partial(self._ask, start.number), self
+        )
         try:
             bound = find(start.dag, start.task)
-            context = context_of(start, bound, self._setup.cancellation.for_next_attempt(), self._granted)
+            context = context_of(
+                start, bound, self._setup.cancellation.for_next_attempt(), durable_of(start, io), self._granted
+            )
             if bound.report is not None:
                 report: Report = bound.report(start, context, io)
                 return report

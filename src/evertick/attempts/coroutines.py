@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import select
 import signal
 import threading
 from concurrent.futures import Future
@@ -21,6 +22,7 @@ from evertick.attempts.child_setup import (
     kill_remaining_processes,
     send,
 )
+from evertick.attempts.durable import durable_of
 from evertick.attempts.loop_watch import watch_loop
 from evertick.attempts.protocol import AskRefused, AttemptIO, Frames, Report, Start, frame
 from evertick.domain.attempt import OutcomeKind
@@ -102,6 +104,8 @@ class _CoroutineServer:
         self._answers: dict[int, Future[list[Any]]] = {}
         self._ask_ids = itertools.count()
         self._sending = threading.Lock()
+        self._readable = select.poll()
+        self._readable.register(setup.fd, select.POLLIN)
 
     async def serve(self, messages: list[list[Any]]) -> None:
         loop = asyncio.get_running_loop()
@@ -115,6 +119,9 @@ class _CoroutineServer:
             os._exit(REPORTED_EXIT_CODE)
 
     def _receive(self) -> None:
+        # A coroutine that asked has read what the loop has seen here, and reading would wait.
+        if not self._readable.poll(0):
+            return
         for message in self._read():
             self._accept(message)
 
@@ -141,20 +148,22 @@ class _CoroutineServer:
         start = Start._make(message)
         try:
             bound = self._loaded.find(start.dag, start.task)
-            context = context_of(start, bound, threading.Event())
+            header = format.header(start.run_id, start.idx, start.map_index, start.epoch, start.session)
+            path = coroutine_spool(self._setup.log_path, self._setup.number, start.number)
+            spool = _Spool(path, header, is_seldom=start.verb == "trigger")
+            io = AttemptIO(spool.write_text, self._setup.files, None, partial(self.ask, start.number))
+            context = context_of(start, bound, threading.Event(), durable_of(start, io))
         except Exception as error:
             self._send(report_of_error(start.number, error, AttemptIO(self._setup.captured.current.write_text)))
             return
-        header = format.header(start.run_id, start.idx, start.map_index, start.epoch, start.session)
-        path = coroutine_spool(self._setup.log_path, self._setup.number, start.number)
-        spool = _Spool(path, header, is_seldom=start.verb == "trigger")
-        task = self._group.create_task(self._attempt(start, bound, context, spool))
+        task = self._group.create_task(self._attempt(start, bound, context, spool, io))
         self._running[start.number], self._spools[task] = (task, context), spool
         task.add_done_callback(partial(self._ended_unstarted, start.number))
 
-    async def _attempt(self, start: Start, bound: BoundTask, context: TaskContext, spool: _Spool) -> None:
+    async def _attempt(
+        self, start: Start, bound: BoundTask, context: TaskContext, spool: _Spool, io: AttemptIO
+    ) -> None:
         self._setup.captured.of_coroutine.set(spool)
-        io = AttemptIO(spool.write_text, self._setup.files, None, partial(self.ask, start.number))
         if start.verb == "trigger":
             assert bound.report is not None, "only such tasks have triggers"
             report: Report = await bound.report.wait_for_trigger(start, io)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from evertick.domain.attempt import AttemptOrder, Isolation, OutcomeKind
 from evertick.storage.result_files import ResultFiles
@@ -146,8 +146,21 @@ _KINDS = {kind.value: kind for kind in OutcomeKind}
 # The reason to stop a trigger whose wait a person has ended: work that it started elsewhere may be ended as well.
 TRIGGER_STOPPED = "a person ended the wait"
 
+
+class Masks(Protocol):
+    """The masker of an attempt, which can learn more secrets while it runs."""
+
+    def hide(self, text: str) -> str: ...
+
+    def add(self, secrets: list[str]) -> None: ...
+
+
 Say = Callable[[str, str], None]
 Ask = Callable[[str, dict[str, Any]], Any]
+
+
+# What every attempt may ask. The other questions need a task that declares `asks`.
+OPEN_VERBS = frozenset({"state", "put_state", "steps", "step", "put_step"})
 
 
 class AskRefused(Exception):
@@ -163,12 +176,16 @@ def _no_ask(verb: str, _args: dict[str, Any]) -> Any:
 
 
 class AttemptIO(NamedTuple):
-    """The context of a body's process: functions for log lines, large results and questions, and the injected secrets."""
+    """The context of a body's process: functions for log lines, large results and questions, the injected secrets, and what masks
+    its output."""
 
     say: Say
     files: ResultFiles = ResultFiles()
     granted: InjectedSecrets | None = None
     ask: Ask = _no_ask
+    masks: Masks | None = None
 
     def hide(self, text: str) -> str:
+        if self.masks is not None:
+            return self.masks.hide(text)
         return text if self.granted is None else self.granted.masker.hide(text)

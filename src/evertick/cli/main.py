@@ -64,6 +64,7 @@ _MANAGE: dict[str, Command] = {
     "events": ("waits:events_app", "Send and list events that tasks wait for."),
     "assets": ("waits:assets_app", "List and update data assets."),
     "approvals": ("waits:approvals_app", "List, approve and reject the approvals that tasks wait for."),
+    "state": ("values:state_app", "List, get, set and delete what tasks and assets keep between runs."),
     "variables": ("values:variables", "Manage variables, values that tasks declare: set, get, list, delete."),
     "connections": ("values:connections", "Manage connections, addresses with passwords: set, get, list, delete."),
     "secrets": ("values:secrets", "Manage secrets, stored encrypted: set, get, list, delete, rotate."),

@@ -40,7 +40,7 @@ MAY: dict[str, tuple[str, ...]] = {
         ),
         *("runners.published", "dags.version", "dags.bundle", "values_of_attempt", "logs.append", "logs.shipped_until"),
         *("runs.existing", "mark_runner_dead", "answer_ask", "trigger_for_attempt", "put_variable_for_attempt"),
-        "put_outputs_for_attempt",
+        *("put_outputs_for_attempt", "put_state_for_attempt", "put_step_for_attempt"),
         *("dags.find", "dags.names"),
         # For a runner that drives a remote executor.
         *("claim_for_dispatch", "queue_selected", "runners.list_of", "runners.known", "runners.note_*", "end_queued"),
@@ -79,6 +79,7 @@ MAY: dict[str, tuple[str, ...]] = {
         "*.*",
         *("trigger_run", "cancel_run", "delete_run", "put_note", "put_output", "clear_tasks", "mark_task"),
         "explain_task",
+        "put_state_for_operator",
         *(
             "publish_dags",
             "delete_deployment",
@@ -104,7 +105,8 @@ MAY: dict[str, tuple[str, ...]] = {
             "claim_selected",
             "answer_ask",
         ),
-        *("trigger_for_attempt", "put_variable_for_attempt"),
+        *("trigger_for_attempt", "put_variable_for_attempt", "put_state_for_attempt", "put_step_for_attempt"),
+        "put_outputs_for_attempt",
     ),
 }
 _MAY_NOT: dict[str, tuple[str, ...]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from evertick.domain.dags.params import JsonValue
 
 LONGEST_VALUE = 64 * 1024
+_PORTS = 65_536
+# Airflow's names of the parts of a connection.
+_PARTS = {"conn_type": "type", "username": "login"}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
@@ -62,12 +65,42 @@ def check_name(kind: ValueKind, name: str) -> str:
 
 
 def check_value(kind: ValueKind, text: str) -> str:
-    """The text to store. A connection is given as a URI: `postgresql://anna:password@host:5432/shop`."""
+    """The text to store. A connection is given as a URI, `postgresql://anna:password@host:5432/shop`, or as a JSON object."""
     if not text:
         raise UserError(f"the {kind} is empty: pass its value on standard input.")
     if len(text.encode(errors="replace")) > LONGEST_VALUE or "\0" in text:
         raise UserError(f"a {kind} must have at most {LONGEST_VALUE:,} bytes, and no NUL.")
-    return connection_json(parse_connection(text)) if kind is ValueKind.CONNECTION else text
+    if kind is not ValueKind.CONNECTION:
+        return text
+    if text.lstrip().startswith("{"):
+        return check_connection(*_connection_of_json(text))
+    return connection_json(parse_connection(text))
+
+
+def _connection_of_json(text: str) -> tuple[Connection, dict[str, JsonValue]]:
+    """Its parts, with the names of Airflow accepted, and its `extra`, which can be nested."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the connection begins with a brace, but is no JSON object: {error}.") from None
+    extra = given.pop("extra", None) or {}
+    try:
+        extra = json.loads(extra) if isinstance(extra, str) else extra
+    except (ValueError, RecursionError):
+        extra = None
+    if not isinstance(extra, dict):
+        raise UserError("`extra` of a connection must be a JSON object.")
+    parts = {_PARTS.get(name, name): value for name, value in given.items() if value is not None}
+    port = parts.pop("port", None)
+    if unknown := sorted(parts.keys() - {"type", "host", "login", "password", "schema", "description"}):
+        known = "type, host, port, login, password, schema and extra"
+        raise UserError(f"a connection has no {unknown[0]!r}: it has {known}.")
+    if wrong := [name for name, value in parts.items() if not isinstance(value, str)]:
+        raise UserError(f"{wrong[0]!r} of a connection must be a text.")
+    if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 < port < _PORTS):
+        raise UserError("`port` of a connection must be a number from 1 to 65535.")
+    parts.pop("description", None)
+    return Connection(**{"type": "", **parts, "port": port}), extra
 
 
 def check_connection(connection: Connection, extra: Mapping[str, JsonValue]) -> str:
@@ -126,9 +159,19 @@ def hidden_parts(kind: ValueKind, text: str) -> list[str]:
             return [text]
         case ValueKind.CONNECTION:
             connection = read_connection(text)
-            return [part for part in (connection.password, *connection.extra.values()) if part]
+            nested = _texts_in(read_extra(text)) if text.lstrip().startswith("{") else ()
+            return [part for part in (connection.password, *connection.extra.values(), *nested) if part]
         case ValueKind.VARIABLE:
             return []
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    """Every text in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(each)
 
 
 def as_environment(

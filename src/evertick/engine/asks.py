@@ -5,17 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from psycopg import AsyncConnection
 
 from evertick.db.queries.secrets import AttemptHolder
+from evertick.db.queries.state import StateOwner
 from evertick.db.statements import sql_function
 from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey, storable_text
 from evertick.domain.dags.params import JsonValue
 from evertick.domain.dags.validation import check_run_params
 from evertick.domain.encryption import Keyring
-from evertick.domain.errors import LeaseLost
+from evertick.domain.errors import LeaseLost, UserError
+from evertick.domain.state import StateScope, check_key, check_size, check_step
 from evertick.domain.stored_values import ValueKind, check_name, check_value
 from evertick.engine.runs import Particulars, Triggered, find_dag
 
@@ -148,6 +152,96 @@ async def put_outputs(conn: AsyncConnection, holder: AttemptHolder, value: str |
     if done is None:
         raise _lost(holder)
     return done
+
+
+# State and steps ------------------------------------------------------------------------------------------------------
+
+
+@sql_function
+async def _put_state_for_attempt(
+    conn: AsyncConnection,
+    task: TaskKey,
+    *,
+    epoch: int,
+    session: int,
+    scope: str,
+    asset: str | None,
+    key: str | None,
+    value: str | None,
+    expires_at: datetime | None,
+) -> bool | None: ...
+
+
+@sql_function
+async def _put_step_for_attempt(
+    conn: AsyncConnection, task: TaskKey, *, epoch: int, session: int, name: str, value: str
+) -> bool | None: ...
+
+
+@sql_function
+async def _put_state_for_operator(
+    conn: AsyncConnection,
+    of: StateOwner,
+    *,
+    key: str | None,
+    value: str | None,
+    expires_at: datetime | None,
+    actor: Actor,
+) -> bool: ...
+
+
+async def put_state(conn: AsyncConnection, holder: AttemptHolder, args: Mapping[str, Any]) -> bool:
+    """Set a value for an attempt, delete it (`value` None), or delete all (`key` None too). Whether there was one."""
+    scope, asset, key, value = StateScope(args["scope"]), args.get("asset"), args.get("key"), args.get("value")
+    if (scope is StateScope.ASSET) != bool(asset):
+        raise UserError("state of an asset needs the asset's name.")
+    if key is not None:
+        check_key(key)
+    if value is not None:
+        check_size(value, f"key {key!r}")
+    expires_at = args.get("expires_at")
+    done = await _put_state_for_attempt(
+        conn,
+        holder.key,
+        epoch=holder.epoch,
+        session=holder.session,
+        scope=scope.value,
+        asset=asset,
+        key=key,
+        value=value,
+        expires_at=None if expires_at is None else datetime.fromisoformat(expires_at),
+    )
+    if done is None:
+        raise _lost(holder)
+    return done
+
+
+async def put_step(conn: AsyncConnection, holder: AttemptHolder, *, name: str, value: str) -> bool:
+    """Store the result of a step of an attempt. The same step again changes nothing."""
+    text = check_size(value, f"step {check_step(name)!r}")
+    done = await _put_step_for_attempt(
+        conn, holder.key, epoch=holder.epoch, session=holder.session, name=name, value=text
+    )
+    if done is None:
+        raise _lost(holder)
+    return done
+
+
+async def change_state(
+    conn: AsyncConnection,
+    of: StateOwner,
+    *,
+    key: str | None,
+    value: str | None,
+    actor: Actor,
+    expires_at: datetime | None = None,
+) -> bool:
+    """Set a value (as JSON) for an operator, delete it, or delete all, with an entry in the audit log."""
+    if key is not None:
+        check_key(key)
+    if value is not None:
+        check_size(value, f"key {key!r}")
+    return await _put_state_for_operator(conn, of, key=key, value=value, expires_at=expires_at, actor=actor)
 
 
 def _lost(holder: AttemptHolder) -> LeaseLost:

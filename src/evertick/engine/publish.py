@@ -200,7 +200,8 @@ def _ends_of_changed(spec: DagSpec) -> Planner:
 
 
 def _row_of(given: PublishedDag, routing: Routing) -> JsonObject:
-    return dag_row(given.spec, file=given.file, bundle_hash=given.bundle_hash, routing=routing)
+    row = dag_row(given.spec, file=given.file, bundle_hash=given.bundle_hash, routing=routing)
+    return {**row, "assets": asset_rows(given.spec)}
 
 
 def differs(old: DagSchedule, new: JsonObject) -> bool:
@@ -269,6 +270,13 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
         ],
         "waits": [wait_row(spec, index, task.wait) for index, task in enumerate(spec.tasks) if task.wait is not None],
     }
+
+
+def asset_rows(spec: DagSpec) -> list[JsonObject]:
+    return [
+        {"name": each.name, "uri": each.uri or each.name, "group": each.group, "extra": dict(each.extra)}
+        for each in spec.assets
+    ]
 
 
 def group_rows(spec: DagSpec, group_of: Sequence[int | None], heads: Sequence[int | None]) -> JsonObject:

@@ -39,6 +39,7 @@ class Kind(StrEnum):
     CAUSES = "causes"
     EVENTS = "events"
     ASSET_UPDATES = "asset_updates"
+    STATE = "state"
     RUNNERS = "runners"
     DEPLOYMENTS = "deployments"
     VERSIONS = "versions"

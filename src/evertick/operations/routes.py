@@ -24,6 +24,7 @@ from evertick.operations import (
     runners,
     runs,
     schedules,
+    state,
     task_logs,
     tasks,
     users,
@@ -158,6 +159,19 @@ _WAITS = (
     _post("/assets/{name}/updates", waits.record_asset_update, Permission.SEND_EVENTS, tag="assets", status=201),
 )
 
+_TASK_STATE, _ASSET_STATE = "/dags/{dag}/tasks/{task}/state", "/assets/{name}/state"
+
+_STATE = (
+    _get(_TASK_STATE, state.list_task_state, Permission.READ_RUNS, tag="state"),
+    _get(f"{_TASK_STATE}/{{key}}", state.show_task_state, Permission.READ_RUNS, tag="state"),
+    Route("PUT", f"{_TASK_STATE}/{{key}}", state.put_task_state, Permission.MARK_TASKS, tag="state"),
+    _delete(f"{_TASK_STATE}/{{key}}", state.delete_task_state, Permission.MARK_TASKS, tag="state"),
+    _get(_ASSET_STATE, state.list_asset_state, Permission.READ_GATES, tag="state"),
+    _get(f"{_ASSET_STATE}/{{key}}", state.show_asset_state, Permission.READ_GATES, tag="state"),
+    Route("PUT", f"{_ASSET_STATE}/{{key}}", state.put_asset_state, Permission.SEND_EVENTS, tag="state"),
+    _delete(f"{_ASSET_STATE}/{{key}}", state.delete_asset_state, Permission.SEND_EVENTS, tag="state"),
+)
+
 _GATES = (
     _get("/pools", gates.list_pools, Permission.READ_GATES, tag="pools"),
     _get("/pools/{name}", gates.show_pool, Permission.READ_GATES, tag="pools"),
@@ -225,5 +239,5 @@ _USERS = (
 # A request is compared with one route after the other, so the routes that clients poll come first.
 ROUTES: tuple[Route, ...] = (
     *(*_RUNS, *_TASKS, *_DAGS, *_SCHEDULES, *_WAITS, *_BACKFILLS, *_DEPLOYMENTS),
-    *(*_NOTIFICATIONS, *_GATES, *_RUNNERS, *_USERS, *_VALUES),
+    *(*_NOTIFICATIONS, *_STATE, *_GATES, *_RUNNERS, *_USERS, *_VALUES),
 )

@@ -23,7 +23,12 @@ from evertick.engine.runs import Particulars
 from evertick.secrets.backends import SecretProvider
 
 # Answered by `answer_ask` alone.
-FACTS = frozenset({"run", "ended_run", "xcoms", "latest_xcoms", "runs", "previous_run", "tasks", "dag"})
+FACTS = frozenset(
+    (
+        *("run", "ended_run", "xcoms", "latest_xcoms", "runs", "previous_run", "tasks", "dag"),
+        *("asset", "state", "steps", "step"),
+    )
+)
 
 
 class Notifies(Protocol):
@@ -45,6 +50,11 @@ class Asks:
             if verb == "value":
                 wanted = (ValueKind(args["kind"]), str(args["name"]))
                 return (await self._grants.values(self._grants.stored(self._link.get, holder), [wanted]))[wanted]
+            if verb == "put_state":
+                return await asks.put_state(await self._link.get(), holder, args)
+            if verb == "put_step":
+                conn = await self._link.get()
+                return await asks.put_step(conn, holder, name=str(args["name"]), value=args["value"])
             if verb == "put_outputs":
                 return await asks.put_outputs(await self._link.get(), holder, args["value"])
             if verb == "put_variable":

@@ -31,6 +31,7 @@ from evertick.domain.errors import BadChoice, UserError
 from evertick.domain.retry import class_names, may_retry
 from evertick.domain.stored_values import Connection, as_environment, parse_connection
 from evertick.extensions import find_serializer
+from evertick.sdk.durable import MemoryStore
 from evertick.sdk.http_task import send
 from evertick.sdk.options import check_names
 from evertick.sdk.program_task import run_program
@@ -273,7 +274,8 @@ def _connection(name: str, value: object) -> Connection:
 class LocalRunOptions(TypedDict, total=False):
     """The options of `.test(...)`. `raise_errors` raises the first exception that fails a task for good. `answers` has, by task,
     the payload of an event, or the fields of a form; False rejects. `variables`, `connections` and `secrets` are the values for
-    tasks that declare them. `only`: run this task and its upstream tasks."""
+    tasks that declare them. `only`: run this task and its upstream tasks. `task_state` and `asset_state` have what an earlier run
+    has kept, by owner and key."""
 
     params: Mapping[str, object]
     fire_at: datetime
@@ -283,18 +285,22 @@ class LocalRunOptions(TypedDict, total=False):
     connections: Mapping[str, object]
     secrets: Mapping[str, str]
     only: str
+    task_state: Mapping[str, Mapping[str, object]]
+    asset_state: Mapping[str, Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
     """The result: the run's state, and by task (`load`, or `load[2]` for an instance) its state, result, outputs pushed by name,
-    and reason."""
+    and reason. `task_state` and `asset_state` have what the run has kept, by owner and key."""
 
     state: str
     states: Mapping[str, str]
     results: Mapping[str, object]
     outputs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    task_state: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    asset_state: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 def run_locally(spec: DagSpec, tasks: Mapping[str, BoundTask], options: LocalRunOptions) -> LocalRun:
@@ -306,6 +312,10 @@ def run_locally(spec: DagSpec, tasks: Mapping[str, BoundTask], options: LocalRun
     given = read_inputs(options, check_params(spec.params, params or {}))
     check_decisions(spec, given.answers)
     run = _Run(spec, tasks, given, raise_errors=options.get("raise_errors", False))
+    for known, option in ((run.kept.task_state, "task_state"), (run.kept.asset_state, "asset_state")):
+        known.update(
+            {owner: dict(_named(option, values)) for owner, values in _named(option, options.get(option)).items()}
+        )
     if (only := options.get("only")) is not None:
         run.chosen = _with_upstream(spec, only)
     for attempt in range(spec.retries + 1):
@@ -339,6 +349,7 @@ class _Run:
         self._epochs, self._group = Counter[TaskId](), groups_of(spec)
         self._reasons, self._errors = dict[TaskId, str](), dict[TaskId, BaseException]()
         self.chosen = frozenset(range(len(spec.tasks)))
+        self.kept = MemoryStore()
 
     def run_ready(self, *, is_last: bool) -> None:
         """Run until no task is ready. `is_last`: the run is not retried."""
@@ -401,6 +412,7 @@ class _Run:
             fire_at=self._given.fire_at,
             schedule=self._tasks[task.name].schedule,
             params=self._given.params,
+            durable=self.kept.durable(task.name, key.map_index, is_first=self.model.attempts[key] == 0),
             **granted,
         )
 
@@ -419,6 +431,8 @@ class _Run:
             results={name: values[key] for key, name in names.items() if values.get(key) is not None},
             outputs={name: results[key].named for key, name in names.items() if isinstance(results.get(key), Outputs)},  # type: ignore[attr-defined]
             reasons={name: said[key] for key, name in names.items() if said.get(key)},
+            task_state={owner: known for owner, known in self.kept.task_state.items() if known},
+            asset_state={owner: known for owner, known in self.kept.asset_state.items() if known},
         )
 
     def _name(self, key: TaskId) -> str:

@@ -92,6 +92,7 @@ class CommonOptions(WaitOptions, total=False):
     variables: Iterable[str]
     connections: Iterable[str]
     secrets: Iterable[str]
+    asks: bool
     executor_options: Mapping[str, object]
     on_retry: Recipients
 
@@ -408,5 +409,6 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "variables": ("variables", _read_names(ValueKind.VARIABLE)),
     "connections": ("connections", _read_names(ValueKind.CONNECTION)),
     "secrets": ("secrets", _read_names(ValueKind.SECRET)),
+    "asks": ("asks", read_flag),
     "executor_options": ("executor_options", read_executor_options),
 }

@@ -21,10 +21,13 @@ from evertick.domain.dags.spec import DagSpec, TaskKind
 from evertick.domain.errors import NotDeclared, NotFound, ResultLost, UserError
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedules.computed import Instant
+from evertick.domain.schedules.dependencies import Source
 from evertick.domain.schedules.misfire import latest_between
 from evertick.domain.schedules.spec import EARLIEST, ScheduleSpec
 from evertick.domain.schedules.time_zones import find_zone
+from evertick.domain.state import StateScope
 from evertick.domain.stored_values import Connection
+from evertick.sdk.durable import Durable, MemoryStore, State
 from evertick.sdk.source_location import refused
 
 if TYPE_CHECKING:
@@ -76,6 +79,7 @@ class TaskContext:
     connections: Mapping[str, Connection] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     pushed: dict[str, object] = field(default_factory=dict)
+    durable: Durable = field(default_factory=lambda: MemoryStore().durable(""), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for kind in ("params", "variables", "connections", "secrets"):
@@ -98,6 +102,28 @@ class TaskContext:
     @property
     def data_interval_end(self) -> datetime:
         return self.fire_at
+
+    @property
+    def state(self) -> State:
+        """The values that this task keeps between attempts and runs. The instances of a mapped task share them."""
+        return State(self.durable, StateScope.TASK)
+
+    def asset_state(self, asset: Source | str) -> State:
+        """The values that tasks keep of an asset: `context.asset_state(Asset("orders")).get("cursor")`."""
+        return State(self.durable, StateScope.ASSET, asset if isinstance(asset, str) else asset.name)
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function once: a retry of the task gets the stored result instead. Its result is stored as a task's is, and
+        committed before it is returned. With an async function, await it.
+
+        A process that dies in the function or before the commit calls it again, so its effect happens at least once: pass
+        `idempotency_key` to other systems.
+        """
+        return self.durable.step(name, function, args, kwargs)
+
+    def ask(self, verb: str, /, **args: Any) -> Any:
+        """Ask the runner about other runs, tasks and results. Needs `@task(asks=True)`."""
+        return self.durable.ask(verb, args)
 
     def is_cancelled(self) -> bool:
         """Whether a stop was requested for this task; long loops should check it from time to time, and return."""

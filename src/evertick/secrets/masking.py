@@ -21,8 +21,13 @@ SHORTEST = 4
 
 class Masker:
     def __init__(self, secrets: Iterable[str]) -> None:
-        found = {form for secret in secrets for part in _parts(secret) for form in _forms(part)}
-        forms = sorted((form for form in found if len(form) >= SHORTEST), key=len, reverse=True)
+        self._known: set[str] = set()
+        self.add(secrets)
+
+    def add(self, secrets: Iterable[str]) -> None:
+        """Hide these from now on, too."""
+        self._known |= {form for secret in secrets for part in _parts(secret) for form in _forms(part)}
+        forms = sorted((form for form in self._known if len(form) >= SHORTEST), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
         self._longest = len(forms[0]) if forms else 0
 

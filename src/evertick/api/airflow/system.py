@@ -14,9 +14,7 @@ import psycopg
 from fastapi import Path, Query
 
 from evertick.api.airflow import models, query
-from evertick.api.airflow.assets import AssetId, find_asset
 from evertick.api.airflow.labels import BUNDLE
-from evertick.api.airflow.task_instances import MapIndex, T, find_instance
 from evertick.api.auth import GuardedRouter
 from evertick.api.context import Who
 from evertick.db.queries import accounts, dags, shards
@@ -281,21 +279,3 @@ async def get_config(caller: Who, section: str | None = None) -> dict[str, Any]:
 )
 async def get_config_value(section: str, option: str, caller: Who) -> dict[str, Any]:
     raise NotFound(f"Option [{section}/{option}] not found.")
-
-
-@unsupported_router.get(f"{T}/state-store", Permission.READ_RUNS, dict[str, Any], tags=["Task State Store"])
-async def list_task_state_store(
-    dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndex = -1
-) -> dict[str, Any]:
-    async with caller.read() as conn:
-        await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
-    return {"task_state_store": [], "total_entries": 0}
-
-
-@unsupported_router.get(
-    "/assets/{asset_id}/state-store", Permission.READ_GATES, dict[str, Any], tags=["Asset State Store"]
-)
-async def list_asset_state_store(asset_id: AssetId, caller: Who, asked: UnsupportedQuery) -> dict[str, Any]:
-    async with caller.read() as conn:
-        await find_asset(conn, asset_id)
-    return {"asset_state_store": [], "total_entries": 0}

@@ -50,6 +50,7 @@ _NAMES = {
     Kind.CAUSES: ("cause of a run", "causes of runs"),
     Kind.EVENTS: ("event", "events"),
     Kind.ASSET_UPDATES: ("update of an asset", "updates of assets"),
+    Kind.STATE: ("expired value of state", "expired values of state"),
     Kind.RUNNERS: ("runner that is gone", "runners that are gone"),
     Kind.VERSIONS: ("DAG version", "DAG versions"),
     Kind.BUNDLES: ("bundle of code", "bundles of code"),

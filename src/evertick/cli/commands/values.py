@@ -1,12 +1,13 @@
-"""`evertick variables`, `connections` and `secrets`: set, get, list, delete, and rotate the keys.
+"""`evertick variables`, `connections`, `secrets` and `state`: set, get, list, delete, and rotate the keys.
 
 A value is never an argument, because other users can see arguments: it is read from standard input, or from a prompt.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,7 +23,10 @@ from evertick.domain.encryption import Keyring
 from evertick.domain.errors import UserError
 from evertick.domain.stored_values import ValueKind, check_name, read_connection
 from evertick.engine import secrets as verbs
+from evertick.operations import state
 from evertick.operations.caller import Caller
+from evertick.operations.state import StateRequest
+from evertick.operations.state import StateValue as Kept
 from evertick.operations.values import ValueRequest, delete_value, keyring_of, list_values, put_value, show_value
 from evertick.secrets.keyring import add_key, keep_first_key, load_keyring, make_key
 from evertick.secrets.masking import SHORTEST
@@ -186,3 +190,113 @@ def _read_value(kind: ValueKind, name: str) -> str:
         raise UserError(f"The {kind} is not text in UTF-8. Encode it, for example as base64.") from None
     # A pipe adds a newline to a single line; a text of several lines is kept as it is.
     return text.removesuffix("\n").removesuffix("\r") if text.count("\n") == 1 else text
+
+
+# State ----------------------------------------------------------------------------------------------------------------
+
+state_app = Group(
+    "State: what tasks keep with `context.state`, by key. Name the owner with --dag and --task, or with --asset."
+)
+
+StateKey = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
+StateJson = Annotated[
+    str, typer.Argument(metavar="JSON", help="The value as JSON. A text needs its quotes: '\"ready\"'.")
+]
+OfDag = Annotated[str | None, typer.Option("--dag", help="The DAG of the task.")]
+OfTask = Annotated[str | None, typer.Option("--task", help="The task.")]
+OfRun = Annotated[int | None, typer.Option("--run", min=1, help="The state of the task in this run only.")]
+OfIndex = Annotated[int, typer.Option("--map-index", min=-1, help="With --run: the instance of a mapped task.")]
+OfAsset = Annotated[str | None, typer.Option("--asset", help="The asset, instead of a task.")]
+
+
+@state_app.command("list", epilog="Example: evertick state list --dag etl --task load")
+def list_state_command(
+    dag: OfDag = None,
+    task: OfTask = None,
+    run: OfRun = None,
+    map_index: OfIndex = -1,
+    asset: OfAsset = None,
+    limit: Limit = 1000,
+    as_json: Json = False,
+) -> None:
+    """List the state of a task or an asset."""
+    owner = _owner(dag, task, run, map_index, asset)
+    found, now = read_pages(_chosen(asset, state.list_asset_state, state.list_task_state), limit, **owner)
+    show_list(
+        "state",
+        found,
+        ("KEY", "VALUE", "CHANGED", "BY"),
+        lambda each: [each.key, json.dumps(each.value), relative(each.changed_at, now), each.changed_by],
+        as_json=as_json,
+        empty='No state. A task keeps some with context.state.set("KEY", VALUE).',
+    )
+
+
+@state_app.command("get", epilog="Example: evertick state get cursor --dag etl --task load")
+def get_state_command(
+    key: StateKey,
+    dag: OfDag = None,
+    task: OfTask = None,
+    run: OfRun = None,
+    map_index: OfIndex = -1,
+    asset: OfAsset = None,
+    as_json: Json = False,
+) -> None:
+    """Show the value of a key as JSON."""
+    owner = _owner(dag, task, run, map_index, asset)
+    found = call(_chosen(asset, state.show_asset_state, state.show_task_state), key=key, **owner)
+    _show_state(found, as_json=as_json)
+
+
+@state_app.command("set", epilog="Example: evertick state set cursor 2041 --dag etl --task load")
+def set_state_command(
+    key: StateKey,
+    value: StateJson,
+    dag: OfDag = None,
+    task: OfTask = None,
+    run: OfRun = None,
+    map_index: OfIndex = -1,
+    asset: OfAsset = None,
+) -> None:
+    """Set the value of a key. A running task that sets it afterwards replaces the value."""
+    owner = _owner(dag, task, run, map_index, asset)
+    try:
+        body = StateRequest(value=json.loads(value))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{value[:100]!r} is not JSON: {error}. A text needs its quotes: '\"ready\"'.") from None
+    call(_chosen(asset, state.put_asset_state, state.put_task_state), key=key, body=body, **owner)
+    show(line(f"Set {key}."))
+
+
+@state_app.command("delete", epilog="Example: evertick state delete cursor --dag etl --task load")
+def delete_state_command(
+    key: StateKey,
+    dag: OfDag = None,
+    task: OfTask = None,
+    run: OfRun = None,
+    map_index: OfIndex = -1,
+    asset: OfAsset = None,
+) -> None:
+    """Delete a key."""
+    owner = _owner(dag, task, run, map_index, asset)
+    call(_chosen(asset, state.delete_asset_state, state.delete_task_state), key=key, **owner)
+    show(line(f"Deleted {key}."))
+
+
+def _chosen(asset: str | None, of_asset: Any, of_task: Any) -> Any:
+    return of_task if asset is None else of_asset
+
+
+def _owner(dag: str | None, task: str | None, run: int | None, map_index: int, asset: str | None) -> dict[str, Any]:
+    if asset is not None and dag is None and task is None and run is None:
+        return {"name": asset}
+    if asset is not None or dag is None or task is None:
+        raise UserError("Name the owner of the state: --dag DAG --task TASK, or --asset ASSET.")
+    return {"dag": dag, "task": task, "run_id": run, "map_index": map_index}
+
+
+def _show_state(found: Kept, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"state": found})
+    else:
+        show(line(json.dumps(found.value, ensure_ascii=False)))

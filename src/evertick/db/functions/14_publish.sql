@@ -127,6 +127,12 @@ begin
         where v.dag_id = id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
         stored.rerouted := reroute_ready_tasks(id, made, p_dag->'tasks', p_actor);
     end if;
+    insert into asset as a (name, uri, asset_group, extra, changed_at)
+    select x.name, x.uri, x."group", x.extra, t
+    from jsonb_to_recordset(p_dag->'assets') as x(name text, uri text, "group" text, extra jsonb) order by x.name
+    on conflict (name) do update
+        set uri = excluded.uri, asset_group = excluded.asset_group, extra = excluded.extra, changed_at = t
+        where (a.uri, a.asset_group, a.extra) is distinct from (excluded.uri, excluded.asset_group, excluded.extra);
     stored.version_id := made;
     perform set_current_version(id, made, p_dag);
     perform sync_schedules(id, p_dag->'schedules', false, p_actor);
@@ -353,6 +359,8 @@ begin
     end if;
     fx := (apply_fire_plans(p_settle, true, fx)).fx;
     perform retire_dag(p_dag_id, p_actor);
+    -- Not when only its file disappears: that may come back.
+    delete from state_entry e where e.run_id = 0 and e.dag_id = p_dag_id;
     fx := apply_effects(fx);
     return true;
 end $$;

@@ -109,7 +109,7 @@ begin
     return done;
 end $$;
 
--- The attempts of reset tasks become history, their results are deleted, and their polls start again.
+-- The attempts of reset tasks become history, their results and steps are deleted, and their polls start again.
 create function record_cleared_attempts(p_tasks task_ref[]) returns void language plpgsql as $$
 begin
     insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, admitted_at,
@@ -121,6 +121,8 @@ begin
     on conflict (run_id, idx, map_index, epoch) do nothing;
     delete from result v using unnest(p_tasks) p
     where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index;
+    delete from step_result s using unnest(p_tasks) p
+    where s.run_id = p.run_id and s.idx = p.idx and s.map_index = p.map_index;
     delete from sensor_poll q using unnest(p_tasks) p
     where q.run_id = p.run_id and q.idx = p.idx and q.map_index = p.map_index;
     delete from task_trigger w using unnest(p_tasks) p

@@ -92,7 +92,8 @@ begin
     gone := array(select m.id from pending_cleanup m where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
                   order by m.id for update skip locked);
     foreach hung in array case p_kind
-        when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'sensor_poll', 'task_trigger', 'approval', 'child_run',
+        when 'run' then array['log_chunk', 'result', 'step_result', 'state_entry', 'map_item', 'deferral',
+            'sensor_poll', 'task_trigger', 'approval', 'child_run',
             'attempt', 'note', 'run_group', 'task']
                                       else array['edge', 'retry_group', 'task_input', 'task_gate', 'trigger_dag_task',
                                                  'wait_spec', 'task_deadline', 'notification_rule', 'mapping_input',
@@ -188,6 +189,10 @@ begin
             select x.ctid from (select u.ctid, u.occurred_at from asset_update u order by u.update_id
                                 limit p_limit for update skip locked) x
             where x.occurred_at < p_before));
+    elsif p_kind = 'state' then
+        -- What was kept for a time only. Nothing reads it since then.
+        delete from state_entry where ctid = any(array(
+            select e.ctid from state_entry e where e.expires_at < p_before limit p_limit for update skip locked));
     elsif p_kind = 'backfills' then
         -- They are over and their runs are all counted; the runs go by themselves.
         delete from backfill where ctid = any(array(

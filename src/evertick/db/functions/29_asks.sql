@@ -100,8 +100,23 @@ returns jsonb language sql stable as $$
         where o.found <> '[]' order by n.run_id desc limit 1), '[]')
 $$;
 
--- p_verb: run, ended_run (with the task that failed last, or ended last), xcoms, latest_xcoms, runs, previous_run, tasks
--- or dag. {"value": …}, or null if the attempt is not held.
+-- An asset by its name or its URI: {"name", "uri", "group", "extra"}, or null if no DAG of now has it.
+create function asset_facts(p_name text, p_uri text) returns jsonb language sql stable as $$
+    select jsonb_build_object('name', n.name, 'uri', coalesce(a.uri, n.name), 'group', coalesce(a.asset_group, 'asset'),
+                              'extra', coalesce(a.extra, '{}'))
+    from (select p_name as name where p_name is not null
+          union all select x.name from asset x where x.uri = p_uri
+          union all select p_uri where p_uri is not null and not exists (select 1 from asset x where x.uri = p_uri)) n
+    left join asset a on a.name = n.name
+    where a.name is not null
+       or exists (select 1 from schedule_dependency w where w.kind = 'asset' and w.name = n.name)
+       or exists (select 1 from dag d join task_spec s on s.version_id = d.version_id
+                  where d.deleted_at is null and s.outlets @> array[n.name])
+    limit 1
+$$;
+
+-- p_verb: run, ended_run (with the task that failed last, or ended last), xcoms, latest_xcoms, runs, previous_run, tasks,
+-- dag, asset, state, steps or step. {"value": …}, or null if the attempt is not held.
 create function answer_ask(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_verb text,
                            p_args jsonb) returns jsonb language plpgsql stable as $$
 declare
@@ -162,6 +177,17 @@ begin
     when 'dag' then
         select jsonb_build_object('dag', d.name, 'is_paused', d.is_paused, 'file', d.file) into found_value
         from dag d where d.name = p_args->>'dag' and d.deleted_at is null;
+    when 'state' then
+        select state_of(o.run_id, o.dag_id, o.owner, o.map_index, p_args->>'key') into found_value
+        from state_place(p_run_id, p_idx, p_map_index, p_args->>'scope', p_args->>'asset') o;
+    when 'asset' then
+        found_value := asset_facts(p_args->>'name', p_args->>'uri');
+    when 'steps' then
+        select coalesce(jsonb_agg(s.name), '[]') into found_value from step_result s
+        where s.run_id = p_run_id and s.idx = p_idx and s.map_index = p_map_index;
+    when 'step' then
+        select jsonb_build_object('value', s.value) into found_value from step_result s
+        where s.run_id = p_run_id and s.idx = p_idx and s.map_index = p_map_index and s.name = p_args->>'name';
     else
         raise exception 'ask % is unknown', p_verb using errcode = 'invalid_parameter_value';
     end case;

@@ -336,6 +336,16 @@ create table schedule_dependency (
 );
 create index schedule_dependency_of on schedule_dependency (schedule_id);
 
+-- What DAG files say about assets besides their names. An asset without a row has its name as its URI.
+create table asset (
+    name        text primary key,
+    uri         text not null,
+    asset_group text not null,
+    extra       jsonb not null,
+    changed_at  timestamptz not null
+);
+create index asset_uri on asset (uri);
+
 -- Updates of assets that were reported from outside. Those that tasks make follow from the tasks.
 create table asset_update (
     update_id   bigint generated always as identity primary key,
@@ -549,6 +559,17 @@ create table result (
     run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
     value     jsonb not null,
     primary key (run_id, idx, map_index)
+) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off,
+        toast.autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_freeze_min_age = 0);
+
+-- The results of finished steps: a retry of the task takes them instead of running the steps again.
+create table step_result (
+    run_id bigint not null, idx int not null, map_index int not null,
+    name        text not null,
+    epoch       int not null,
+    value       jsonb not null,
+    finished_at timestamptz not null,
+    primary key (run_id, idx, map_index, name)
 ) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off,
         toast.autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_freeze_min_age = 0);
 
@@ -1018,6 +1039,18 @@ create table credential (
     check (expires_at is not null or kind = 'token')
 );
 create index credential_of_account on credential (account_id, credential_id);
+
+-- What tasks keep by key: of a task in all its runs (run_id 0), of a task in one run, or of an asset (dag_id 0).
+create table state_entry (
+    run_id bigint not null, dag_id int not null, owner text not null, map_index int not null,
+    key        text not null check (length(key) between 1 and 512),
+    value      jsonb not null,
+    expires_at timestamptz,
+    changed_at timestamptz not null, changed_by text not null,
+    writer     jsonb,                      -- the task that changed the state of an asset
+    primary key (run_id, dag_id, owner, map_index, key)
+);
+create index state_entry_expiry on state_entry (expires_at) where expires_at is not null;
 
 -- Failed logins in a row, by user and by address.
 create table login_attempt (

@@ -133,6 +133,16 @@ class MappedGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AssetSpec:
+    """What a DAG file says about an asset besides its name. Without a `uri`, it is the name."""
+
+    name: str
+    uri: str = ""
+    group: str = "asset"
+    extra: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSchedule:
     """One of a DAG's schedules, with the parameters of its runs. A field that is None takes the DAG's value."""
 
@@ -176,6 +186,7 @@ class DagSpec:
     notices: tuple[NotificationRuleSpec, ...] = ()
     groups: tuple[GroupSpec, ...] = ()
     mapped_groups: tuple[MappedGroup, ...] = ()
+    assets: tuple[AssetSpec, ...] = ()
 
 
 def to_json(spec: DagSpec) -> str:
@@ -197,6 +208,7 @@ def structural_hash(spec: DagSpec) -> str:
         schedules=tuple(sorted(spec.schedules, key=lambda schedule: schedule.name)),
         groups=tuple(sorted(spec.groups, key=lambda group: group.name)),
         mapped_groups=tuple(sorted(spec.mapped_groups, key=lambda group: group.name)),
+        assets=tuple(sorted(spec.assets, key=lambda asset: asset.name)),
     )
     return hashlib.sha256(to_json(canonical).encode()).hexdigest()
 
@@ -239,6 +251,7 @@ _DEFAULTS: dict[type, list[tuple[str, object]]] = {
         WaitSpec,
         GroupSpec,
         MappedGroup,
+        AssetSpec,
     )
 }
 
@@ -299,4 +312,5 @@ _DAG = _readers(
     notices=_read_all(NotificationRuleSpec, _NOTICE),
     groups=_read_all(GroupSpec, {}),
     mapped_groups=_read_all(MappedGroup, {"mapping": lambda raw: _read(TaskMapping, raw, _MAPPING)}),
+    assets=_read_all(AssetSpec, {}),
 )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from evertick.attempts.protocol import Report, frame
+from evertick.attempts.protocol import OPEN_VERBS, Report, frame
 from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import Conflict, EnvironmentFailed, EvertickError, UserError
 from evertick.executors.local.attempt_logs import AttemptLogs
@@ -203,8 +203,10 @@ class LocalExecutor:
         code: str | None = None
         value: object = None
         try:
-            if self._answer is None or not attempt.order.asks:
-                raise UserError(f"a task of this kind cannot ask for {verb!r} here")
+            if self._answer is None:
+                raise UserError(f"tasks of an agent have no state and no steps, and cannot ask for {verb!r}")
+            if not attempt.order.asks and verb not in OPEN_VERBS:
+                raise UserError(f"the task does not declare that it asks for {verb!r}; write @task(asks=True)")
             value = await self._answer(attempt.order, verb, args)
         except EvertickError as error:
             code, value = error.code, str(error)
