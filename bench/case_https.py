@@ -152,6 +152,7 @@ async def _open_api(house: House, count: int) -> tuple[int, str]:
         "EVERTICK_API_CONNECTIONS": str(4 * count + 64),
         "EVERTICK_API_CONNECTIONS_PER_ADDRESS": str(4 * count + 64),
     }
+    room["EVERTICK_API_RATE_LIMIT"] = "0"
     await house.add("api", {"EVERTICK_API_PORT": str(port), "EVERTICK_AGENT_KEY": new_agent_key(), **room})
 
     async def answers() -> bool:
