@@ -79,6 +79,9 @@ class Supervisor:
             self.kept.skips += [each if isinstance(each, str) else each[0] for each in msg.tasks]
         else:
             self.kept.final = msg
+            # Before 3.2 there is no message for it.
+            if not hasattr(comms, "SetRenderedMapIndex") and getattr(msg, "rendered_map_index", None):
+                self._name(msg.rendered_map_index)
         if name == "SucceedTask" and conf.getboolean("state_store", "clear_on_success", fallback=False):
             self._io.ask("put_state", {"scope": StateScope.RUN.value, "asset": None, "key": None, "value": None})
 
@@ -238,9 +241,12 @@ class Supervisor:
         return self._ok()
 
     def _on_SetRenderedMapIndex(self, msg: Any) -> Any:
-        if self._map_index >= 0:
-            self._io.ask("name_instance", {"name": msg.rendered_map_index})
+        self._name(msg.rendered_map_index)
         return self._ok()
+
+    def _name(self, name: str) -> None:
+        if self._map_index >= 0:
+            self._io.ask("name_instance", {"name": name})
 
     def _on_ValidateInletsAndOutlets(self, _msg: Any) -> Any:
         return comms.InactiveAssetsResult(inactive_assets=[])
