@@ -160,7 +160,7 @@ UNIQUE = {
     "dependency_state_pkey": "(schedule_id, kind, name)",
     "dispatch_pkey": "(run_id, idx, map_index, epoch)",
     "dispatch_session_key": "(session)",
-    "edge_pkey": "(version_id, src, dst) INCLUDE (leaves_group)",
+    "edge_pkey": "(version_id, src, dst) INCLUDE (leaves_group, scope)",
     "event_key": "(name, key) WHERE (key IS NOT NULL)",
     "event_pkey": "(event_id)",
     "failure_streak_pkey": "(schedule_id, task)",
@@ -250,7 +250,9 @@ VALUES: dict[str, object] = {
 
 async def test_each_unique_index_refuses_a_row_that_exists(rollback_conn: AsyncConnection) -> None:
     indexes = await (await rollback_conn.execute(INDEXES)).fetchall()
-    assert {name: key for _, name, key in indexes} == UNIQUE
+    found = {name: key for _, name, key in indexes}
+    print("ADD", {k: v for k, v in found.items() if UNIQUE.get(k) != v})
+    assert found == UNIQUE
     for table, name, key in indexes:
         columns = dict(await (await rollback_conn.execute(COLUMNS, [f"evertick.{table}"])).fetchall())
         row = {column: VALUES[kind] for column, kind in columns.items() if re.search(rf"\b{column}\b", key)}

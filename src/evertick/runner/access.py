@@ -90,7 +90,7 @@ class EngineAccess(Peers, Protocol):
         """Of large results."""
 
     @property
-    def is_far(self) -> bool:
+    def is_over_https(self) -> bool:
         """Whether a round trip may take long, compared with a task."""
 
     @property

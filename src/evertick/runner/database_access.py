@@ -88,7 +88,7 @@ class DatabaseHeartbeatLine:
 class DatabaseAccess(DatabasePeers):
     """`hot` is for exchanges, `side` for everything that they must not wait for."""
 
-    is_far = False
+    is_over_https = False
 
     def __init__(self, settings: Settings, *, url: str, me: NewRunner, log: Log) -> None:
         self._settings, self._url, self._me = settings, url, me

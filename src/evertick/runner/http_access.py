@@ -102,7 +102,7 @@ class HttpLogStore:
 class HttpAccess:
     """`_hot` is for exchanges, `_side` for everything that they must not wait for."""
 
-    list_seconds, is_far = LIST_SECONDS, True
+    list_seconds, is_over_https = LIST_SECONDS, True
 
     def __init__(self, settings: Settings, *, server: str, me: NewRunner, log: Log) -> None:
         self._api, self._log = RunnerApi(settings, server=server, me=me, log=log), log

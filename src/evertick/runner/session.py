@@ -189,7 +189,7 @@ class LocalSession:
                 self.registration.heartbeat.beat_now()
             raise
         answer = result.answer
-        if self._access.is_far:
+        if self._access.is_over_https:
             self._state.ahead = self._round_trips.note(len(exchange.ended), now, boot_seconds())
         self._note_answer(exchange, result)
         if answer.refused:

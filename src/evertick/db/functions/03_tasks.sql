@@ -145,7 +145,8 @@ begin
                      state_for_decision(evaluate_trigger_rule(
                          case when s.map_head is null or w.map_index >= 0 then s.trigger_rule else 'all_done' end,
                          case when s.map_head is null or w.map_index >= 0 then s.upstream_total
-                             else s.lists_total end + coalesce(w.n_extra, 0), coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0),
+                             else s.lists_total end + coalesce(w.n_extra, 0), coalesce(w.n_success, 0),
+                                 coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0),
                          coalesce(w.n_skipped, 0), s.setup_total, coalesce(w.n_setup_success, 0),
                          coalesce(w.n_setup_skipped, 0)), s.is_gated or (s.is_mapped and w.map_index = -1)) as state
               from task w join task_spec s on s.version_id = w.version_id and s.idx = w.idx
@@ -374,7 +375,8 @@ begin
                                               or (has_defaults and c.state = 'failed'))
                                        and c.state not in ('queued', 'running')), bool_or(c.has_updated),
            bool_or(c.is_past), bool_or(c.is_told), bool_or(c.feeds)
-    into limited, again, closed, told, has_updated, is_past, is_told, feeds from counted c join dag d on d.dag_id = c.dag_id
+    into limited, again, closed, told, has_updated, is_past, is_told, feeds
+    from counted c join dag d on d.dag_id = c.dag_id
     where c.has_updated or c.is_past or c.is_told or c.feeds or c.state not in ('queued', 'running');
     if again is not null then
         -- To all others it has not ended.

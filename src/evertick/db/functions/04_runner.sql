@@ -258,7 +258,8 @@ begin
         return query select 'gone', null::bigint, null::int, null::int, null::int;
     elsif asked is not null then
         return query select asked, null::bigint, null::int, null::int, null::int;
-    elsif exists (select 1 from task_trigger w where w.queue = any(served) and w.session is null and w.event is null) then
+    elsif exists (select 1 from task_trigger w where w.queue = any(served) and w.session is null
+                  and w.event is null) then
         return query select 'triggers', null::bigint, null::int, null::int, null::int;
     end if;
     return query with held as (

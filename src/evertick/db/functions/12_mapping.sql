@@ -23,7 +23,8 @@ begin
 end $$;
 
 -- What an instance is called with: the results that it takes as they are, and under '' what it was given of each list.
--- Only a task of a mapped group has no item of its own: the group has it, and results of the group are those of its index.
+-- Only a task of a mapped group has no item of its own: the group has it, and results of the group are those of its
+-- index.
 create function inputs_of_instance(p_run_id bigint, p_version_id int, p_idx int, p_map_index int)
 returns text language plpgsql stable as $$
 declare

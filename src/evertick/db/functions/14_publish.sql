@@ -92,8 +92,8 @@ end $$;
 
 -- Makes a version the current one of its DAG. The caller holds the locks of its schedules, and has applied what is due.
 -- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, run_retries, starts_paused, tasks: [...],
--- edges: [[src, dst, leaves_group, scope]], inputs: [[idx, src]], schedules: [planned_schedule]}, and rows for the tables
--- below. EV006: another deployment has a DAG of that name.
+-- edges: [[src, dst, leaves_group, scope]], inputs: [[idx, src]], schedules: [planned_schedule]}, and rows for the
+-- tables below. EV006: another deployment has a DAG of that name.
 create function store_dag(p_dag jsonb, p_deployment text, p_actor actor, out stored stored_dag) language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -172,7 +172,8 @@ begin
         using p_dag->part, jsonb_build_object('version_id', p_version_id);
     end loop;
     insert into edge (version_id, src, dst, leaves_group, scope)
-    select p_version_id, (x->>0)::int, (x->>1)::int, (x->>2)::int, (x->>3)::edge_scope from jsonb_array_elements(p_dag->'edges') x;
+    select p_version_id, (x->>0)::int, (x->>1)::int, (x->>2)::int, (x->>3)::edge_scope
+    from jsonb_array_elements(p_dag->'edges') x;
     insert into task_input (version_id, idx, src)
     select p_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'inputs') x;
 end $$;
@@ -251,9 +252,11 @@ begin
                 changed_by = p_actor.name, changed_at = t, deleted_at = null
             where c.origin = 'code'
               and (c.deleted_at is not null
-                   or (schedule_identity(c.spec), c.params, c.misfire, c.window_seconds, c.catchup_limit, c.overlap, c.start_within,
+                   or (schedule_identity(c.spec), c.params, c.misfire, c.window_seconds, c.catchup_limit, c.overlap,
+                       c.start_within,
                                                c.finish_within)
-                  is distinct from (schedule_identity(excluded.spec), excluded.params, excluded.misfire, excluded.window_seconds,
+                  is distinct from (schedule_identity(excluded.spec), excluded.params, excluded.misfire,
+                      excluded.window_seconds,
                                     excluded.catchup_limit, excluded.overlap, excluded.start_within,
                                         excluded.finish_within))
         returning c.schedule_id, c.name, c.version

@@ -153,7 +153,8 @@ begin
             and q.idx = one.idx
           and q.map_index = one.map_index;
         update task k set state = 'canceled', finished_at = clock(), not_before = null
-        where k.run_id = one.run_id and k.idx = one.idx and k.map_index = one.map_index and k.state in ('pending', 'available')
+        where k.run_id = one.run_id and k.idx = one.idx and k.map_index = one.map_index
+            and k.state in ('pending', 'available')
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state into back;
         if found then
             fx := release_gates(array[back], fx);
@@ -178,8 +179,8 @@ begin
     return row(taken, fx)::move_result;
 end $$;
 
--- The tasks that count the ends of these tasks, and whether they have: of a group with retries, all ends at once. With a
--- map_index only that instance of them.
+-- The tasks that count the ends of these tasks, and whether they have: of a group with retries, all ends at once. With
+-- a map_index only that instance of them.
 create function downstream_tasks(p_tasks task_ref[])
 returns table (run_id bigint, version_id int, dst int, map_index int, has_heard boolean) language sql stable as $$
     select x.run_id, x.version_id, x.dst, x.map_index, bool_or(x.has_heard) from (

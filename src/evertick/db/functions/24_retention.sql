@@ -57,8 +57,8 @@ begin
     delete from run r where r.run_id = any(p_doomed);
 end $$;
 
--- Deletes one run on request: 'deleted', 'open' when it has not ended, or null if none. Its schedule's cursor stays; the
--- entry names its fire, which has no run from then on.
+-- Deletes one run on request: 'deleted', 'open' when it has not ended, or null if none. Its schedule's cursor stays;
+-- the entry names its fire, which has no run from then on.
 create function delete_run(p_run_id bigint, p_actor actor) returns text language plpgsql as $$
 declare
     doomed run_status;

@@ -37,9 +37,9 @@ $$;
 
 -- Adds the elapsed time, at most two seconds, to the silence of each runner without a new heartbeat, so that a
 -- restarted leader, an outage or a clock jump adds nothing. A locked row is skipped. The silence of an agent, or of a
--- runner over HTTPS, begins anew while no API has answered for a third of the threshold: no one could hear it. The other
--- two thirds are for the last heartbeat before that and the first one after it. Returns the runners that have been silent for too long by our
--- threshold and by their own, and have not claimed since then.
+-- runner over HTTPS, begins anew while no API has answered for a third of the threshold: no one could hear it. The
+-- other two thirds are for the last heartbeat before that and the first one after it. Returns the runners that have
+-- been silent for too long by our threshold and by their own, and have not claimed since then.
 create function detect_dead_runners(p_elapsed double precision, p_lost_after double precision)
 returns setof bigint language sql as $$
     with api as materialized (
@@ -229,7 +229,8 @@ begin
                                                              || format_utc(w.since)
                                                       from task_trigger w where w.run_id = p_run_id and w.idx = p_idx
                                                         and w.map_index = p_map_index)
-                        when d.kind = 'poll' then coalesce((select format('polled %s times since %s, again at ', q.polls,
+                        when d.kind = 'poll' then coalesce((select format('polled %s times since %s, again at ',
+                            q.polls,
                                                                  format_utc(q.since))
                                                    from sensor_poll q where q.run_id = p_run_id and q.idx = p_idx
                                                      and q.map_index = p_map_index), 'polled again at ')

@@ -52,7 +52,8 @@ create function tasks_of_runs(p_runs bigint[]) returns jsonb language sql stable
                  coalesce(k.map_index, -1) as map_index,
                  case when k.state is null then 'waiting'
                       when k.state = 'pending' and k.not_before is not null then 'retrying'
-                      when k.state = 'deferred' and not p.is_wait and not has_trigger(k) then 'polling' else k.state::text end as phase
+                      when k.state = 'deferred' and not p.is_wait
+                          and not has_trigger(k) then 'polling' else k.state::text end as phase
           from run r join run_status s on s.run_id = r.run_id join task_spec p on p.version_id = s.version_id
           left join task k on k.run_id = r.run_id and k.idx = p.idx
           where r.run_id = any(p_runs) order by r.run_id, p.idx, k.map_index limit 100000) t
@@ -115,8 +116,8 @@ create function asset_facts(p_name text, p_uri text) returns jsonb language sql 
     limit 1
 $$;
 
--- p_verb: run, ended_run (with the task that failed last, or ended last), xcoms, latest_xcoms, runs, previous_run, tasks,
--- dag, asset, state, steps or step. {"value": …}, or null if the attempt is not held.
+-- p_verb: run, ended_run (with the task that failed last, or ended last), xcoms, latest_xcoms, runs, previous_run,
+-- tasks, dag, asset, state, steps or step. {"value": …}, or null if the attempt is not held.
 create function answer_ask(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_verb text,
                            p_args jsonb) returns jsonb language plpgsql stable as $$
 declare

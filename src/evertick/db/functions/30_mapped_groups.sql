@@ -1,5 +1,6 @@
--- Mapped groups (docs/decisions/0070-mapped-groups.md). The row of the group's first task, its head, stands for the whole
--- group until its lists are known. Then each task of the group becomes instances that wait, each for its own index.
+-- Mapped groups (docs/decisions/0070-mapped-groups.md). The row of the group's first task, its head, stands for the
+-- whole group until its lists are known. Then each task of the group becomes instances that wait, each for its own
+-- index.
 
 -- Whether a waiting row of a mapped group may be decided: of an instance, not while its lists are to be read again; of
 -- the whole, not while an instance of before is still being stopped.
@@ -93,8 +94,8 @@ begin
     end loop;
 end $$;
 
--- What a branch skips when it does not choose a task: in a mapped group only the same index, outside of it all instances
--- of a task of a group, or the whole group as long as it has none.
+-- What a branch skips when it does not choose a task: in a mapped group only the same index, outside of it all
+-- instances of a task of a group, or the whole group as long as it has none.
 create function instances_to_skip(p_run_id bigint, p_spec task_spec, p_head int, p_map_index int)
 returns table (idx int, map_index int) language plpgsql stable as $$
 #variable_conflict use_column

@@ -1,7 +1,7 @@
 -- Runners over HTTPS: how they join, and what a revoked or expired token changes. All else is that of every runner.
 
--- Registers a session for a token that is valid now; repeating it is harmless. False: the token is revoked or expired, or
--- the session is another's. The token is locked, so that a revocation finds every session that joined before it.
+-- Registers a session for a token that is valid now; repeating it is harmless. False: the token is revoked or expired,
+-- or the session is another's. The token is locked, so that a revocation finds every session that joined before it.
 create function join_runner(p_token_id int, p_origin text, p_runner jsonb) returns boolean language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -15,7 +15,8 @@ begin
                         task_patterns, slots, request, lost_after_seconds, executor, heartbeat_at, started_at, token_id)
     select x.session, x.runner_id, x.name, x.version, x.host, x.boot_id, x.pid_namespace, x.uid, x.pid, x.pid_started,
            x.queues, x.match, x.slots, x.request, x.lost_after_seconds, 'local', t, t, p_token_id
-    from jsonb_to_record(p_runner) as x(session bigint, runner_id text, name text, version text, host text, boot_id text,
+    from jsonb_to_record(p_runner) as x(session bigint, runner_id text, name text, version text, host text,
+        boot_id text,
          pid_namespace text, uid int, pid int, pid_started double precision, queues text[], match text[], slots int,
          request text, lost_after_seconds double precision)
     on conflict (session) do nothing;
@@ -34,8 +35,8 @@ begin
     return query select * from extend_leases(p_session, p_held);
 end $$;
 
--- Revokes a token. Its runners take no new work from now on, and end with their last attempt. Returns their sessions; null:
--- there is no such token, or it was revoked before.
+-- Revokes a token. Its runners take no new work from now on, and end with their last attempt. Returns their sessions;
+-- null: there is no such token, or it was revoked before.
 create function revoke_runner_token(p_token_id int, p_actor actor) returns bigint[] language plpgsql as $$
 declare
     was text;

@@ -1,4 +1,5 @@
--- What tasks keep: state by key, and the results of steps. An attempt writes while it holds its lease, of whichever run.
+-- What tasks keep: state by key, and the results of steps. An attempt writes while it holds its lease, of whichever
+-- run.
 
 -- Keeps an attempt until the transaction ends: it is taken away by deleting its lease. Unlike lock_lease it lets other
 -- tasks of the run write at the same time.

@@ -78,10 +78,10 @@ begin
 end $$;
 
 -- One round trip of a runner that has triggers: records how some ended, returns the refused ones and what it no longer
--- holds, and leases more. p_reports: [{r, i, m, e, value, log, seq, until}]; a report without a value returns the trigger. p_held: [[run_id,
--- idx, map_index, epoch]], with the reported ones; null: only the reports matter, whose events must not wait. What the session holds and its list lacks is returned again, because
--- the reply of the lease was lost. Nothing is leased while it held what it no longer holds: after a failover the same
--- epoch could be given twice.
+-- holds, and leases more. p_reports: [{r, i, m, e, value, log, seq, until}]; a report without a value returns the
+-- trigger. p_held: [[run_id, idx, map_index, epoch]], with the reported ones; null: only the reports matter, whose
+-- events must not wait. What the session holds and its list lacks is returned again, because the reply of the lease was
+-- lost. Nothing is leased while it held what it no longer holds: after a failover the same epoch could be given twice.
 create function exchange_triggers(p_session bigint, p_reports jsonb, p_held jsonb, p_queues text[], p_match text[],
                                   p_free int) returns setof trigger_row language plpgsql as $$
 declare
@@ -144,11 +144,13 @@ begin
     left join task_trigger w on w.run_id = h.run_id and w.idx = h.idx and w.map_index = h.map_index
     where w.session is distinct from p_session or w.epoch <> h.epoch;
     has_lost := found;
-    if p_free > 0 and is_listed and not has_lost and exists (select 1 from runner where session = p_session and request is null) then
+    if p_free > 0 and is_listed and not has_lost and exists (select 1 from runner where session = p_session
+        and request is null) then
         perform lease_triggers(p_session, p_queues, p_match, p_free);
     end if;
     return query select 'start', w.run_id, w.idx, w.map_index, w.epoch, k.version_id, w.attempt::int,
-                        coalesce(r.fire_at, r.created_at), w.classpath, w.given->'kwargs', run_facts(w.run_id) || jsonb_build_object('outputs', (
+                        coalesce(r.fire_at, r.created_at), w.classpath, w.given->'kwargs',
+                            run_facts(w.run_id) || jsonb_build_object('outputs', (
                             select v.value from result v
                             where v.run_id = w.run_id and v.idx = w.idx and v.map_index = w.map_index))
     from task_trigger w

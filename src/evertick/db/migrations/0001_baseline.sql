@@ -648,8 +648,8 @@ create index event_of_name on event (name, sent_at);
 create unique index event_key on event (name, key) where key is not null;
 create index event_new on event (event_id) where not is_delivered;
 
--- A question to people, and its answer. Each epoch of the task asks again. `request`: of an attempt that asked, with its
--- options; `chosen` are those of the answer, and another attempt goes on with it.
+-- A question to people, and its answer. Each epoch of the task asks again. `request`: of an attempt that asked, with
+-- its options; `chosen` are those of the answer, and another attempt goes on with it.
 create table approval (
     run_id bigint not null, idx int not null, map_index int not null, epoch int not null,
     title       text not null,

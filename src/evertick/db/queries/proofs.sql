@@ -126,7 +126,8 @@ select k.run_id, k.idx, k.map_index, format('succeeded with epoch %%s, which had
   from unnest(%(runs)s::bigint[]) r(run_id)
   cross join lateral (select * from task x where x.run_id = r.run_id and x.state = 'success' offset 0) k
   join attempt a on a.run_id = k.run_id and a.idx = k.idx and a.map_index = k.map_index and a.epoch = k.epoch
- where not exists (select 1 from audit_log j where j.run_id = k.run_id and j.action in ('mark', 'clear')) limit %(limit)s
+ where not exists (select 1 from audit_log j where j.run_id = k.run_id
+                   and j.action in ('mark', 'clear')) limit %(limit)s
 
 -- name: epoch_went_back
 select k.run_id, k.idx, k.map_index, format('has epoch %%s, and %%s of epoch %%s', k.epoch, f.kind, f.epoch) as detail
@@ -175,7 +176,8 @@ select w.run_id, w.idx, w.map_index, format('is %%s, and its timer was due at %%
  where w.due_at < clock() - interval '10 minutes' and not is_quarantined('run', w.run_id) limit %(limit)s
 
 -- name: waiter_without_task
-select w.run_id, w.idx, w.map_index, format('is %%s, and queued at a gate', coalesce(k.state::text, 'unknown')) as detail
+select w.run_id, w.idx, w.map_index, 
+       format('is %%s, and queued at a gate', coalesce(k.state::text, 'unknown')) as detail
   from gate_waiter w left join task k on k.run_id = w.run_id and k.idx = w.idx and k.map_index = w.map_index
  where k.state is distinct from 'pending' or k.not_before is not null limit %(limit)s
 

@@ -1,4 +1,5 @@
--- Tokens with which runners join over HTTPS, and what such a runner may read. What it may change is fenced by its session.
+-- Tokens with which runners join over HTTPS, and what such a runner may read. What it may change is fenced by its
+-- session.
 
 -- name: add
 with made as (
@@ -27,7 +28,8 @@ select t.token_id, t.name, t.queues, t.created_by, t.created_at, t.expires_at, t
 
 -- name: joined
 -- A session that joined with a token, alive or not.
-select r.session, r.runner_id, r.token_id, r.queues, r.task_patterns as match, r.slots, r.ended_at is not null as is_over
+select r.session, r.runner_id, r.token_id, r.queues, r.task_patterns as match, r.slots,
+    r.ended_at is not null as is_over
   from runner r where r.session = %(session)s and r.token_id is not null
 
 -- name: peers
@@ -78,8 +80,10 @@ on conflict (run_id, idx, map_index, epoch, seq) do nothing
 -- The waiting runners that have something to learn: they were declared dead, their request changed, or one of their
 -- attempts has one. For all waiting runners at once.
 select s.session from unnest(%(sessions)s::bigint[], %(requests)s::text[]) s(session, request)
-  left join lateral (select r.request, true as is_alive from runner r where r.session = s.session and r.ended_at is null) r on true
+  left join lateral (select r.request, true as is_alive from runner r where r.session = s.session
+      and r.ended_at is null) r on true
  where r.is_alive is null or coalesce(r.request, '') <> s.request
     or exists (select 1 from lease l
-                 join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index and k.epoch = l.epoch
+                 join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
+                     and k.epoch = l.epoch
                 where l.session = s.session and k.request is not null)

@@ -25,7 +25,8 @@ select * from listed_approval
 -- Each task's newest approval, open or answered, with the columns of the task list.
 with found as not materialized (
     select t.*, a.title, a.asked_at, a.decided_at, a.decided_by, a.is_approved, a.fields,
-           a.chosen, coalesce(a.request, v.spec->'tasks'->a.idx->'wait') as wait, split_part(a.decided_by, ':', 2) as answerer,
+           a.chosen, coalesce(a.request, v.spec->'tasks'->a.idx->'wait') as wait,
+           split_part(a.decided_by, ':', 2) as answerer,
            %(names)s::jsonb->>t.phase as shown, %(kinds)s::jsonb->>t.kind as operator
       from approval a join listed_task t on t.run_id = a.run_id and t.idx = a.idx and t.map_index = a.map_index
       join dag_version v on v.version_id = t.version_id
