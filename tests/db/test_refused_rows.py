@@ -55,6 +55,7 @@ REFUSED: dict[str, dict[str, object]] = {
     "run_status_open_tasks_check": {"open_tasks": -1, "state": "queued"},
     "run_trigger_check": {},
     "runner_request_check": {"request": "stop"},
+    "runner_token_queues_check": {"queues": []},
     "schedule_catchup_limit_check": {"catchup_limit": 0},
     "schedule_finish_within_check": {"finish_within": 0},
     "schedule_origin_check": {"origin": "file"},
@@ -190,6 +191,9 @@ UNIQUE = {
     "outbox_pkey": "(delivery_id)",
     "pending_cleanup_pkey": "(shard, kind, id)",
     "pool_description_pkey": "(name)",
+    "proof_cursor_pkey": "(check_name)",
+    "proof_violation_open": "(check_name, subject) WHERE (ended_at IS NULL)",
+    "proof_violation_pkey": "(violation_id)",
     "quarantine_pkey": "(kind, subject_id)",
     "rate_slot_pkey": "(gate_id, until, seq)",
     "ready_task_pkey": "(queue, rank, seq)",
@@ -208,6 +212,8 @@ UNIQUE = {
     "run_trigger_pkey": "(schedule_id, fire_at, kind, name)",
     "run_version_override_pkey": "(run_id)",
     "runner_pkey": "(session)",
+    "runner_token_pkey": "(token_id)",
+    "runner_token_secret_hash_key": "(secret_hash)",
     "schedule_dag_id_name_key": "(dag_id, name)",
     "schedule_pkey": "(schedule_id)",
     "schedule_dependency_pkey": "(kind, name, schedule_id)",
@@ -245,18 +251,17 @@ COLUMNS = """
 VALUES: dict[str, object] = {
     "bigint": 1, "integer": 1, "smallint": 1, "boolean": True, "text": "a", "bytea": "\\x00", "timestamp with time zone": NOW,
     "uuid": "00000000-0000-0000-0000-000000000000", "bigint[]": [1], "integer[]": [1], "gate_kind": "pool", "run_kind": "manual",
+    "edge_scope": "list",
 }  # fmt: skip
 
 
 async def test_each_unique_index_refuses_a_row_that_exists(rollback_conn: AsyncConnection) -> None:
     indexes = await (await rollback_conn.execute(INDEXES)).fetchall()
-    found = {name: key for _, name, key in indexes}
-    print("ADD", {k: v for k, v in found.items() if UNIQUE.get(k) != v})
-    assert found == UNIQUE
+    assert {name: key for _, name, key in indexes} == UNIQUE
     for table, name, key in indexes:
         columns = dict(await (await rollback_conn.execute(COLUMNS, [f"evertick.{table}"])).fetchall())
         row = {column: VALUES[kind] for column, kind in columns.items() if re.search(rf"\b{column}\b", key)}
-        if name == "alert_open":
+        if name in ("alert_open", "proof_violation_open"):
             row["ended_at"] = None
         copy = Identifier(f"copy_of_{name}")
         # A copy with this index only, so that no other column and no other table is needed.

@@ -78,7 +78,7 @@ GUARANTEES: dict[Check, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleVersion:
+class ActiveVersion:
     """One version of a schedule, from `since` until the next one."""
 
     spec: ScheduleSpec
@@ -100,7 +100,7 @@ class Violation:
     map_index: int | None = None
 
 
-def owed_fires(versions: Sequence[ScheduleVersion], after: datetime, until: datetime) -> Iterator[datetime]:
+def owed_fires(versions: Sequence[ActiveVersion], after: datetime, until: datetime) -> Iterator[datetime]:
     """The nominal instants that were due in `after` < due <= `until`, without those at the edge of a version."""
     for version in versions:
         if not version.is_active:

@@ -15,10 +15,10 @@ from itertools import groupby, islice
 from psycopg import AsyncConnection
 
 from evertick.db.queries import proofs
-from evertick.db.queries.proofs import FoundViolation, VersionRow, ViolationRow
+from evertick.db.queries.proofs import FoundViolation, ScheduleVersionRow, ViolationRow
 from evertick.db.queries.shards import read_clock
 from evertick.domain.errors import InvalidSchedule
-from evertick.domain.proofs import Check, ScheduleVersion, Violation, owed_fires
+from evertick.domain.proofs import ActiveVersion, Check, Violation, owed_fires
 from evertick.engine.fire_schedules import read_spec
 from evertick.engine.verbs import leader_verb
 
@@ -240,12 +240,12 @@ def _fire_of(subject: str) -> tuple[int, datetime]:
     return int(schedule_id), datetime.fromisoformat(instant)
 
 
-def _readable(rows: Iterable[VersionRow]) -> list[ScheduleVersion]:
+def _readable(rows: Iterable[ScheduleVersionRow]) -> list[ActiveVersion]:
     """Without one that cannot be read: it could not be planned either, which is in its `error`."""
-    versions: list[ScheduleVersion] = []
+    versions: list[ActiveVersion] = []
     for row in rows:
         with suppress(InvalidSchedule):
-            version = ScheduleVersion(
+            version = ActiveVersion(
                 spec=read_spec(row.spec),
                 since=row.changed_at,
                 until=row.until,

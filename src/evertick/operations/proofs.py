@@ -27,7 +27,7 @@ class Guarantee:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class ProofStatus:
     """The state of the continuous proof. `fires_proven_until`: every fire up to this instant was checked."""
 
     guarantees: list[Guarantee]
@@ -40,14 +40,14 @@ async def show_proof(
     *,
     with_ended: Annotated[bool, Doc("Also violations that no longer hold.")] = False,
     limit: Limit = USUAL_ITEMS,
-) -> Proof:
+) -> ProofStatus:
     """Show every guarantee: how much of it was checked, when, and what violates it."""
     async with caller.read() as conn:
         cursors = {each.check_name: each for each in await proofs.cursors(conn)}
         found = await proofs.found(conn, with_ended=with_ended, limit=limit)
     fires = cursors.get("fires")
     until = (fires.position or {}).get("until") if fires is not None else None
-    return Proof(
+    return ProofStatus(
         guarantees=[
             Guarantee(
                 name=check,

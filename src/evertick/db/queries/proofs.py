@@ -41,7 +41,7 @@ class ProvenUntil:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionRow:
+class ScheduleVersionRow:
     schedule_id: int
     version: int
     changed_at: datetime
@@ -112,7 +112,7 @@ async def proven_until(conn: AsyncConnection, *, since: datetime, until: datetim
 
 
 @query
-async def schedule_versions(conn: AsyncConnection, *, after: int, limit: int) -> list[VersionRow]: ...
+async def schedule_versions(conn: AsyncConnection, *, after: int, limit: int) -> list[ScheduleVersionRow]: ...
 
 
 @query
