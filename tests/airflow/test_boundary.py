@@ -14,7 +14,18 @@ from tests.source_tree import ROOT, SOURCE, modules
 IN_AIRFLOW = {
     f"airflow/{name}"
     for name in (
-        *("attempt", "loader", "messages", "older", "runs", "side_door", "state_stores", "timetables", "triggers"),
+        *(
+            "assets",
+            "attempt",
+            "loader",
+            "messages",
+            "older",
+            "runs",
+            "side_door",
+            "state_stores",
+            "timetables",
+            "triggers",
+        ),
         "warm",
     )
 }

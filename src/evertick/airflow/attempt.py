@@ -56,7 +56,7 @@ class AirflowTask:
         try:
             facts = io.ask("run", {})
             run = self.run_of(facts)
-            supervisor = Supervisor(run, self._task.task_id, start.map_index, io)
+            supervisor = Supervisor(run, self._task, start.map_index, io)
             answer = resumption(facts.get("input"), start.attempt, datetime.now(UTC))
             if answer is not None and answer.event is None:
                 return Report(start.number, OutcomeKind.DEFERRED, None, json.dumps(still_waiting(facts["input"])))
@@ -70,7 +70,7 @@ class AirflowTask:
         """Run the trigger that a deferral of this task waits for, next to others in this process."""
         given = json.loads(start.inputs_json)
         run = Run(given["run"])
-        supervisor = Supervisor(run, self._task.task_id, start.map_index, io)
+        supervisor = Supervisor(run, self._task, start.map_index, io)
         return await wait_for_event(start.number, given, self.instance(start, run, {}), supervisor, io)
 
     def _execute(

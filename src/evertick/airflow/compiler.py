@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from evertick.airflow.assets import asset_specs
 from evertick.airflow.findings import Findings
 from evertick.airflow.schedules import compile_schedules
 from evertick.airflow.tasks import compile_mapping, compile_task, mapped_group_of, priorities_of, seconds
@@ -64,6 +65,7 @@ def compile_dag(dag: Any, file: str, lines: dict[str, int], defaults: Mapping[st
         run_timeout_seconds=None if dag.dagrun_timeout is None else seconds(dag.dagrun_timeout),
         misfire=MisfirePolicy.ALL if dag.catchup else MisfirePolicy.LATEST,
         notices=tuple(_notices(dag)),
+        assets=asset_specs(dag),
         starts_paused=bool(defaults["is_paused"] if paused is None else paused),
         mapped_groups=_mapped_groups(dag),
     )

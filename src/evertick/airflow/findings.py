@@ -44,9 +44,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "AF303": (_R, "a mapped {value} is not supported; map a plain task"),
     "AF305": (_D, "a branch in a mapped group skips tasks of its own index; Airflow 3.2 and 3.3 run all of them"),
     "AF403": (_D, "{value}: clearing it does not clear tasks of other DAGs"),
-    "AF404": (_D, "outlet {value}: only events of assets with a name are recorded"),
-    "AF405": (_D, "inlets are ignored, and a task that reads inlet_events fails"),
-    "AF407": (_R, "{value} asks for assets by name, which is not supported yet; use a plain task with outlets"),
+    "AF404": (_D, "outlet {value}: its updates are not recorded; name the asset, or use an alias"),
     "AF408": (_D, "reset_dag_run=True: if the run exists, the task fails; clear that run in Evertick"),
     "AF409": (_R, "a mapped operator starts from its trigger: set start_from_trigger=False"),
     "AF502": (

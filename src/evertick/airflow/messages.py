@@ -18,6 +18,7 @@ from airflow.configuration import conf
 from airflow.sdk import exceptions
 from airflow.sdk.execution_time import comms
 
+from evertick.airflow.assets import asset_answer, described_updates
 from evertick.airflow.people import WAITING_TRIGGER, AwaitInputTask
 from evertick.airflow.runs import Run
 from evertick.airflow.state_stores import state_store_answer
@@ -52,8 +53,9 @@ class Kept:
 class Supervisor:
     """What the SDK calls its supervisor, in the process of the task."""
 
-    def __init__(self, run: Run, task: str, map_index: int, io: AttemptIO) -> None:
-        self._run, self._task, self._map_index, self._io = run, task, map_index, io
+    def __init__(self, run: Run, task: Any, map_index: int, io: AttemptIO) -> None:
+        self._run, self._task, self._map_index, self._io = run, task.task_id, map_index, io
+        self._outlets = task.outlets or ()
         self.kept = Kept(outputs=by_key(run.outputs))
 
     def send(self, msg: Any) -> Any:
@@ -61,7 +63,7 @@ class Supervisor:
         if name in FINAL:
             return self._end(name, msg)
         answer: Callable[[Any], Any] | None = getattr(self, f"_on_{name}", None)
-        answer = answer or state_store_answer(name, self._io.ask)
+        answer = answer or state_store_answer(name, self._io.ask) or asset_answer(name, self._io.ask)
         if answer is None:
             raise self._failure(f"Evertick does not support {name} in tasks of Airflow yet")
         try:
@@ -82,6 +84,8 @@ class Supervisor:
             # Before 3.2 there is no message for it.
             if not hasattr(comms, "SetRenderedMapIndex") and getattr(msg, "rendered_map_index", None):
                 self._name(msg.rendered_map_index)
+        if name == "SucceedTask" and (updates := described_updates(msg, self._outlets)):
+            self._io.ask("put_updates", {"updates": updates})
         if name == "SucceedTask" and conf.getboolean("state_store", "clear_on_success", fallback=False):
             self._io.ask("put_state", {"scope": StateScope.RUN.value, "asset": None, "key": None, "value": None})
 

@@ -9,6 +9,8 @@ from typing import Any
 from airflow.sdk.execution_time.comms import DagRun
 from airflow.utils.types import DagRunType
 
+from evertick.airflow.assets import consumed_events
+
 
 def airflow_run_state(state: str) -> str:
     return "failed" if state == "canceled" else state
@@ -69,7 +71,7 @@ class Run:
             "state": self.state,
             "conf": {name: value for name, value in params.items() if name not in defaults or defaults[name] != value},
             "triggering_user_name": self._facts["triggered_by"],
-            "consumed_asset_events": [],
+            "consumed_asset_events": consumed_events(self._facts.get("events") or ()),
             "partition_key": None,
             "note": self._facts["note"],
         }

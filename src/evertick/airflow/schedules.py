@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from evertick.airflow.assets import asset_name, is_alias
 from evertick.airflow.findings import Findings
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import InvalidSchedule
@@ -78,13 +79,6 @@ def interval_of(
         every = schedule.every_seconds
         start = end if every is None else end - timedelta(seconds=every)
     return start, end
-
-
-def asset_name(asset: Any) -> str | None:
-    """The name under which Evertick records an asset's events; None for what is no single asset."""
-    if type(asset).__name__ in ("Asset", "Dataset", "Model", "AssetNameRef"):
-        return str(asset.name)
-    return None
 
 
 def _schedules_of(dag: Any, timetable: Any, findings: Findings) -> Iterator[NamedSchedule]:
@@ -164,6 +158,8 @@ def _field(timetable: Any, name: str, *default: Any) -> Any:
 
 def _condition(asset: Any, findings: Findings) -> Condition | Source | None:
     parts = getattr(asset, "objects", None)
+    if is_alias(asset):
+        return Source("alias", asset.name)
     if parts is None:
         if (name := asset_name(asset)) is None:
             findings.add("AF204", f"{type(asset).__name__} {getattr(asset, 'name', getattr(asset, 'uri', ''))!r}")

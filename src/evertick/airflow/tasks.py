@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from evertick.airflow.assets import asset_name, is_alias
 from evertick.airflow.findings import Findings
-from evertick.airflow.schedules import asset_name
 from evertick.domain.attempt import Isolation
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.mapping import MapHow, MappedList
@@ -54,6 +54,7 @@ def compile_task(
         fails_run=task.is_teardown and task.on_failure_fail_dagrun,
         summary=task.task_type,
         outlets=_outlets(task, findings),
+        aliases=tuple(sorted({str(each.name) for each in task.outlets or () if is_alias(each)})),
         asks=True,
         gates=tuple(_gates(task, max_active_tasks)),
         mapping=compile_mapping(task._get_specified_expand_input()) if task.is_mapped else None,
@@ -106,7 +107,6 @@ def _find_ignored(task: Any, findings: Findings) -> None:
         ("AF103", {key: value for key, value in (task.executor_config or {}).items() if key != OWN_OPTIONS} or None),
         ("AF104", task.resources),
         ("AF117", task.wait_for_past_depends_before_skipping or None),
-        ("AF405", [each for each in task.inlets or () if asset_name(each)] or None),
     ]
     for code, value in settings:
         if value is not None:
@@ -121,8 +121,6 @@ def _find_operators(task: Any, findings: Findings) -> None:
         findings.add("AF409", task=name)
     if any(base.__name__ == "ExternalTaskMarker" for base in kind.__mro__):
         findings.add("AF403", kind.__name__, task=name)
-    if any(base.__name__ == "_AssetMainOperator" for base in kind.__mro__):
-        findings.add("AF407", "@asset", task=name)
     if option(task, "reset_dag_run"):
         findings.add("AF408", task=name)
     if mapped_group_of(task) is not None and any(base.__name__ == "SkipMixin" for base in kind.__mro__):
@@ -213,7 +211,7 @@ def _outlets(task: Any, findings: Findings) -> tuple[str, ...]:
     for outlet in task.outlets or ():
         if (name := asset_name(outlet)) is not None:
             names.append(name)
-        else:
+        elif not is_alias(outlet):
             findings.add("AF404", type(outlet).__name__, task=task.task_id)
     return tuple(names)
 

@@ -3,6 +3,7 @@ not hold it changes nothing and learns nothing (LeaseLost)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,12 +20,13 @@ from evertick.domain.dags.params import JsonValue
 from evertick.domain.dags.validation import check_run_params
 from evertick.domain.encryption import Keyring
 from evertick.domain.errors import LeaseLost, UserError
-from evertick.domain.state import StateScope, check_key, check_size, check_step
+from evertick.domain.state import LARGEST_VALUE_BYTES, StateScope, check_key, check_size, check_step
 from evertick.domain.stored_values import ValueKind, check_name, check_value
 from evertick.engine.runs import Particulars, Triggered, find_dag
 
 # Airflow's limit of the same text.
 MOST_NAME = 250
+MOST_UPDATES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,12 @@ async def name_instance(conn: AsyncConnection, holder: AttemptHolder, name: str)
     return named
 
 
+@sql_function
+async def _put_updates_for_attempt(
+    conn: AsyncConnection, task: TaskKey, *, epoch: int, session: int, updates: list[dict[str, object]]
+) -> bool | None: ...
+
+
 async def ask(conn: AsyncConnection, holder: AttemptHolder, verb: str, args: Mapping[str, object]) -> JsonValue:
     """A fact about runs, tasks or outputs; see `answer_ask`."""
     answer = await _answer_ask(conn, holder.key, epoch=holder.epoch, session=holder.session, verb=verb, args=dict(args))
@@ -149,6 +157,18 @@ async def put_variable(
 async def put_outputs(conn: AsyncConnection, holder: AttemptHolder, value: str | None) -> bool:
     """Store the outputs of an attempt before its end, as JSON, in place of those before; None deletes them."""
     done = await _put_outputs_for_attempt(conn, holder.key, epoch=holder.epoch, session=holder.session, value=value)
+    if done is None:
+        raise _lost(holder)
+    return done
+
+
+async def put_updates(conn: AsyncConnection, holder: AttemptHolder, updates: list[dict[str, object]]) -> bool:
+    """Describe the updates of assets that count when the attempt succeeds."""
+    if len(updates) > MOST_UPDATES or len(json.dumps(updates)) > LARGEST_VALUE_BYTES:
+        raise UserError(
+            f"the attempt describes {len(updates):,} updates of assets: at most {MOST_UPDATES:,}, with 1 MiB in all, are kept."
+        )
+    done = await _put_updates_for_attempt(conn, holder.key, epoch=holder.epoch, session=holder.session, updates=updates)
     if done is None:
         raise _lost(holder)
     return done

@@ -245,7 +245,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "max_attempts": task.retry.retries + 1,
                 "rerun_on_loss": task.rerun_on_loss,
                 "queue_timeout": task.queue_timeout_seconds,
-                "outlets": list(task.outlets) or None,
+                "outlets": list(task.outlets) or ([] if task.aliases else None),
                 # A task that waits for something outside runs on no runner: no gate holds it, but it is decided with the gates.
                 "is_gated": bool(task.gates) or spec.max_active_tasks is not None or task.runs_nowhere,
                 "is_ordered": any(gate.kind is GateKind.ORDER for gate in task.gates),

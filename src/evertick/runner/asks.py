@@ -26,7 +26,7 @@ from evertick.secrets.backends import SecretProvider
 FACTS = frozenset(
     (
         *("run", "ended_run", "xcoms", "latest_xcoms", "runs", "previous_run", "tasks", "dag"),
-        *("asset", "state", "steps", "step"),
+        *("asset", "asset_events", "aliased", "state", "steps", "step"),
     )
 )
 
@@ -57,6 +57,8 @@ class Asks:
                 return await asks.put_step(conn, holder, name=str(args["name"]), value=args["value"])
             if verb == "put_outputs":
                 return await asks.put_outputs(await self._link.get(), holder, args["value"])
+            if verb == "put_updates":
+                return await self._put_updates(holder, args["updates"])
             if verb == "put_variable":
                 return await self._put_variable(holder, args)
             if verb == "name_instance":
@@ -68,6 +70,9 @@ class Asks:
         raise UserError(
             f"{verb!r} is unknown to this runner. Do its version and that of the DAG's code belong together?"
         )
+
+    async def _put_updates(self, holder: AttemptHolder, updates: list[dict[str, object]]) -> bool:
+        return await asks.put_updates(await self._link.get(), holder, updates)
 
     async def _put_variable(self, holder: AttemptHolder, args: Mapping[str, Any]) -> bool:
         from evertick.secrets.keyring import load_keyring

@@ -111,8 +111,9 @@ def _document(row: Asset) -> dict[str, Any]:
     return {
         "id": number_of(row.name),
         "name": row.name,
-        "uri": row.name,
-        "group": "asset",
+        "uri": row.uri,
+        "group": row.group,
+        "extra": row.extra,
         "created_at": row.since,
         "updated_at": max([row.since, *(e.since for e in makers), *(e.since for e in takers)]),
         "producing_tasks": [

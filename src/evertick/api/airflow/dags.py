@@ -274,7 +274,7 @@ def _summary(spec: ScheduleSpec) -> str:
         case ScheduleKind.ONCE:
             return "@once"
         case ScheduleKind.AFTER:
-            is_of_assets = {each.kind for each in sources_of(read_text(spec.after or ""))} == {"asset"}
+            is_of_assets = {each.kind for each in sources_of(read_text(spec.after or ""))} <= {"asset", "alias"}
             return "Asset" if is_of_assets else describe(spec)
         case ScheduleKind.TIMES | ScheduleKind.COMPUTED:
             return describe(spec)

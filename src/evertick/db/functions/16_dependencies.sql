@@ -7,7 +7,7 @@ create function condition_sources(p_condition jsonb) returns table (kind text, n
         select x from part p cross join lateral jsonb_array_elements(coalesce(p.c->'all', p.c->'any')) x
         where p.c ? 'all' or p.c ? 'any'
     )
-    select k.key, k.value from part p cross join lateral jsonb_each_text(p.c) k where k.key in ('dag', 'end', 'asset')
+    select k.key, k.value from part p cross join lateral jsonb_each_text(p.c) k where k.key in ('dag', 'end', 'asset', 'alias')
 $$;
 
 -- Whether the received events ({"dag:a", "asset:b"}) satisfy the condition.
@@ -21,21 +21,60 @@ begin
     return (select k.key || ':' || k.value = any(p_heard) from jsonb_each_text(p_condition) k);
 end $$;
 
+-- Records that tasks have updated their assets: those that their attempts have described, and the rest of their outlets.
+create function record_task_updates(p_ended task_ref[], p_at timestamptz) returns asset_update[] language plpgsql as $$
+declare
+    made asset_update[];
+begin
+    if not exists (select 1 from unnest(p_ended) e
+                   join task_spec s on s.version_id = e.version_id and s.idx = e.idx
+                   where e.state = 'success' and s.outlets is not null) then
+        return '{}';
+    end if;
+    with ended as materialized (
+        select e.run_id, e.idx, e.map_index, k.epoch, s.outlets
+        from unnest(p_ended) e join task_spec s on s.version_id = e.version_id and s.idx = e.idx
+        join task k on k.run_id = e.run_id and k.idx = e.idx and k.map_index = e.map_index
+        where e.state = 'success' and s.outlets is not null
+    ), described as (
+        update asset_update u set occurred_at = p_at from ended e
+        where u.run_id = e.run_id and u.idx = e.idx and u.map_index = e.map_index and u.epoch = e.epoch
+          and u.occurred_at is null
+        returning u
+    ), linked as (
+        insert into asset_alias (alias, asset)
+        select distinct (d.u).alias, (d.u).asset from described d where (d.u).alias is not null order by 1, 2
+        on conflict (alias, asset) do nothing
+    ), plain as (
+        insert into asset_update as y (asset, extra, updated_by, occurred_at, run_id, idx, map_index, epoch)
+        select o.name, '{}', format('run %s', e.run_id), p_at, e.run_id, e.idx, e.map_index, e.epoch
+        from ended e cross join lateral unnest(e.outlets) o(name)
+        where not exists (select 1 from described d where (d.u).run_id = e.run_id and (d.u).idx = e.idx
+                            and (d.u).map_index = e.map_index and (d.u).asset = o.name and (d.u).alias is null)
+        returning y as u
+    )
+    select array_agg(x.u) into made from (select d.u from described d union all select p.u from plain p) x;
+    return coalesce(made, '{}');
+end $$;
+
 -- Records the closed runs and ended tasks that a schedule waits for. They are only recorded: the verb holds its run's
 -- lock, and schedules are locked before runs. The runner's step reports it, so that the leader is notified.
 create function record_dependency_events(p_closed bigint[], p_ended task_ref[], inout fx effects) language plpgsql as $$
+declare
+    t timestamptz := clock();
+    updates asset_update[] := record_task_updates(p_ended, t);
 begin
     fx := wake_run_waiters(p_closed, fx);
     insert into dependency_event (kind, name, run_id, occurred_at)
-    select k.kind, k.name, k.run_id, clock()
+    select k.kind, k.name, k.run_id, t
     from (select e.kind, d.name, s.run_id from run_status s join dag d on d.dag_id = s.dag_id
           cross join (values ('end'), ('dag')) e(kind)
           where s.run_id = any(p_closed) and (e.kind = 'end' or s.state = 'success')
           union all
-          select distinct 'asset', o.name, e.run_id from unnest(p_ended) e
-          join task_spec s on s.version_id = e.version_id and s.idx = e.idx
-          cross join lateral unnest(s.outlets) o(name)
-          where e.state = 'success') k
+          select distinct n.kind, n.name, u.run_id from unnest(updates) u
+          cross join lateral (select 'asset' as kind, u.asset as name
+                              union all select 'alias', u.alias where u.alias is not null
+                              union all select 'alias', a.alias from asset_alias a where a.asset = u.asset) n) k
     where exists (select 1 from schedule_dependency w where w.kind = k.kind and w.name = k.name)
     order by k.run_id, k.kind, k.name;
     if found then
@@ -109,8 +148,10 @@ begin
     values (p_asset, p_extra, p_actor.name, clock())
     returning u.update_id, u.occurred_at into update_asset.update_id, update_asset.occurred_at;
     insert into dependency_event (kind, name, update_id, occurred_at)
-    select 'asset', p_asset, update_asset.update_id, update_asset.occurred_at
-    where exists (select 1 from schedule_dependency w where w.kind = 'asset' and w.name = p_asset);
+    select n.kind, n.name, update_asset.update_id, update_asset.occurred_at
+    from (select 'asset' as kind, p_asset as name
+          union all select 'alias', a.alias from asset_alias a where a.asset = p_asset) n
+    where exists (select 1 from schedule_dependency w where w.kind = n.kind and w.name = n.name);
     perform write_audit(p_actor, 'update_asset',
                         jsonb_build_object('asset', p_asset, 'update', update_asset.update_id));
 end $$;
@@ -121,12 +162,13 @@ language plpgsql as $$
 declare
     meant int[] := array(
         select c.schedule_id from schedule c join dependency_state h on h.schedule_id = c.schedule_id
-            and h.kind = 'asset'
+            and h.kind in ('asset', 'alias')
         where p_dag_ids is null or c.dag_id = any(p_dag_ids));
 begin
     perform 1 from schedule_state s where s.schedule_id = any(meant) order by s.schedule_id for no key update;
     delete from dependency_state h
-    where h.schedule_id = any(meant) and h.kind = 'asset' and (p_asset is null or h.name = p_asset)
+    where h.schedule_id = any(meant) and h.kind in ('asset', 'alias')
+      and (p_asset is null or (h.kind = 'asset' and h.name = p_asset))
       and (p_before is null or h.occurred_at < p_before);
     get diagnostics n = row_count;
     if n > 0 then

@@ -92,8 +92,8 @@ begin
     gone := array(select m.id from pending_cleanup m where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
                   order by m.id for update skip locked);
     foreach hung in array case p_kind
-        when 'run' then array['log_chunk', 'result', 'step_result', 'state_entry', 'map_item', 'deferral',
-            'sensor_poll', 'task_trigger', 'approval', 'child_run',
+        when 'run' then array['log_chunk', 'result', 'step_result', 'state_entry', 'asset_update', 'map_item',
+            'deferral', 'sensor_poll', 'task_trigger', 'approval', 'child_run',
             'attempt', 'note', 'run_group', 'task']
                                       else array['edge', 'retry_group', 'task_input', 'task_gate', 'trigger_dag_task',
                                                  'wait_spec', 'task_deadline', 'notification_rule', 'mapping_input',

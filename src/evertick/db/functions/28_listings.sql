@@ -8,7 +8,7 @@ select r.run_id, r.dag_id, d.name as dag, s.version_id, v.number as version, v.c
        case when r.kind = 'manual' and r.triggered_by ^@ 'run ' then 'operator_triggered'
             when r.kind = 'scheduled' and exists (select 1 from run_trigger c
                                                    where c.schedule_id = r.schedule_id and c.fire_at = r.fire_at
-                                                     and c.kind = 'asset') then 'asset_triggered'
+                                                     and c.kind in ('asset', 'alias')) then 'asset_triggered'
             else r.kind::text end as run_type, r.schedule_id, r.fire_at,
        case when r.kind = 'manual' then r.created_at else coalesce(r.fire_at, r.created_at) end as due_at, r.created_at,
        s.started_at, s.finished_at, coalesce(s.finished_at, s.started_at, r.created_at) as changed_at,
@@ -126,15 +126,17 @@ select a.name, min(a.since) as since
          where d.deleted_at is null and s.outlets is not null
         union all
         select w.name, c.changed_at from schedule_dependency w join schedule c on c.schedule_id = w.schedule_id
-         where w.kind = 'asset') a
+         where w.kind = 'asset'
+        union all
+        select x.asset, a.changed_at from asset_alias x join asset a on a.name = x.asset) a
  group by a.name;
 
 -- Each recorded update of an asset: a task that updates it has succeeded, or it was reported from outside.
 create view listed_update as
-select o.name as asset, null::bigint as update_id, t.run_id, t.dag_id, t.dag, t.text_id, t.idx, t.task, t.map_index,
-       t.finished_at as occurred_at, null::jsonb as extra
-  from listed_task t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
-  cross join lateral unnest(s.outlets) o(name)
- where s.outlets is not null and t.phase = 'success'
+select u.asset, null::bigint as update_id, t.run_id, t.dag_id, t.dag, t.text_id, t.idx, t.task, t.map_index,
+       u.occurred_at, nullif(u.extra, '{}') as extra
+  from asset_update u join listed_task t on t.run_id = u.run_id and t.idx = u.idx and t.map_index = u.map_index
+ where u.run_id is not null and u.occurred_at is not null
 union all
-select u.asset, u.update_id, null, null, null, null, null, null, -1, u.occurred_at, u.extra from asset_update u;
+select u.asset, u.update_id, null, null, null, null, null, null, -1, u.occurred_at, u.extra from asset_update u
+ where u.run_id is null;

@@ -30,7 +30,7 @@ create function run_facts(p_run_id bigint) returns jsonb language sql stable as 
         'type', case when r.kind = 'manual' and r.triggered_by ^@ 'run ' then 'operator_triggered'
                      when r.kind = 'scheduled' and exists (
                          select 1 from run_trigger c
-                         where c.schedule_id = r.schedule_id and c.fire_at = r.fire_at and c.kind = 'asset')
+                         where c.schedule_id = r.schedule_id and c.fire_at = r.fire_at and c.kind in ('asset', 'alias'))
                      then 'asset_triggered' else r.kind::text end,
         'fire_at', r.fire_at, 'created_at', r.created_at,
         'due_at', case when r.kind = 'manual' then r.created_at else coalesce(r.fire_at, r.created_at) end,
@@ -116,8 +116,65 @@ create function asset_facts(p_name text, p_uri text) returns jsonb language sql 
     limit 1
 $$;
 
+-- An update of an asset, with the task that made it. p_update is a row of asset_update.
+create function update_facts(p_update asset_update) returns jsonb language sql stable as $$
+    select jsonb_build_object(
+        'id', p_update.update_id, 'timestamp', p_update.occurred_at, 'extra', p_update.extra, 'alias', p_update.alias,
+        'asset', coalesce((select jsonb_build_object('name', a.name, 'uri', a.uri, 'group', a.asset_group,
+                                                     'extra', a.extra) from asset a where a.name = p_update.asset),
+                          jsonb_build_object('name', p_update.asset, 'uri', p_update.asset, 'group', 'asset',
+                                             'extra', '{}'::jsonb)),
+        'dag', s.dag, 'run', s.run, 'task', s.task, 'map_index', p_update.map_index)
+    from (select 1) o
+    left join lateral (
+        select d.name as dag, t.name as task,
+               run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as run
+        from run r join dag d on d.dag_id = r.dag_id
+        join task k on k.run_id = r.run_id and k.idx = p_update.idx and k.map_index = p_update.map_index
+        join task_spec t on t.version_id = k.version_id and t.idx = k.idx
+        where r.run_id = p_update.run_id) s on true
+$$;
+
+-- p_args: an asset by name or uri, or an alias; after, before, limit, ascending. At most 1,000.
+create function select_updates(p_args jsonb) returns jsonb language plpgsql stable as $$
+declare
+    wanted text := asset_facts(p_args->>'name', p_args->>'uri')->>'name';
+    since timestamptz := coalesce((p_args->>'after')::timestamptz, '-infinity');
+    until timestamptz := coalesce((p_args->>'before')::timestamptz, 'infinity');
+    most int := least(coalesce((p_args->>'limit')::int, 1000), 1000);
+    is_up boolean := coalesce((p_args->>'ascending')::boolean, true);
+begin
+    return coalesce((
+        select jsonb_agg(update_facts(x.u) order by case when is_up then x.n end, x.n desc)
+        from (select f.u, row_number() over (order by (f.u).occurred_at, (f.u).update_id) as n
+              from (select y as u from asset_update y
+                    where y.occurred_at between since and until
+                      and case when p_args->>'alias' is null then y.asset = wanted else y.alias = p_args->>'alias' end
+                    order by case when is_up then y.occurred_at end, y.occurred_at desc limit most) f) x), '[]');
+end $$;
+
+-- The updates after which a run of assets was started: all since the run before of the same schedule. At most 1,000.
+create function consumed_updates(p_run_id bigint) returns jsonb language sql stable as $$
+    select coalesce(jsonb_agg(update_facts(x.u) order by x.at, x.id), '[]')
+    from (select distinct on ((u.u).update_id) u.u, (u.u).occurred_at as at, (u.u).update_id as id
+          from run r join schedule c on c.schedule_id = r.schedule_id
+          join run_trigger k on k.schedule_id = r.schedule_id and k.fire_at = r.fire_at and k.kind in ('asset', 'alias')
+          cross join lateral (
+              select coalesce(max(p.occurred_at), c.changed_at - interval '1 microsecond') as since from (
+                  select y.occurred_at from run_trigger y
+                  where y.schedule_id = k.schedule_id and y.fire_at < k.fire_at and y.kind = k.kind and y.name = k.name
+                  order by y.fire_at desc limit 1) p) w
+          cross join lateral (
+              select y as u from asset_update y
+              where (y.asset = any(case when k.kind = 'asset' then array[k.name]
+                                        else array(select a.asset from asset_alias a where a.alias = k.name) end))
+                and y.occurred_at > w.since and y.occurred_at <= k.occurred_at
+              order by y.occurred_at desc limit 1000) u
+          where r.run_id = p_run_id order by (u.u).update_id limit 1000) x
+$$;
+
 -- p_verb: run, ended_run (with the task that failed last, or ended last), xcoms, latest_xcoms, runs, previous_run,
--- tasks, dag, asset, state, steps or step. {"value": …}, or null if the attempt is not held.
+-- tasks, dag, asset, asset_events, aliased, state, steps or step. {"value": …}, or null if the attempt is not held.
 create function answer_ask(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_verb text,
                            p_args jsonb) returns jsonb language plpgsql stable as $$
 declare
@@ -128,7 +185,11 @@ begin
     end if;
     case p_verb
     when 'run' then
-        found_value := run_facts(p_run_id) || jsonb_build_object(
+        found_value := run_facts(p_run_id);
+        if found_value->>'type' = 'asset_triggered' then
+            found_value := found_value || jsonb_build_object('events', consumed_updates(p_run_id));
+        end if;
+        found_value := found_value || jsonb_build_object(
             'polls', (select jsonb_build_array(q.since, q.polls) from sensor_poll q
                       where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index),
             'input', (select jsonb_build_object('request', a.request, 'decided_at', a.decided_at,
@@ -183,6 +244,11 @@ begin
         from state_place(p_run_id, p_idx, p_map_index, p_args->>'scope', p_args->>'asset') o;
     when 'asset' then
         found_value := asset_facts(p_args->>'name', p_args->>'uri');
+    when 'asset_events' then
+        found_value := select_updates(p_args);
+    when 'aliased' then
+        select coalesce(jsonb_agg(asset_facts(a.asset, null) order by a.asset), '[]') into found_value
+        from asset_alias a where a.alias = p_args->>'alias';
     when 'steps' then
         select coalesce(jsonb_agg(s.name), '[]') into found_value from step_result s
         where s.run_id = p_run_id and s.idx = p_idx and s.map_index = p_map_index;
@@ -245,5 +311,26 @@ begin
     end if;
     insert into result (run_id, idx, map_index, epoch, value) values (p_run_id, p_idx, p_map_index, p_epoch, p_value)
     on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value;
+    return true;
+end $$;
+
+-- What an attempt says about its updates of assets, in place of what it has said before: [{asset, uri, extra, alias,
+-- asset_extra}]. They count when it succeeds. Null if the attempt is not held.
+create function put_updates_for_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
+                                        p_updates jsonb) returns boolean language plpgsql as $$
+begin
+    if not lock_lease(p_session, p_run_id, p_idx, p_map_index, p_epoch) then
+        return null;
+    end if;
+    delete from asset_update u
+    where u.run_id = p_run_id and u.idx = p_idx and u.map_index = p_map_index and u.occurred_at is null;
+    insert into asset (name, uri, asset_group, extra, changed_at)
+    select distinct on (x.asset) x.asset, coalesce(x.uri, x.asset), 'asset', coalesce(x.asset_extra, '{}'), clock()
+    from jsonb_to_recordset(p_updates) as x(asset text, uri text, asset_extra jsonb, alias text)
+    where x.alias is not null order by x.asset
+    on conflict (name) do nothing;
+    insert into asset_update (asset, extra, updated_by, run_id, idx, map_index, epoch, alias)
+    select x.asset, coalesce(x.extra, '{}'), format('run %s', p_run_id), p_run_id, p_idx, p_map_index, p_epoch, x.alias
+    from jsonb_to_recordset(p_updates) as x(asset text, extra jsonb, alias text);
     return true;
 end $$;

@@ -330,7 +330,7 @@ create table skip_record (
 
 -- Dependencies: what schedules wait for, undelivered events, events since the last run, and the causes of fires.
 create table schedule_dependency (
-    kind text not null check (kind in ('dag', 'end', 'asset')), name text not null,
+    kind text not null check (kind in ('dag', 'end', 'asset', 'alias')), name text not null,
     schedule_id int not null,
     primary key (kind, name, schedule_id)
 );
@@ -346,13 +346,26 @@ create table asset (
 );
 create index asset_uri on asset (uri);
 
--- Updates of assets that were reported from outside. Those that tasks make follow from the tasks.
+-- Which assets were updated through an alias. A schedule that waits for the alias waits for all of them.
+create table asset_alias (
+    alias text not null, asset text not null,
+    primary key (alias, asset)
+);
+
+-- Updates of assets, by tasks and from outside. One of an attempt that has not succeeded yet has no time.
 create table asset_update (
     update_id   bigint generated always as identity primary key,
     asset       text not null,
     extra       jsonb not null,
-    updated_by text not null, occurred_at timestamptz not null
+    updated_by text not null, occurred_at timestamptz,
+    run_id bigint, idx int, map_index int, epoch int,   -- the attempt that made it; null: from outside
+    alias       text,                                   -- through which the task made it
+    check ((run_id is not null and num_nonnulls(idx, map_index, epoch) = 3)
+           or (run_id is null and num_nonnulls(idx, map_index, epoch, alias) = 0 and occurred_at is not null))
 );
+create index asset_update_of_asset on asset_update (asset, occurred_at);
+create index asset_update_of_alias on asset_update (alias, occurred_at) where alias is not null;
+create index asset_update_of_task on asset_update (run_id, idx, map_index) where run_id is not null;
 
 -- Each of a run that ended or has updated it, or of an asset_update.
 create table dependency_event (

@@ -22,6 +22,9 @@ Source = tuple[str, int | None, int | None]
 class AssetRow:
     name: str
     since: datetime
+    uri: str
+    asset_group: str
+    extra: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,9 @@ class Asset:
     since: datetime
     producers: list[Producer]
     consumers: list[Consumer]
+    uri: str
+    group: str
+    extra: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +172,12 @@ async def _whole(conn: AsyncConnection, found: list[AssetRow], names: list[str] 
         makers.setdefault(maker.asset, []).append(maker)
     for taker in await consumers(conn, names):
         takers.setdefault(taker.asset, []).append(taker)
-    return [Asset(row.name, row.since, makers.get(row.name, []), takers.get(row.name, [])) for row in found]
+    return [
+        Asset(
+            row.name, row.since, makers.get(row.name, []), takers.get(row.name, []), row.uri, row.asset_group, row.extra
+        )
+        for row in found
+    ]
 
 
 @query

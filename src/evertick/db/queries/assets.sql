@@ -1,18 +1,23 @@
 -- Assets: their producers, their consumers, and the runs started after updates.
 
 -- name: list_assets
-select name, since from listed_asset order by name limit %(limit)s
+select l.name, l.since, coalesce(a.uri, l.name) as uri, coalesce(a.asset_group, 'asset') as asset_group,
+       coalesce(a.extra, '{}') as extra
+  from listed_asset l left join asset a on a.name = l.name order by l.name limit %(limit)s
 
 -- name: list_page
 -- One page, from after a name.
-select name, since from listed_asset
- where name > %(after)s and (%(like)s::text is null or name ilike %(like)s) order by name limit %(limit)s
+select l.name, l.since, coalesce(a.uri, l.name) as uri, coalesce(a.asset_group, 'asset') as asset_group,
+       coalesce(a.extra, '{}') as extra
+  from listed_asset l left join asset a on a.name = l.name
+ where l.name > %(after)s and (%(like)s::text is null or l.name ilike %(like)s) order by l.name limit %(limit)s
 
 -- name: is_known
 -- Whether a task of a current version updates it, or a schedule waits for it.
 select exists (select 1 from schedule_dependency w where w.kind = 'asset' and w.name = %(asset)s)
     or exists (select 1 from dag d join task_spec s on s.version_id = d.version_id
                 where d.deleted_at is null and s.outlets @> array[%(asset)s::text])
+    or exists (select 1 from asset_alias x where x.asset = %(asset)s)
 
 -- name: producers
 -- The tasks of current versions that update some assets, or all.

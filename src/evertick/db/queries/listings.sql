@@ -48,7 +48,7 @@ with found as not materialized (
        and (%(params_like)s::text[] is null or params::text ilike any(%(params_like)s))
        and (%(asset_like)s::text[] is null or exists (
             select 1 from run_trigger c where c.schedule_id = listed_run.schedule_id and c.fire_at = listed_run.fire_at
-                and c.kind = 'asset'
+                and c.kind in ('asset', 'alias')
                and c.name ilike any(%(asset_like)s)))
 )
 select (select count(*) from (select from found limit %(most)s) x) as total, array(select p.run_id from (

@@ -70,6 +70,7 @@ class TaskSpec:
     `queue` is what the author declared; None leaves it to the routing rules. `wait` is what it waits for without a slot.
     `executor_options` take precedence over the DAG's: `domain/executor_options.py` merges them. `asks`: while it runs, it may
     ask for variables and connections that it does not declare, and about other runs.
+    `aliases`: asset aliases through which it may update assets that only the running task knows.
     """
 
     name: str
@@ -96,6 +97,7 @@ class TaskSpec:
     summary: str | None = None
     inputs: tuple[str, ...] = ()
     outlets: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     connections: tuple[str, ...] = ()

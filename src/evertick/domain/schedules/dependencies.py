@@ -15,12 +15,13 @@ from evertick.domain.errors import InvalidSchedule
 _MOST_SOURCES = 100
 _DEEPEST = 10
 _LONGEST_NAME = 250
-_WORDS = {"dag": "{}", "end": "any end of {}", "asset": "asset {}"}
+_WORDS = {"dag": "{}", "end": "any end of {}", "asset": "asset {}", "alias": "asset alias {}"}
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`kind` dag: a run that succeeded; end: a run that ended in any state; asset: a task that updates it succeeded."""
+    """`kind` dag: a run that succeeded; end: a run that ended in any state; asset: a task that updates it succeeded; alias: the
+    same of any asset that was updated through this alias before."""
 
     kind: str
     name: str
