@@ -41,6 +41,7 @@ MAY: dict[str, tuple[str, ...]] = {
         *("runners.published", "dags.version", "dags.bundle", "values_of_attempt", "logs.append", "logs.shipped_until"),
         *("runs.existing", "mark_runner_dead", "answer_ask", "trigger_for_attempt", "put_variable_for_attempt"),
         *("put_outputs_for_attempt", "put_state_for_attempt", "put_step_for_attempt", "put_updates_for_attempt"),
+        "name_instance_for_attempt",
         *("dags.find", "dags.names"),
         # For a runner that drives a remote executor.
         *("claim_for_dispatch", "queue_selected", "runners.list_of", "runners.known", "runners.note_*", "end_queued"),

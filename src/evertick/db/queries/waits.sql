@@ -49,8 +49,8 @@ with found as not materialized (
 select t.total, f.* from (select count(*) as total from (select from found limit %(most)s) x) t
   left join lateral (select run_id, dag_id, dag, version_id, version, version_created_at, text_id, fire_at, due_at, idx,
                             map_index, task, queue, priority, max_attempts, phase, attempt, tries, started_at,
-                            finished_at, seconds, reason, host, note, pool, slots, title, asked_at, decided_at,
-                            decided_by, is_approved, fields, chosen, wait
+                            finished_at, seconds, reason, host, note, pool, slots, map_name, title, asked_at,
+                            decided_at, decided_by, is_approved, fields, chosen, wait
                        from found order by /* order */ run_id, idx, map_index limit %(limit)s offset %(offset)s) f
       on true
 
