@@ -1019,7 +1019,9 @@ async def op_create_asset_event(world: World) -> None:
         ({"asset_id": asset, "unknown": 1}, 422),
     ):
         assert await world.client.status_of("create_asset_event", wrong_event(wrong)) == status, status
-    assert await value(world.conn, "select count(*) from asset_update where run_id is null") == 2, "what is refused is not on record"
+    assert await value(world.conn, "select count(*) from asset_update where run_id is null") == 2, (
+        "what is refused is not on record"
+    )
 
 
 async def fire_only(world: World, dag: str) -> None:

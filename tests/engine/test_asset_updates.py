@@ -96,3 +96,14 @@ async def test_an_update_of_an_asset_reaches_those_that_wait_for_its_alias_and_i
     assert await asks.ask(conn, of, "aliased", {"alias": "daily"}) == [
         {"name": "day-1", "uri": "s3://day-1", "group": "asset", "extra": {"of": "day"}}
     ]
+
+
+async def test_updates_are_recorded_when_nothing_waits_for_them(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("alone", {"a": [], "b": []}, task_outlets=("orders",)))
+    runner = await Runner.join(conn)
+    await start(conn, "alone", key="one")
+    a, b = await runner.claim()
+    await runner.finish(a, OutcomeKind.SUCCESS)
+    await runner.finish(b, OutcomeKind.FAILED)
+    assert await value(conn, "select array_agg((asset, idx)::text) from listed_update") == ["(orders,0)"]
+    assert await value(conn, "select count(*) from dependency_event") == 0

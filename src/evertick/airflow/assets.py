@@ -25,7 +25,7 @@ def is_alias(asset: Any) -> bool:
 
 
 def asset_specs(dag: Any) -> tuple[AssetSpec, ...]:
-    """All assets of a DAG that have a URI, a group or an extra of their own."""
+    """All assets that a DAG names: what it updates, reads or waits for."""
     named = {each.name: each for each in _assets_of(dag)}
     return tuple(
         AssetSpec(

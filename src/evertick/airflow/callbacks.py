@@ -77,7 +77,7 @@ class DagCallback:
             name, index, attempt = next(iter(self._dag.task_dict)), -1, 1
         task = AirflowTask(self._dag.task_dict[name], self._spec)
         run = task.run_of(facts)
-        supervisor = Supervisor(run, name, index, io)
+        supervisor = Supervisor(run, self._dag.task_dict[name], index, io)
         with supervised(supervisor):
             context = task.instance(start._replace(map_index=index, attempt=attempt), run, {}).get_template_context()
         context["reason"] = _REASONS[self._name] if event.get("event") in ("failure", "success") else event["event"]

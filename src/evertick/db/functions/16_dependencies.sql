@@ -21,7 +21,7 @@ begin
     return (select k.key || ':' || k.value = any(p_heard) from jsonb_each_text(p_condition) k);
 end $$;
 
--- Records that tasks have updated their assets: those that their attempts have described, and the rest of their outlets.
+-- Records that tasks have updated assets: those described by their attempts, and the rest of their outlets.
 create function record_task_updates(p_ended task_ref[], p_at timestamptz) returns asset_update[] language plpgsql as $$
 declare
     made asset_update[];

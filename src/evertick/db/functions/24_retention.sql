@@ -186,7 +186,8 @@ begin
             where x.sent_at < p_before));
     elsif p_kind = 'asset_updates' then
         delete from asset_update where ctid = any(array(
-            select x.ctid from (select u.ctid, u.occurred_at from asset_update u order by u.update_id
+            select x.ctid from (select u.ctid, u.occurred_at from asset_update u
+                                where u.occurred_at is not null order by u.update_id
                                 limit p_limit for update skip locked) x
             where x.occurred_at < p_before));
     elsif p_kind = 'state' then
