@@ -63,7 +63,7 @@ def test_the_smoke_test_and_its_other_half_leave_out_only_what_takes_an_hour() -
         "api_reads",
         "api_pollers",
         "api_crowd",
-    } == {"soak", "ui", "retention_10m"}
+    } == {"airflow", "soak", "ui", "retention_10m"}
 
 
 def test_a_name_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
