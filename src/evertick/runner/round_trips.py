@@ -1,7 +1,8 @@
 """How many tasks a runner far away claims in advance: twice as many as end within a round trip.
 
-As many would keep it at the rate that it has. With 200 ms to the API, 32 slots that wait for an answer after each task finish at most 160 tasks a second, however short the
-tasks are. Long tasks are never claimed in advance, because none of them ends within a round trip.
+As many would keep it at the rate that it has. With 200 ms to the API, 32 slots that wait for an answer after each task
+finish at most 160 tasks a second, however short the tasks are. Long tasks are never claimed in advance, because none of them
+ends within a round trip.
 """
 
 from __future__ import annotations
