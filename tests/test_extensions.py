@@ -116,7 +116,7 @@ def test_an_executor_is_chosen_by_its_name() -> None:
     with pytest.raises(InvalidSettings, match=r"acme_broken.*from acme-evertick, cannot be imported: AttributeError"):
         open_executor(Settings(executor="acme_broken"))
     with pytest.raises(
-        InvalidSettings, match=r"EVERTICK_EXECUTOR=akme is unknown\. Use one of local, process, kubernetes, acme"
+        InvalidSettings, match=r"=akme is unknown\. Use one of local, process, kubernetes, docker, slurm, ray, acme"
     ):
         open_executor(Settings(executor="akme"))
 

@@ -19,7 +19,6 @@ SENSOR = "@task.sensor({})\ndef s(): return True\n"
 HABITS = [
     of_dag("dag_id='x'", "use `name`"),
     of_dag("schedule_interval='@daily'", "use `schedule`"),
-    of_dag("catchup=False", "use `misfire`", "evertick backfills create"),
     of_dag("default_args={}", "use `task_defaults`"),
     of_dag("start_date=1", "use `start_at`"),
     of_dag("concurrency=5", "use `max_active_tasks`"),

@@ -142,7 +142,7 @@ WRONG = {
     'dag(misfire="last")': ("No overload variant", "\"Literal['last']\" cannot be assigned"),
     'dag(overlap="queue")': ("No overload variant", "\"Literal['queue']\" cannot be assigned"),
     "dag(schedule=5)": ("No overload variant", '"Literal[5]" cannot be assigned'),
-    "dag(catchup=False)": ('Unexpected keyword argument "catchup"', 'No overloads for "dag"'),
+    "dag(default_args={})": ('Unexpected keyword argument "default_args"', 'No overloads for "dag"'),
     'task(on_failure="ops@example.com")': (
         '"on_failure" to "__call__" of "TaskDecorator" has incompatible',
         "\"Literal['ops@example.com']\" cannot be",

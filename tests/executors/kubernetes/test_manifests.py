@@ -35,7 +35,7 @@ EVERYTHING = {
     "pod": {"spec": {"hostAliases": [{"ip": "10.0.0.1", "hostnames": ["db"]}]}},
 }
 PAGE = (ROOT / "docs" / "howto" / "kubernetes.md").read_text(encoding="utf-8")
-TEMPLATE, ROLE = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+TEMPLATE, ROLE, *_ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
