@@ -12,11 +12,13 @@ from evertick.domain.errors import LeaseLost, UserError
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedules.dependencies import Asset, Source, any_of
 from evertick.engine import asks
+from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.maintenance import deliver_dependencies
+from evertick.engine.tasks import clear, select_tasks
 from evertick.engine.waits import update_asset
 from tests.engine.test_after import waiting
 from tests.engine.test_asks import holder
-from tests.engine.world import Runner, lead, make_dag, put, start, value
+from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
 
 ORDERS = AssetSpec(name="orders", uri="s3://orders", group="shop", extra={"owner": "sales"})
 DESCRIBED: list[dict[str, object]] = [
@@ -103,7 +105,73 @@ async def test_updates_are_recorded_when_nothing_waits_for_them(conn: AsyncConne
     runner = await Runner.join(conn)
     await start(conn, "alone", key="one")
     a, b = await runner.claim()
-    await runner.finish(a, OutcomeKind.SUCCESS)
-    await runner.finish(b, OutcomeKind.FAILED)
+    await runner.step([(a, "success", {}), (b, "failed", {})])
     assert await value(conn, "select array_agg((asset, idx)::text) from listed_update") == ["(orders,0)"]
     assert await value(conn, "select count(*) from dependency_event") == 0
+
+
+async def test_only_the_attempt_that_succeeds_says_what_it_has_updated(conn: AsyncConnection) -> None:
+    retry = RetryPolicy(retries=1, delay_seconds=0)
+    options = {"task_outlets": ("orders", "other"), "task_aliases": ("daily",), "task_retry": retry, "task_asks": True}
+    await put(conn, make_dag("pair", {"a": [], "b": []}, **options))
+    runner = await Runner.join(conn)
+    run = await start(conn, "pair", key="one")
+    a, b = await runner.claim()
+    said: list[dict[str, object]] = [
+        {"asset": "orders", "extra": {"rows": 1}, "alias": None},
+        {"asset": "other", "extra": {"n": 1}, "alias": "daily"},
+    ]
+    assert await asks.put_updates(conn, holder(runner, a), said)
+    assert await asks.put_updates(conn, holder(runner, b), said)
+    (again,), _ = await runner.step([(a, "success", {}), (b, "failed", {})], free=1)
+    await runner.finish(again, OutcomeKind.SUCCESS)
+    made = "select jsonb_agg(jsonb_build_array(idx, asset, extra) order by idx, asset, extra::text) from asset_update"
+    counted = [
+        [0, "orders", {"rows": 1}],
+        [0, "other", {"n": 1}],
+        [0, "other", {}],
+        [1, "orders", {}],
+        [1, "other", {}],
+    ]
+    assert await value(conn, f"{made} where occurred_at is not null") == counted, "not what the failed attempt said"
+    assert await value(conn, "select array_agg(name) from asset") == ["other"], (
+        "an alias names it; outlets are published"
+    )
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["a"]), actor=Actor("me"))
+    (cleared,) = await runner.claim()
+    assert await asks.put_updates(conn, holder(runner, cleared), [])
+    assert await value(conn, f"{made} where occurred_at is not null") == counted, "what has counted stays"
+
+
+async def test_a_run_sees_the_updates_since_the_run_before_of_its_schedule(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    await put(conn, waiting("follows", any_of(Asset("orders"), Source("alias", "orders"))))
+    await conn.execute("insert into asset_alias values ('orders', 'day-1'), ('another', 'unrelated')")
+    epoch, runner, second = await lead(conn), await Runner.join(conn), 0
+
+    async def update(asset: str, number: int) -> None:
+        nonlocal second
+        await set_clock(conn, later(second := second + 1))
+        await update_asset(conn, asset=asset, extra={"n": number}, actor=Actor("me"))
+
+    async def fired() -> asks.AttemptHolder:
+        await set_clock(conn, later(second))
+        await deliver_dependencies(conn, shard=0, epoch=epoch, limit=100)
+        await fire_schedules(conn, shard=0, epoch=epoch, batch=100)
+        (claim,) = await runner.claim()
+        return holder(runner, claim)
+
+    async def seen(of: asks.AttemptHolder) -> list[int]:
+        facts = await asks.ask(conn, of, "run", {})
+        return [each["extra"]["n"] for each in facts["events"]]  # type: ignore[index, union-attr, call-overload]
+
+    await update("orders", 1)
+    await update("unrelated", 2)
+    await update("orders", 3)
+    await update("day-1", 4)
+    one = await fired()
+    await update("day-1", 5)
+    await update("orders", 6)
+    assert await seen(one) == [1, 3, 4]
+    two = await fired()
+    assert (await seen(one), await seen(two)) == ([1, 3, 4], [5, 6])

@@ -390,7 +390,7 @@ begin
         fx := depends_on_past_tasks(p_ended, fx);
     end if;
     if closed is not null or has_updated then
-        fx := record_dependency_events(closed, p_ended, fx);
+        fx := record_dependency_events(closed, case when has_updated then p_ended end, fx);
     end if;
     if is_told or told is not null then
         perform notify_ends(case when is_told then p_ended end, told);

@@ -26,9 +26,7 @@ create function record_task_updates(p_ended task_ref[], p_at timestamptz) return
 declare
     made asset_update[];
 begin
-    if not exists (select 1 from unnest(p_ended) e
-                   join task_spec s on s.version_id = e.version_id and s.idx = e.idx
-                   where e.state = 'success' and s.outlets is not null) then
+    if p_ended is null then
         return '{}';
     end if;
     with ended as materialized (
@@ -49,8 +47,8 @@ begin
         insert into asset_update as y (asset, extra, updated_by, occurred_at, run_id, idx, map_index, epoch)
         select o.name, '{}', format('run %s', e.run_id), p_at, e.run_id, e.idx, e.map_index, e.epoch
         from ended e cross join lateral unnest(e.outlets) o(name)
-        where not exists (select 1 from described d where (d.u).run_id = e.run_id and (d.u).idx = e.idx
-                            and (d.u).map_index = e.map_index and (d.u).asset = o.name and (d.u).alias is null)
+        where (e.run_id, e.idx, e.map_index, o.name) not in (
+            select (d.u).run_id, (d.u).idx, (d.u).map_index, (d.u).asset from described d where (d.u).alias is null)
         returning y as u
     )
     select array_agg(x.u) into made from (select d.u from described d union all select p.u from plain p) x;
@@ -59,6 +57,7 @@ end $$;
 
 -- Records the closed runs and ended tasks that a schedule waits for. They are only recorded: the verb holds its run's
 -- lock, and schedules are locked before runs. The runner's step reports it, so that the leader is notified.
+-- p_ended: null if none of them has updated an asset.
 create function record_dependency_events(p_closed bigint[], p_ended task_ref[], inout fx effects) language plpgsql as $$
 declare
     t timestamptz := clock();

@@ -162,12 +162,12 @@ create function consumed_updates(p_run_id bigint) returns jsonb language sql sta
           cross join lateral (
               select coalesce(max(p.occurred_at), c.changed_at - interval '1 microsecond') as since from (
                   select y.occurred_at from run_trigger y
-                  where y.schedule_id = k.schedule_id and y.fire_at < k.fire_at and y.kind = k.kind and y.name = k.name
+                  where y.schedule_id = k.schedule_id and y.fire_at < k.fire_at and (y.kind, y.name) = (k.kind, k.name)
                   order by y.fire_at desc limit 1) p) w
           cross join lateral (
               select y as u from asset_update y
-              where (y.asset = any(case when k.kind = 'asset' then array[k.name]
-                                        else array(select a.asset from asset_alias a where a.alias = k.name) end))
+              where y.asset = any(case when k.kind = 'asset' then array[k.name]
+                                       else array(select a.asset from asset_alias a where a.alias = k.name) end)
                 and y.occurred_at > w.since and y.occurred_at <= k.occurred_at
               order by y.occurred_at desc limit 1000) u
           where r.run_id = p_run_id order by (u.u).update_id limit 1000) x
