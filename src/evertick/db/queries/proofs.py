@@ -73,7 +73,7 @@ class FoundViolation:
     violation_id: int
     check_name: str
     run_id: int | None
-    idx: int | None
+    task: str | None
     map_index: int | None
     subject: str
     detail: str

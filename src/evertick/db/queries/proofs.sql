@@ -275,6 +275,9 @@ select check_name, position, checked, checked_at from proof_cursor order by chec
 
 -- name: found
 -- Violations, those that still hold first.
-select violation_id, check_name, run_id, idx, map_index, subject, detail, found_at, seen_at, ended_at
-  from proof_violation where %(with_ended)s or ended_at is null
- order by (ended_at is null) desc, found_at desc, violation_id desc limit %(limit)s
+select p.violation_id, p.check_name, p.run_id,
+       (select s.name from run_status b join task_spec s on s.version_id = b.version_id
+         where b.run_id = p.run_id and s.idx = p.idx) as task,
+       p.map_index, p.subject, p.detail, p.found_at, p.seen_at, p.ended_at
+  from proof_violation p where %(with_ended)s or p.ended_at is null
+ order by (p.ended_at is null) desc, p.found_at desc, p.violation_id desc limit %(limit)s
