@@ -240,7 +240,10 @@ async def test_every_kind_of_invalid_row_is_quarantined_and_counted(
         assert await states(conn, good["retry"]) == {"a": "available"}
         assert await states(conn, good["lost"]) == {"a": "available"}
         assert await run_state(conn, good["waiting"]) == "failed"
-    assert counted["quarantined{run}"] == len(bad)
+    # Where this takes longer than a row is set aside for, the row is tried and quarantined again.
+    assert await value(
+        conn, "select sum(failures) = %s from quarantine where kind = 'run'", counted["quarantined{run}"]
+    )
     assert (counted["agent_lost_tasks"], counted["timeouts{run}"], counted["timeouts{queue_wait}"]) == (1, 1, 1)
     assert counted["drift_repaired{run_counter_drift}"] == 1
 

@@ -17,7 +17,7 @@ _ENDED = {"success", "failed", "skipped", "canceled", "upstream_failed"}
 # Written out from the design's table, not taken from the program: what the program thinks is legal is what is on trial.
 TASK_MOVES: Mapping[str, set[str]] = {
     "waiting": _MARKED | {"pending", "available", "upstream_failed", "canceled"},
-    "pending": _MARKED | {"available", "deferred", "canceled"},
+    "pending": _MARKED | {"available", "deferred", "upstream_failed", "canceled"},
     "available": _MARKED | {"running", "queued", "pending", "canceled"},
     "queued": _MARKED | {"running", "available", "pending", "canceled"},
     "running": _MARKED | {"pending", "available", "deferred", "canceled"},

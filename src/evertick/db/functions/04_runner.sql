@@ -17,6 +17,15 @@ select session, run_id, idx, map_index, epoch from lease
 union all
 select session, run_id, idx, map_index, epoch from task_trigger where session is not null;
 
+-- The same for one attempt, without the view: no decision depends on one.
+create function holds_lease(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int)
+returns boolean language sql stable as $$
+    select exists (select 1 from lease l where l.session = p_session and l.run_id = p_run_id and l.idx = p_idx
+                     and l.map_index = p_map_index and l.epoch = p_epoch)
+        or exists (select 1 from task_trigger w where w.session = p_session and w.run_id = p_run_id and w.idx = p_idx
+                     and w.map_index = p_map_index and w.epoch = p_epoch)
+$$;
+
 -- Claims up to p_free available tasks of the queues. MATERIALIZED, because a plan that ran the locking subquery twice
 -- would lock more than it takes. Rows are deleted by ctid, here and in finish: joined by key, a plan made while the
 -- table was empty compares each with each (4 to 13 times slower with 3,000 queued tasks). p_low: where to begin (null:

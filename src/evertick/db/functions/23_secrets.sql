@@ -39,14 +39,13 @@ end $$;
 -- A task that `asks` may also have variables and connections that it does not declare.
 create function values_of_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
                                   p_kinds text[], p_names text[]) returns setof stored_value language sql stable as $$
-    select v.* from held_attempt l
-    cross join lateral (select k.version_id from task k
-                        where k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index offset 0) k
-    cross join lateral (select x.spec->'tasks'->l.idx as spec from dag_version x where x.version_id = k.version_id
+    select v.* from task k
+    cross join lateral (select x.spec->'tasks'->p_idx as spec from dag_version x where x.version_id = k.version_id
                         offset 0) t
     cross join lateral unnest(p_kinds, p_names) as w(kind, name)
     cross join lateral (select x.* from stored_value x where x.kind = w.kind and x.name = w.name offset 0) v
-    where l.session = p_session and l.run_id = p_run_id and l.idx = p_idx and l.map_index = p_map_index
-      and l.epoch = p_epoch and (coalesce(t.spec->(w.kind || 's'), '[]'::jsonb) ? w.name
-                                 or (w.kind <> 'secret' and t.spec->>'asks' = 'true')) limit 1000
+    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
+      and holds_lease(p_session, p_run_id, p_idx, p_map_index, p_epoch)
+      and (coalesce(t.spec->(w.kind || 's'), '[]'::jsonb) ? w.name
+           or (w.kind <> 'secret' and t.spec->>'asks' = 'true')) limit 1000
 $$;

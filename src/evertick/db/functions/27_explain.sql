@@ -67,7 +67,7 @@ begin
                                                   + coalesce(k.n_extra, 0))
         -- of a group with retries all tasks, because none counts before all have ended; of a mapped group that is still
         -- one those that return its lists
-        from (select e.src, e.scope = 'same_index' as is_same from edge e
+        from (select e.src, e.scope is not distinct from 'same_index' as is_same from edge e
               where e.version_id = status.version_id and case when spec.map_head is null or p_map_index >= 0
                   then e.dst = p_idx else e.dst = spec.map_head and e.scope = 'list' end
               union select unnest(w.members), false from edge e join retry_group w on w.version_id = e.version_id
@@ -75,7 +75,7 @@ begin
               where e.version_id = status.version_id and e.dst = p_idx) g
         join task_spec s on s.version_id = status.version_id and s.idx = g.src
         left join task u on u.run_id = p_run_id and u.idx = g.src
-            and (g.is_same is not true or u.map_index = p_map_index)
+            and (not g.is_same or u.map_index = p_map_index)
         where coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
         order by array_position(array['waiting', 'pending', 'deferred', 'available', 'queued', 'running']::task_state[],
                                 coalesce(u.state, 'waiting')) desc, g.src

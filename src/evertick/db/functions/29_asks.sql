@@ -1,12 +1,6 @@
 -- What a running attempt asks: facts about runs, tasks and outputs, and changes on its behalf. Each question names the
 -- attempt with its session and epoch: the answer to one that is no longer held is null.
 
-create function holds_lease(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int)
-returns boolean language sql stable as $$
-    select exists (select 1 from held_attempt l where l.session = p_session and l.run_id = p_run_id and l.idx = p_idx
-                     and l.map_index = p_map_index and l.epoch = p_epoch)
-$$;
-
 -- Whether a deferred task waits for a trigger.
 create function has_trigger(p_task task) returns boolean language sql stable as $$
     select exists (select 1 from task_trigger w where w.run_id = p_task.run_id and w.idx = p_task.idx

@@ -197,7 +197,8 @@ end $$;
 create function release_triggers(p_session bigint) returns void language plpgsql as $$
 begin
     perform 1 from run_status s
-    where s.run_id = any(array(select h.run_id from held_attempt h where h.session = p_session))
+    where s.run_id = any(array(select l.run_id from lease l where l.session = p_session
+                               union all select w.run_id from task_trigger w where w.session = p_session))
     order by s.run_id for no key update;
     update task_trigger w set session = null where w.session = p_session;
 end $$;
