@@ -226,22 +226,28 @@ async def test_violations_are_recorded_once_sent_and_end_when_they_no_longer_hol
     await conn.execute("insert into default_notification_rule values ('failure', 'webhook:http://127.0.0.1:9', true)")
     before = await positions_since(conn, None)
     await conn.execute("update gate set used = 5 where name = 'narrow'")
+    move = "update deferral set epoch = epoch + %s where run_id = %s"
+    await conn.execute(move, [1, busy["deferred"]])
     new = []
     for _ in range(2):
         async for each in round_of(conn, await positions_since(conn, None)):
             new += await record_slice(conn, each, [], shard=0, epoch=epoch)
-    assert sorted(each.check_name for each in new) == ["gate_counted_wrong", "gate_over_size"], "each only once"
-    assert await value(conn, "select count(*) from outbox where event = 'violation'") == 2
+    names = ["deferred_without_wait", "gate_counted_wrong", "gate_over_size"]
+    assert sorted(each.check_name for each in new) == names, "each only once"
+    assert await value(conn, "select count(*) from outbox where event = 'violation'") == 3
     assert (await positions_since(conn, None)).fires > before.fires - timedelta(minutes=2)
     known = await proofs.found(conn, with_ended=False, limit=10)
+    name = await value(conn, "select task from listed_task where run_id = %s and idx = 0", busy["deferred"])
+    assert name and {each.task for each in known} == {None, name}
     assert await resolved(conn, known) == []
     await conn.execute("update gate set used = 1 where name = 'narrow'")
+    await conn.execute(move, [-1, busy["deferred"]])
     ended = await resolved(conn, known)
     assert sorted(ended) == sorted(each.violation_id for each in known)
     async for each in round_of(conn, await positions_since(conn, None)):
         await record_slice(conn, each, ended, shard=0, epoch=epoch)
     assert await proofs.found(conn, with_ended=False, limit=10) == []
-    assert len(await proofs.found(conn, with_ended=True, limit=10)) == 2
+    assert len(await proofs.found(conn, with_ended=True, limit=10)) == 3
     runner = await Runner.join(conn)
     await start(conn, "ended")
     await runner.drain()
