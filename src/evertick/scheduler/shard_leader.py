@@ -50,6 +50,13 @@ BURST_LOCK_SHARE = 0.1
 BURST_REST_SECONDS = 1.0
 
 
+def channels_after(done: Fired) -> list[Channel]:
+    """The channels of the processes that can act on what was fired."""
+    if not done.settled:
+        return []
+    return [Channel.TASKS, Channel.STOP] if done.canceled else [Channel.TASKS]
+
+
 class ShardLeader:
     """It plans only while it leads. `may_acquire` returns whether to try to acquire leadership of a shard, and `publish`
     receives the result of each poll, with the number of shards."""
@@ -177,7 +184,8 @@ class ShardLeader:
             done = await self._fire_due(conn)
         self._skipped_until |= dict.fromkeys(done.lost, now + PAUSE_SECONDS)
         self._skipped_until |= dict.fromkeys(done.passed_over, now + PASS_OVER_SECONDS)
-        self._notify_runners(done)
+        for channel in channels_after(done):
+            self._notifier.wake(channel)
         # The notification is sent before anything is logged or queried.
         await asyncio.sleep(0)
         self._report(done)
@@ -197,14 +205,9 @@ class ShardLeader:
         return done
 
     def _report_burst(self, done: Fired) -> None:
-        self._notify_runners(done)
+        for channel in channels_after(done):
+            self._notifier.wake(channel)
         self._report(done)
-
-    def _notify_runners(self, done: Fired) -> None:
-        if done.settled:
-            self._notifier.wake(Channel.TASKS)
-            if done.canceled:
-                self._notifier.wake(Channel.STOP)
 
     def _report(self, done: Fired) -> None:
         for schedule_id in done.quarantined:
