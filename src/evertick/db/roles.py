@@ -107,7 +107,7 @@ MAY: dict[str, tuple[str, ...]] = {
             "answer_ask",
         ),
         *("trigger_for_attempt", "put_variable_for_attempt", "put_state_for_attempt", "put_step_for_attempt"),
-        "put_outputs_for_attempt",
+        *("put_outputs_for_attempt", "put_updates_for_attempt", "name_instance_for_attempt"),
     ),
 }
 _MAY_NOT: dict[str, tuple[str, ...]] = {
