@@ -192,7 +192,8 @@ class Launcher:
         orders: list[AttemptOrder] = []
         while self._queued and len(orders) < self._executor.free_slots:
             orders.append(self._queued.popleft()[0])
-        self._start_many(orders)
+        if orders:
+            self._start_many(orders)
 
     def withdraw(self, ref: AttemptRef, reason: str) -> bool:
         """End an attempt that waits for a slot. False: it does not."""
