@@ -7,7 +7,8 @@ create function condition_sources(p_condition jsonb) returns table (kind text, n
         select x from part p cross join lateral jsonb_array_elements(coalesce(p.c->'all', p.c->'any')) x
         where p.c ? 'all' or p.c ? 'any'
     )
-    select k.key, k.value from part p cross join lateral jsonb_each_text(p.c) k where k.key in ('dag', 'end', 'asset', 'alias')
+    select k.key, k.value from part p cross join lateral jsonb_each_text(p.c) k
+    where k.key in ('dag', 'end', 'asset', 'alias')
 $$;
 
 -- Whether the received events ({"dag:a", "asset:b"}) satisfy the condition.
