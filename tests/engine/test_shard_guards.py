@@ -96,6 +96,21 @@ async def test_only_the_leader_of_that_epoch_ends_the_moves(db: AsyncConnection)
     assert await value(db, "select state from shard where shard = 3") == "closed"
 
 
+@pytest.mark.requirement("V3")
+async def test_a_shard_closes_after_the_transactions_that_passed_its_fence(
+    db: AsyncConnection, other: AsyncConnection
+) -> None:
+    """Otherwise one of them would commit under an epoch that is over. Shards that stay open need not wait."""
+    epochs = await fewer(db)
+    await db.execute("set lock_timeout = '30ms'")
+    async with other.transaction():
+        for shard in (0, 3):
+            await other.execute("select fence(%s::smallint, %s)", [shard, epochs[shard]])
+        ended = [await rebalance_shard(db, shard=shard, epoch=epochs[shard], limit=10) for shard in (0, 3)]
+        assert [(each.is_over, each.is_closed) for each in ended] == [(True, False), (False, False)]
+    assert (await rebalance_shard(db, shard=3, epoch=epochs[3], limit=10)).is_closed
+
+
 async def test_what_is_where_it_belongs_brings_no_shard_back(db: AsyncConnection) -> None:
     epochs = await close_two(db)
     await reconcile_runs(db, shard=0, epoch=epochs[0], limit=100)

@@ -236,11 +236,18 @@ begin
 end $$;
 
 -- Ends the rebalancing once nothing is left to move and each transaction that could write for the shard has ended.
+-- Closing ends the epoch as a takeover does: while another transaction has passed the fence, the shard stays open until
+-- the next call. It does not wait for the lock: two transactions that share it and wait for each other would deadlock.
 create function finish_rebalancing(p_shard smallint, p_epoch bigint, p_now timestamptz, out is_over boolean,
                                    out is_closed boolean) language plpgsql as $$
 begin
+    is_over := false;
     is_closed := false;
     perform pg_advisory_xact_lock(4714, 0);
+    if exists (select 1 from shard s where s.shard = p_shard and s.state = 'draining')
+       and not pg_try_advisory_xact_lock(4711, p_shard) then
+        return;
+    end if;
     update shard s set rebalancing_since = null
     where s.shard = p_shard and s.epoch = p_epoch and s.rebalancing_since < p_now - interval '1 minute';
     is_over := found;
