@@ -17,6 +17,7 @@ from tools.guards import Guard, find_guards
 from tools.mutants import known_survivors
 from tools.requirements import marked_tests, requirements
 from tools.test import Stage, child_environment, failed_tests, run_all, serial_files, slowest, stages, totals
+from tools.verdicts import Verdicts
 from tools.walk import Walk, path_of, walk_in
 from tools.walk_trace import Entry
 
@@ -55,10 +56,17 @@ begin
 end $$;
 """
 
+HELPER = """
+create function helps(t thing) returns boolean language plpgsql as $$
+begin
+    return true;
+end $$;
+"""
+
 
 def guards_of(tmp_path: Path, migration: str = "", statements: str = "", functions: str = "") -> list[Guard]:
     for folder, text in (("migrations", migration), ("functions", functions), ("queries", statements)):
-        (tmp_path / folder).mkdir()
+        (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "0001_things.sql").write_text(text)
     return find_guards(tmp_path)
 
@@ -141,25 +149,55 @@ def test_every_explained_survivor_is_a_guard_that_there_is() -> None:
 # Mutants --------------------------------------------------------------------------------------------------------------
 
 
-def hunt(cluster: Cluster, tmp_path: Path, only: str, tests: str) -> tuple[int, list[dict[str, object]], str]:
-    written = tmp_path / "fates.json"
-    command = [sys.executable, "tools/mutants.py", only, "--tests", tests, "--url", cluster.url, "--json", str(written)]
+GUARD = "finish_attempts: k.epoch = d.epoch"
+
+
+def hunt(cluster: Cluster, tmp_path: Path, tests: str) -> tuple[int, str | None, str]:
+    """The exit code, the test that killed the mutant, and the output."""
+    files = ["--verdicts", tmp_path / "verdicts.json", "--learned", tmp_path / "learned.json"]
+    command = [sys.executable, "tools/mutants.py", GUARD, "--tests", tests, "--url", cluster.url, *map(str, files)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "CI": "true"})
-    return done.returncode, json.loads(written.read_text()), done.stdout
+    return done.returncode, json.loads((tmp_path / "verdicts.json").read_text())[GUARD][1], done.stdout
 
 
-def test_a_finish_without_its_epoch_is_killed_and_the_program_as_it_is_passes(cluster: Cluster, tmp_path: Path) -> None:
-    code, fates, said = hunt(cluster, tmp_path, "finish_attempts: k.epoch = d.epoch", "tests/engine/test_flow.py")
-    assert [str(fate["killed_by"]).partition("::")[0] for fate in fates] == ["tests/engine/test_flow.py"]
+def test_a_finish_without_its_epoch_is_killed_once_and_not_judged_again(cluster: Cluster, tmp_path: Path) -> None:
+    code, killer, said = hunt(cluster, tmp_path, "tests/engine/test_flow.py")
+    assert str(killer).partition("::")[0] == "tests/engine/test_flow.py"
     assert "left out" not in said, "a test is red without any mutation"
+    assert "1 guards, 1 judged now: 1 killed" in said
     assert code == 0
+    code, again, said = hunt(cluster, tmp_path, "tests/engine/test_flow.py")
+    assert "1 guards, 0 judged now: 1 killed" in said
+    assert (code, again) == (0, killer)
 
 
 def test_a_mutant_that_no_test_sees_survives_and_is_told(cluster: Cluster, tmp_path: Path) -> None:
-    code, fates, said = hunt(cluster, tmp_path, "finish_attempts: k.epoch = d.epoch", "tests/engine/test_rules.py")
-    assert [fate["killed_by"] for fate in fates] == [None]
+    code, killer, said = hunt(cluster, tmp_path, "tests/engine/test_rules.py")
+    assert killer is None
     assert "1 without" in said
     assert code == 1
+
+
+def test_a_verdict_holds_until_the_function_what_it_calls_or_its_test_changes(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    test = "tests/test_tools.py::test_every_test_names_requirements_that_there_are"
+    text = FUNCTION.replace("t.last", "helps(t)") + HELPER
+    guard = next(each for each in guards_of(tmp_path / "store", functions=text) if each.owner == "move")
+    file = tmp_path / "verdicts.json"
+    verdicts = Verdicts(file, tmp_path / "store")
+    verdicts.add(guard, test)
+    verdicts.write([guard])
+    changes = {
+        text.replace("-- where this is a comment", ""): True,
+        text.replace("return 0", "return 1"): False,
+        text.replace("return true", "return false"): False,
+        text + HELPER.replace("helps", "stranger"): True,
+    }
+    for changed, holds in changes.items():
+        guards_of(tmp_path / "store", functions=changed)
+        assert Verdicts(file, tmp_path / "store").killed(guard) is holds
+    file.write_text(file.read_text().replace(test, f"{test}_not"))
+    assert not Verdicts(file, tmp_path / "store").holds(guard)
 
 
 # Requirements ---------------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ DECIDING = frozenset(
 _TOKEN = re.compile(r"--[^\n]*|'(?:[^']|'')*'|\$\$|%\(\w+\)s|[A-Za-z_]\w*|\d+|\s+|.", re.S)
 _FUNCTION = re.compile(r"create function (\w+)\(.*?\$\$(.*?)\$\$", re.S)
 _TABLE = re.compile(r"create table (\w+) \((.*?)\n\)", re.S)
+_INDEX = re.compile(r"create (unique )?index \w+ on (\w+)[^;]*;", re.S)
 _STATEMENT = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.S | re.M)
 _CLAUSE_ENDS = {"group", "order", "limit", "returning", "union", "having", "loop", "then", "on", "offset", ";"}
 _LOCKS = (["for", "update"], ["for", "no"])
@@ -103,6 +104,24 @@ def mentions(name: str, store: Path = STORE) -> set[str]:
         statements = _STATEMENT.finditer(path.read_text(encoding="utf-8"))
         found |= {f"{path.stem}.{match[1]}" for match in statements if call.search(match[2])}
     return found
+
+
+def definitions(store: Path = STORE) -> dict[str, str]:
+    """The text of every function, statement and table, without comments: a guard's owner and what it names."""
+    found: dict[str, str] = {}
+    for path in _definitions(store):
+        text = path.read_text(encoding="utf-8")
+        indexes = [(match[2], match[0]) for match in _INDEX.finditer(text)]
+        for name, part in [*((m[1], m[0]) for kind in (_TABLE, _FUNCTION) for m in kind.finditer(text)), *indexes]:
+            found[name] = f"{found.get(name, '')} {_plain(part)}"
+    for path in sorted((store / "queries").glob("*.sql")):
+        for match in _STATEMENT.finditer(path.read_text(encoding="utf-8")):
+            found[f"{path.stem}.{match[1]}"] = _plain(match[2])
+    return found
+
+
+def _plain(text: str) -> str:
+    return " ".join(token.text for token in tokenize(text, 0, len(text)))
 
 
 def _definitions(store: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The data of `make mutants` about tests: duration, calls and failures. Saved to a file on request."""
+"""The data of `make mutants` about tests: duration, calls and failures. Saved to a file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Learned:
     store: str
     files: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
     calls: dict[str, list[str]] = field(default_factory=dict)
     red: list[str] = field(default_factory=list)
 
@@ -38,17 +39,20 @@ class Learned:
         for test in old["seconds"]:
             file = test.partition("::")[0]
             if old["files"].get(file) == files[file]:
-                fresh.seconds[test], fresh.calls[test] = old["seconds"][test], old["calls"].get(test, [])
+                fresh.seconds[test], fresh.cpu[test] = old["seconds"][test], old["cpu"][test]
+                fresh.calls[test] = old["calls"].get(test, [])
         fresh.red = [test for test in old["red"] if test in fresh.seconds]
         return fresh
 
     def add(self, verdict: dict[str, Any]) -> None:
         self.seconds |= verdict["seconds"]
+        self.cpu |= verdict["cpu"]
         self.calls |= verdict["calls"]
         self.red += verdict["red"]
 
     def write(self, path: Path | None) -> None:
         if path is not None:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
 

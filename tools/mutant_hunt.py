@@ -12,19 +12,20 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from tools.guards import Guard, mentions
 from tools.learned import Learned
 
 ROOT = Path(__file__).parents[1]
-# Slower tests are left out; on a busy machine, tests this many times slower than the median.
-SLOW_SECONDS, SLOW_TIMES = 2.0, 20
+# Tests that need more CPU time are left out. Not wall-clock time: on a busy machine that would leave out tests that a
+# guard needs, and report it as a survivor.
+SLOW_CPU_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,27 +100,41 @@ class Worker:
 class Hunt:
     """Processes a queue of mutants with a few workers. Tests that killed a similar mutant run first on the next one."""
 
-    def __init__(self, workers: list[Worker]) -> None:
+    def __init__(self, workers: list[Worker], killers: dict[Guard, str]) -> None:
+        """`killers`: the test that killed a mutant the last time."""
         self._workers = workers
+        self._last = killers
         self._killers: dict[str, list[str]] = defaultdict(list)
+        for guard, test in killers.items():
+            self._killers[guard.owner].append(test)
         self._callers: dict[str, set[str]] = defaultdict(set)
         self._seconds: dict[str, float] = {}
         self.red: list[str] = []
         self.slow: list[str] = []
 
+    def repeat(self, guards: list[Guard]) -> Iterator[Fate]:
+        """The mutants that the same test as before kills. This needs no data about the tests."""
+        known = [guard for guard in guards if guard in self._last]
+        fates = self._share(known, lambda worker, guard: _try(worker, guard, [self._last[guard]]))
+        yield from (fate for fate in fates if fate.killed_by)
+
     def learn(self, path: Path | None) -> float:
         """Run the tests on the unchanged program, unless `path` has their data. Failing and slow tests are left out."""
         known = Learned.read(path, self._workers[0].tests)
-        verdict = self._workers[0].learn([test for test in self._workers[0].tests if test not in known.seconds])
-        known.add(verdict)
+        new = [test for test in self._workers[0].tests if test not in known.seconds]
+        shares = [(worker, new[place :: len(self._workers)]) for place, worker in enumerate(self._workers)]
+        with ThreadPoolExecutor(len(shares)) as pool:
+            for verdict in pool.map(lambda share: share[0].learn(share[1]), shares):
+                # A test that fails next to other tests may pass alone.
+                again = self._workers[0].learn(verdict["red"]) if verdict["red"] else verdict
+                known.add({**verdict, "red": again["red"]})
         self.red = known.red
         usable = known.seconds.keys() - self.red
         asked = {test: known.seconds[test] for test in self._workers[0].tests if test in usable}
         if not asked:
             raise SystemExit("No test was found, or none could be run.")
         known.write(path)
-        longest = max(SLOW_SECONDS, SLOW_TIMES * median(asked.values()))
-        self._seconds = {test: seconds for test, seconds in asked.items() if seconds <= longest}
+        self._seconds = {test: seconds for test, seconds in asked.items() if known.cpu[test] <= SLOW_CPU_SECONDS}
         self.slow = sorted(asked.keys() - self._seconds.keys())
         for test in self._seconds:
             for name in known.calls.get(test, []):
@@ -127,37 +142,42 @@ class Hunt:
         return sum(self._seconds.values())
 
     def run(self, guards: list[Guard]) -> Iterator[Fate]:
+        """Every test that may kill a mutant, until one does. A failure must repeat: a busy machine kills no mutant."""
+
+        def attempt(worker: Worker, guard: Guard) -> Fate:
+            tests = self.tests_for(guard)
+            fate = _try(worker, guard, tests)
+            while fate.killed_by and not _try(worker, guard, [fate.killed_by]).killed_by:
+                tests = tests[tests.index(fate.killed_by) + 1 :]
+                fate = _try(worker, guard, tests)
+            if fate.killed_by:
+                self._killers[guard.owner].insert(0, fate.killed_by)
+            return fate
+
+        return self._share(guards, attempt)
+
+    def _share(self, guards: list[Guard], attempt: Callable[[Worker, Guard], Fate]) -> Iterator[Fate]:
         todo: queue.SimpleQueue[Guard] = queue.SimpleQueue()
         done: queue.SimpleQueue[Fate | None] = queue.SimpleQueue()
         for guard in guards:
             todo.put(guard)
+
+        def work(worker: Worker) -> None:
+            try:
+                while True:
+                    done.put(attempt(worker, todo.get_nowait()))
+            except queue.Empty:
+                return
+            except (SystemExit, OSError, ValueError):
+                done.put(None)
+
         for worker in self._workers:
-            threading.Thread(target=self._work, args=(worker, todo, done), daemon=True).start()
+            threading.Thread(target=work, args=(worker,), daemon=True).start()
         for _ in guards:
             fate = done.get()
             if fate is None:
                 raise SystemExit("A worker of `make mutants` died: run the tests directly to see why.")
             yield fate
-
-    def _work(self, worker: Worker, todo: queue.SimpleQueue[Guard], done: queue.SimpleQueue[Fate | None]) -> None:
-        try:
-            while True:
-                done.put(self._try(worker, todo.get_nowait()))
-        except queue.Empty:
-            return
-        except (SystemExit, OSError, ValueError):
-            done.put(None)
-
-    def _try(self, worker: Worker, guard: Guard) -> Fate:
-        began = time.monotonic()
-        tests = self.tests_for(guard)
-        verdict = worker.run(tests, guard)
-        killer = next(iter(verdict["red"]), None)
-        is_broken = verdict["broken"] is not None
-        if killer and not is_broken:
-            self._killers[guard.owner].insert(0, killer)
-        seconds = time.monotonic() - began
-        return Fate(guard=guard, killed_by=killer, is_broken=is_broken, tests=len(tests), seconds=seconds)
 
     def tests_for(self, guard: Guard) -> list[str]:
         """The tests that call, or may call, the guard's function: most likely first, then fastest."""
@@ -168,10 +188,11 @@ class Hunt:
         chosen = called | self._asked_for(guard.owner) if called else self._could_touch(guard.owner)
         chosen = chosen or set(self._seconds)
         killers = {test: place for place, test in reversed([*enumerate(self._killers[guard.owner])])}
-        word = re.split(r"[._]", guard.owner.split(".")[-1])[0]
+        words = [word for word in re.split(r"[._]", guard.owner) if len(word) > 3]
 
-        def likely(test: str) -> tuple[int, bool, float]:
-            return killers.get(test, len(killers)), word not in test.split("::")[1], self._seconds[test]
+        def likely(test: str) -> tuple[int, int, bool, float]:
+            alike = sum(word.rstrip("s") in test for word in words)
+            return killers.get(test, len(killers)), -alike, "guards" not in test, self._seconds[test]
 
         return sorted(chosen, key=likely)
 
@@ -186,6 +207,14 @@ class Hunt:
         files = {file for file in {test.partition("::")[0] for test in self._seconds} if word.search(_text(file))}
         by_hand = {test for test in self._seconds if test.partition("::")[0] in files}
         return by_hand | {test for caller in mentions(name) for test in self._callers.get(caller, ())}
+
+
+def _try(worker: Worker, guard: Guard, tests: list[str]) -> Fate:
+    began = time.monotonic()
+    verdict = worker.run(tests, guard)
+    is_broken = verdict["broken"] is not None
+    killer = None if is_broken else next(iter(verdict["red"]), None)
+    return Fate(guard=guard, killed_by=killer, is_broken=is_broken, tests=len(tests), seconds=time.monotonic() - began)
 
 
 @cache

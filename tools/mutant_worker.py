@@ -25,8 +25,9 @@ from evertick.db.function_sets import own_set
 from evertick.db.migrate import migrations
 from evertick.db.statements import function_files, nouns, sql, statements
 
-# No selected test takes a tenth of this time; a hanging test counts as failed.
-LONGEST_TEST_SECONDS = 60.0
+# A test that hangs counts as failed. The selected tests take a tenth of this time, and a failure is repeated; on the
+# unchanged program, slow tests run, too.
+LONGEST_TEST_SECONDS, LONGEST_UNCHANGED_SECONDS = 20.0, 300.0
 QUIET = ["-q", "--tb=no", "--no-header", "--no-summary", "-p", "no:xdist", "-p", "no:cacheprovider"]
 
 
@@ -37,6 +38,7 @@ class Verdict:
     red: list[str] = field(default_factory=list)
     broken: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
     calls: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -45,9 +47,11 @@ class Recorder:
 
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe = pipe
+        self._began = 0.0
         self.verdict = Verdict()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._began = _cpu_seconds()
         self._pipe.write(json.dumps({"began": nodeid}) + "\n")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -55,6 +59,9 @@ class Recorder:
         seconds[report.nodeid] = seconds.get(report.nodeid, 0.0) + report.duration
         if report.failed and report.nodeid not in self.verdict.red:
             self.verdict.red.append(report.nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.verdict.cpu[nodeid] = round(_cpu_seconds() - self._began, 3)
 
 
 class Desk:
@@ -101,16 +108,16 @@ def in_child(job: dict[str, Any], url: str, session: pytest.Session) -> Verdict:
             os._exit(0)
     os.close(writer)
     try:
-        return verdict_from(reader)
+        return verdict_from(reader, LONGEST_TEST_SECONDS if job["stops"] else LONGEST_UNCHANGED_SECONDS)
     finally:
         os.close(reader)
         os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def verdict_from(reader: int) -> Verdict:
+def verdict_from(reader: int, longest: float) -> Verdict:
     running, said = "", b""
-    while select.select([reader], [], [], LONGEST_TEST_SECONDS)[0]:
+    while select.select([reader], [], [], longest)[0]:
         part = os.read(reader, 1 << 20)
         if not part:
             return Verdict(broken=f"the test process died: {running or 'before the first test'}")
@@ -187,6 +194,11 @@ def replace_function(cluster: Cluster, template: str, function: str) -> None:
     except psycopg.Error:
         cluster.drop(name)
         raise
+
+
+def _cpu_seconds() -> float:
+    """The CPU time of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
 
 
 def silence() -> None:

@@ -168,6 +168,7 @@ async def test_a_run_that_is_cleared_waits_for_the_one_that_runs(conn: AsyncConn
     await fire_at(conn, epoch, 20)
     await clear(conn, run_id=1, chosen=await tasks.list_of_run(conn, run_id=1), actor=Actor("ann"))
     assert (await in_state(conn, "running"), await in_state(conn, "queued")) == ([20], [10])
+    assert await value(conn, "select array_agg(x) from dags_with_free_slots(0::smallint) x") is None
     assert (await admit_queued_runs(conn, shard=0, epoch=epoch)).admitted == 0
     await runner.drain()
     assert await in_state(conn, "success") == [10, 20]

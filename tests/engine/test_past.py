@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.db.connect import Purpose, connect
 from evertick.db.queries import gates
 from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
@@ -204,9 +205,13 @@ async def test_a_run_that_was_pruned_keeps_nobody_waiting(db: AsyncConnection) -
     await sound(db)
 
 
+async def wants_admission(conn: AsyncConnection) -> bool:
+    return bool((await poll_work(conn, shard=0, epoch=await epoch_of(conn), lost_after=90)).dags_with_free_slots)
+
+
 @pytest.mark.parametrize("is_early", [False, True])
 async def test_a_cleared_run_is_admitted_past_the_limit_if_a_running_one_waits_for_it(
-    db: AsyncConnection, is_early: bool
+    database: str, db: AsyncConnection, is_early: bool
 ) -> None:
     """Otherwise the two would wait for each other for ever."""
     await hourly(db, max_active_runs=1)
@@ -222,19 +227,56 @@ async def test_a_cleared_run_is_admitted_past_the_limit_if_a_running_one_waits_f
     if is_early:
         await clear(db, run_id=first, chosen=chosen, actor=Actor("test"))
         assert await run_state(db, first) == "queued", "nobody waits for it yet"
+        # Neither a pool of that name, for which somebody waits, nor a gate of that name alone is a reason.
+        await put(db, make_dag("b", {"x": []}, task_gates=(GateSpec(kind=GateKind.POOL, name=f"{first}/1"),)))
+        await start(db, "b")
+        await db.execute("insert into gate (kind, name, capacity) values ('past', %s, 0)", [f"{first}/1"])
+        assert not await wants_admission(db)
         await finish_ups(runner)
-        seen = await poll_work(db, shard=0, epoch=leader, lost_after=90)
-        assert seen.dags_with_free_slots
+        assert await wants_admission(db)
+        async with await connect(database, purpose=Purpose.SCHEDULER) as other, other.transaction():
+            await other.execute("select from run_status where run_id = %s for update", [first])
+            await db.execute("set lock_timeout = '30ms'")
+            assert (await admit_queued_runs(db, shard=0, epoch=leader)).admitted == 0, "it is skipped, not waited for"
         await admit_queued_runs(db, shard=0, epoch=leader)
     else:
         await finish_ups(runner)
         await clear(db, run_id=first, chosen=chosen, actor=Actor("test"))
     assert [await run_state(db, run) for run in (first, second, third)] == ["running", "running", "queued"]
+    assert not await wants_admission(db), "the one that is waited for runs"
     (claim,) = await runner.claim()
     assert claim.run_id == first
     ((claim,), _) = await runner.step([(claim, "success", {})], free=5)
     assert claim.run_id == second
     assert await run_state(db, third) == "queued"
+
+
+@pytest.mark.parametrize("way", ["a task after it", "an older version"])
+async def test_a_cleared_run_is_admitted_whatever_makes_the_running_one_wait_for_it(
+    db: AsyncConnection, way: str
+) -> None:
+    """The cleared task has no such gate itself: another one names it, or only the next version has the gate."""
+    is_after = way == "a task after it"
+    own, other = GateSpec(kind=GateKind.PAST, name=""), GateSpec(kind=GateKind.PAST, name="down")
+    gated = {"t": {"gates": (own, other) if is_after else (own,)}}
+    shape: dict[str, list[str]] = {"t": [], "down": ["t"]}
+    first_gates = gated if is_after else {}
+    await put(db, make_dag("a", shape, per_task=first_gates, every=timedelta(hours=1), max_active_runs=1))
+    runner = await Runner.join(db)
+    first = await fired(db, 1)
+    cleared = "down" if is_after else "t"
+    await runner.drain({cleared: "failed"})
+    await put(db, make_dag("a", shape, per_task=gated, every=timedelta(hours=1), max_active_runs=1))
+    second = await fired(db, 2)
+    assert await state(db, second) == "pending"
+    chosen = await select_tasks(db, run_id=first, names=[cleared])
+    await clear(db, run_id=first, chosen=chosen, actor=Actor("test"))
+    assert [await run_state(db, run) for run in (first, second)] == ["running", "running"]
+    (claim,) = await runner.claim()
+    assert claim.run_id == first
+    await runner.finish(claim)
+    assert await state(db, second) == "available"
+    await sound(db)
 
 
 async def test_a_backfill_depends_on_its_own_past_and_goes_forward_only(db: AsyncConnection) -> None:

@@ -12,7 +12,7 @@ from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.dags.validation import validate
 from evertick.domain.errors import InvalidDag
 from evertick.domain.notifications import NotificationEvent, NotificationRuleSpec
-from evertick.domain.schedules.dependencies import after
+from evertick.domain.schedules.dependencies import after, finished
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.domain.states import TriggerRule
 from evertick.engine.maintenance import time_out_run
@@ -115,7 +115,7 @@ async def test_to_all_others_it_has_not_ended_meanwhile(conn: AsyncConnection) -
         for event in (NotificationEvent.FAILURE, NotificationEvent.RETRY, NotificationEvent.SUCCESS)
     )
     await put(conn, make_dag("d", {"a": []}, retries=1, notices=told, max_active_runs=1))
-    waits = NamedSchedule(name="main", spec=parse_schedule(after("d")))
+    waits = NamedSchedule(name="main", spec=parse_schedule(after(finished("d"))))
     await put(conn, make_dag("next", {"x": []}, schedules=(waits,)))
     first, second = await start(conn, "d"), await start(conn, "d")
     runner = await Runner.join(conn)

@@ -176,15 +176,16 @@ begin
     where x.state = 'queued' and (x.overlap is null or x.overlap = 'allow' or x.place = 1) order by x.run_id;
 end $$;
 
--- The queued runs of a DAG for which a task of a running run waits, because they were cleared after it had begun.
+-- The queued runs of a DAG for which a task of a running run waits, because they were cleared after it had begun. Not by
+-- the gates of their own tasks: a task waits for tasks after it as well, and for runs of versions without such a gate.
 create function runs_blocking_others(p_dag_id int) returns setof bigint language plpgsql stable as $$
 begin
     return query select q.run_id from run_status q
     where q.dag_id = p_dag_id and q.state = 'queued'
-      and exists (select 1 from task_gate t
+      and exists (select 1 from task_spec s
                   cross join lateral (select x.gate_id from gate x
-                                      where x.kind = 'past' and x.name = previous_task_name(q.run_id, t.idx) offset 0) g
-                  where t.version_id = q.version_id and t.kind = 'past'
+                                      where x.kind = 'past' and x.name = previous_task_name(q.run_id, s.idx) offset 0) g
+                  where s.version_id = q.version_id and s.awaits_past
                     and exists (select 1 from gate_queue l where l.blocked_on = g.gate_id));
 end $$;
 
