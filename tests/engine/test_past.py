@@ -227,10 +227,9 @@ async def test_a_cleared_run_is_admitted_past_the_limit_if_a_running_one_waits_f
     if is_early:
         await clear(db, run_id=first, chosen=chosen, actor=Actor("test"))
         assert await run_state(db, first) == "queued", "nobody waits for it yet"
-        # Neither a pool of that name, for which somebody waits, nor a gate of that name alone is a reason.
-        await put(db, make_dag("b", {"x": []}, task_gates=(GateSpec(kind=GateKind.POOL, name=f"{first}/1"),)))
+        # Neither a key of that name, for which a task waits, nor its own gate, for which none does, is a reason.
+        await put(db, make_dag("b", {"x": [], "y": []}, task_gates=(GateSpec(kind=GateKind.MUTEX, name=f"{first}/1"),)))
         await start(db, "b")
-        await db.execute("insert into gate (kind, name, capacity) values ('past', %s, 0)", [f"{first}/1"])
         assert not await wants_admission(db)
         await finish_ups(runner)
         assert await wants_admission(db)
