@@ -69,6 +69,7 @@ WRITING = {
             "accounts.add_credential",
             "accounts.take_link",
             "accounts.revoke",
+            "accounts.use_once",
             "runners.ask_of",
         )
     },
@@ -184,6 +185,7 @@ FOREIGN_KEYS = {
     ("schedule_version", "schedule"),
     ("backfill", "dag"),
     ("credential", "account"),
+    ("oidc_identity", "account"),
 }
 # Every run and task writes to these, or retention deletes from them in small batches. A key would probe and lock the parent at
 # each insert (one row of `dag` at thousands of runs per second), add to the lock order, and turn a bounded deletion into a cascade.

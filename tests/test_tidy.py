@@ -146,6 +146,7 @@ LATE_IMPORTS = {
     "config._parsed": "tomllib, only where there is a configuration file",
     "supervisor/fork_server._name": "setproctitle reads its options when it is imported",
     "engine/accounts._hasher": "argon2, only where a password is checked",
+    "api/oidc/provider.ProviderClient._send": "httpx2 takes 46 ms and 16 MB, only in a process with a provider",
     "engine/accounts._verify": "argon2, only where a password is checked",
     "scheduler/notification_sender.NotificationSender._sending": "TLS and email, only where something is sent",
     "doctor/database.check_keys": "cryptography, only where keys are checked",

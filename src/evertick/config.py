@@ -203,6 +203,7 @@ class Settings:
         what="the URL of the web UI: write one such as https://evertick.example.com",
     )
     admin_password: str | None = setting(None, secret=True)
+    oidc_file: Path | None = None
     otlp_endpoint: str | None = None
     notify_on_failure: tuple[str, ...] = setting((), each=parse_destination)
     notify_on_deadline: tuple[str, ...] = setting((), each=parse_destination)

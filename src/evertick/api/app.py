@@ -48,6 +48,7 @@ from evertick.api.auth import ERROR, GuardedRoute, authenticate, requires
 from evertick.api.context import ApiContext, Who
 from evertick.api.middleware import AgentRequestLimits, Middleware
 from evertick.api.native import native_routers
+from evertick.api.oidc import routes as oidc_routes
 from evertick.api.openapi import PREFIX, describe
 from evertick.api.problems import invalid, problem, status_of
 from evertick.api.runner import attempts as runner_attempts
@@ -162,6 +163,7 @@ def make_app(context: ApiContext) -> FastAPI:
     """Build the outer application; each API is a mounted application with its own OpenAPI document."""
     app = _part(context, title="Evertick", description="Sign-in, health and metrics.")
     app.include_router(sessions.router)
+    app.include_router(oidc_routes.router)
     _add_front(app)
     about = "All functions of Evertick. See docs/howto/api.md; docs/reference/errors.md lists the errors."
     native = _part(context, title="Evertick API", description=about, kind=_Native)

@@ -27,6 +27,7 @@ from evertick.api.fast_reads import plain_answer
 from evertick.db.queries import accounts
 from evertick.domain.access import MATRIX, Actor, Permission, Principal
 from evertick.domain.errors import EvertickError, Forbidden, PostgresUnavailable, Unauthenticated
+from evertick.engine.accounts import CHECK_AFTER_SECONDS
 from evertick.operations.caller import ANONYMOUS, similar
 
 # Browsers accept a __Host- cookie only over TLS and send it only to this host.
@@ -153,6 +154,8 @@ async def authenticate(request: Request, permission: Permission) -> ApiCaller:
     try:
         secret, is_cookie = secret_of(request)
         found = await context.auth_cache.authenticate(context.readers, secret)
+        if found is not None and (found.check_age_seconds or 0) > CHECK_AFTER_SECONDS:
+            found = await context.oidc.checked(found, secret)
         if found is None:
             raise Unauthenticated("Invalid token or session: it is wrong, expired or revoked. Sign in again.")
         caller.principal = found.principal

@@ -17,7 +17,7 @@ from evertick.db.connection import has_own_session
 from evertick.db.notify import Channel, listen
 from evertick.domain.access import Principal
 from evertick.domain.errors import PostgresUnavailable
-from evertick.engine.accounts import Authenticated, authenticate, hash_of
+from evertick.engine.accounts import CHECK_AFTER_SECONDS, Authenticated, authenticate, hash_of
 from evertick.runtime.connections import POOLED_PAUSE_SECONDS, ReconnectingConnection
 from evertick.runtime.loop import back_off
 from evertick.runtime.pool import Pool
@@ -43,7 +43,9 @@ class AuthCache:
         self._asked_at = now
         principal, until = self._kept.get(secret_hash, (None, 0.0))
         if principal is not None and now < until:
-            return Authenticated(principal=principal, is_use_old=False, seconds_left=until - now)
+            return Authenticated(
+                principal=principal, account_id=0, is_use_old=False, seconds_left=until - now, check_age_seconds=None
+            )
         self._asked.set()
         times = self._times_forgotten
         async with readers.lent() as conn:
@@ -51,6 +53,8 @@ class AuthCache:
         # If something changed during the query, its result may be out of date: do not cache it.
         if found is not None and self._is_told and times == self._times_forgotten:
             seconds = KEPT_SECONDS if found.seconds_left is None else min(KEPT_SECONDS, found.seconds_left)
+            if found.check_age_seconds is not None:
+                seconds = min(seconds, CHECK_AFTER_SECONDS - found.check_age_seconds)
             if len(self._kept) >= _MOST:
                 self._kept.clear()
             self._kept[secret_hash] = (found.principal, now + seconds)

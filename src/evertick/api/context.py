@@ -15,6 +15,7 @@ from psycopg import AsyncConnection
 
 from evertick.api.auth_cache import AuthCache
 from evertick.api.event_hub import EventHub, StreamLimit
+from evertick.api.oidc.service import OidcService
 from evertick.api.runner.sessions import JoinedSessions
 from evertick.api.runner.waiting import WaitingRunners
 from evertick.config import Settings
@@ -167,6 +168,15 @@ class ApiContext:
     @cached_property
     def runner_tokens(self) -> RunnerSessionTokens:
         return self._made(RunnerSessionTokens)
+
+    @cached_property
+    def oidc(self) -> OidcService:
+        try:
+            return OidcService(self)
+        except InvalidSettings as error:
+            raise self.misconfigured(
+                error, "Sign-in with a provider is not configured correctly: see the API's log."
+            ) from None
 
     @cached_property
     def secret_provider(self) -> SecretProvider:

@@ -46,6 +46,7 @@ STATUS: Mapping[str, HTTPStatus] = {
     "lease_lost": HTTPStatus.CONFLICT,
     "report_refused": HTTPStatus.CONFLICT,
     "delivery_failed": HTTPStatus.BAD_GATEWAY,
+    "provider_unavailable": HTTPStatus.BAD_GATEWAY,
     "unanswered": HTTPStatus.BAD_GATEWAY,
     "environment_failed": HTTPStatus.BAD_GATEWAY,
     "executor_busy": HTTPStatus.BAD_GATEWAY,

@@ -94,6 +94,7 @@ MAY: dict[str, tuple[str, ...]] = {
         ),
         *("create_backfill", "pause_backfill", "cancel_backfill", "set_pool", "delete_pool", "retry_deliveries"),
         *("send_event", "decide_approval", "update_asset", "discard_asset_events", "set_shard_count"),
+        *("sign_in_with_provider", "claim_provider_check", "record_provider_check", "end_provider_sessions"),
         *("change_account", "record_login_attempt", "put_value", "delete_value", "reencrypt_value"),
         *("start_attempt", "finish_attempt", "extend_leases", "task_inputs", "values_of_attempt", "mark_runner_dead"),
         # For runners over HTTPS.

@@ -15,6 +15,7 @@ from evertick.doctor.database import Finding, error, warning
 from evertick.domain.errors import InvalidRouting, InvalidSettings, StorageUnavailable
 from evertick.publisher.routing_file import load_routing
 from evertick.runtime.listen_socket import bound
+from evertick.secrets.oidc_file import read_providers, secret_of
 from evertick.storage.object_store import open_store
 from evertick.supervisor.postgres_home import holder_of
 
@@ -30,6 +31,7 @@ def examine_machine(settings: Settings) -> list[Finding]:
         *check_settings(settings),
         *check_variables(unknown_variables()),
         *check_storage_settings(settings),
+        *check_providers(settings),
         *check_port(settings),
         *check_descriptors(settings, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     ]
@@ -63,6 +65,30 @@ def check_folders(settings: Settings) -> Iterator[Finding]:
         if (device := there.stat().st_dev) not in seen:
             seen.add(device)
             yield from check_space(place, shutil.disk_usage(there).free)
+
+
+def check_providers(settings: Settings) -> Iterator[Finding]:
+    if settings.oidc_file is None:
+        return
+    impact = "Nobody can sign in with a provider; users with a password can."
+    try:
+        found = read_providers(settings.oidc_file)
+        for each in found.values():
+            secret_of(each)
+    except InvalidSettings as wrong:
+        yield error("oidc", str(wrong), impact, "Correct the file, and restart the API.")
+        return
+    if settings.public_url is None:
+        yield error("oidc", "EVERTICK_PUBLIC_URL is not set.", impact, "Set it to the address of the web UI.")
+    for each in found.values():
+        secret = Path(each.client_secret_file) if each.client_secret_file else None
+        if secret is not None and stat.S_IMODE(secret.stat().st_mode) & 0o077:
+            yield warning(
+                "oidc",
+                f"The client secret of {each.name}, {secret}, is readable by other users of this machine.",
+                "With it they can act as this installation at the provider.",
+                f"Run chmod 600 {secret}, and make a new secret at the provider.",
+            )
 
 
 def check_space(place: Path, free_bytes: int) -> Iterator[Finding]:

@@ -26,6 +26,7 @@ EvertickError
 ├── ResultLost               a task's result cannot be read: its file is missing or changed, or its type is unknown here
 ├── StorageUnavailable       object storage is unreachable or refused a read or a write
 ├── DeliveryFailed           a notification that its sink did not accept
+├── ProviderUnavailable      a sign-in provider is unreachable, or answers nonsense
 ├── EnvironmentFailed        the environment of a DAG file could not be resolved or built on this machine: try again later
 ├── ExecutorBusy             a remote executor has no capacity: submissions pause
 ├── ExecutorUnavailable      a remote executor is unreachable, or does not say whether it accepted a submission
@@ -237,6 +238,12 @@ class DeliveryFailed(_RetryLater, EvertickError):
     def __init__(self, message: str, *, is_final: bool = False, retry_after_seconds: float | None = None) -> None:
         super().__init__(message, retry_after_seconds=retry_after_seconds)
         self.is_final = is_final
+
+
+class ProviderUnavailable(EvertickError):
+    """A sign-in provider is unreachable, or its answer cannot be used."""
+
+    code = "provider_unavailable"
 
 
 class ExecutorBusy(_RetryLater, EvertickError):

@@ -79,6 +79,13 @@ LINK_SECONDS = 3600.0
 TOKEN_DAYS, MOST_TOKEN_DAYS = 90.0, 3650.0
 
 
+# A provider of OpenID Connect is asked again about an account that is used after the first; after the second, no credential of
+# the account works until it has answered. A removed group ends access within a minute.
+CHECK_AFTER_SECONDS, CHECK_VALID_SECONDS = 40.0, 60.0
+# How long one process may ask, before another one may: twice the timeout of a request.
+CHECK_HOLD_SECONDS = 20.0
+
+
 # The number of wrong passwords in a row without a delay; more for an address, because many users may share it.
 FREE_FAILURES, FREE_FAILURES_OF_ADDRESS = 5, 50
 
@@ -107,11 +114,16 @@ class Issued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authenticated:
-    """A caller with a valid secret, whether to record its use, and how long it is valid; None means no expiry."""
+    """A caller with a valid secret, whether to record its use, and how long it is valid; None means no expiry.
+
+    `check_age_seconds`: since the provider of the account was asked; None for an account without a provider.
+    """
 
     principal: Principal
+    account_id: int
     is_use_old: bool
     seconds_left: float | None
+    check_age_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +157,72 @@ async def record_login_attempt(
 ) -> float:
     """Count one more try for each subject, with so many wrong passwords in a row free of delay; returns how many seconds to wait
     first, 0 if none. A fading count decreases only with time, not after a correct password."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderSignIn:
+    """What a provider of OpenID Connect said about a person. `tokens` are encrypted."""
+
+    provider: str
+    subject: str
+    session_id: str | None
+    name: str
+    role: str
+    tags: list[str] | None
+    tokens: str
+    key_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderSignedIn:
+    """`outcome`: 'signed_in', 'taken' (an account has that name) or 'disabled'."""
+
+    outcome: str
+    account_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderCheck:
+    """A claim to ask the provider about an account."""
+
+    provider: str
+    subject: str
+    tokens: str
+    key_id: str
+    asked_until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderAnswer:
+    """`role` None: the provider gives no access any more."""
+
+    role: str | None = None
+    tags: list[str] | None = None
+    tokens: str | None = None
+    key_id: str | None = None
+
+
+@sql_function
+async def sign_in_with_provider(conn: AsyncConnection, given: ProviderSignIn, *, actor: Actor) -> ProviderSignedIn: ...
+
+
+@sql_function
+async def claim_provider_check(
+    conn: AsyncConnection, *, account_id: int, after_seconds: float, hold_seconds: float
+) -> ProviderCheck | None: ...
+
+
+@sql_function
+async def record_provider_check(
+    conn: AsyncConnection, answer: ProviderAnswer, *, account_id: int, asked_until: datetime, actor: Actor
+) -> bool: ...
+
+
+@sql_function
+async def end_provider_sessions(
+    conn: AsyncConnection, *, provider: str, subject: str | None, session_id: str | None, actor: Actor
+) -> int:
+    """End the sessions of a person who signed out at the provider. Returns how many."""
 
 
 async def add_user(
@@ -289,12 +367,19 @@ async def authenticate(conn: AsyncConnection, secret: str) -> Authenticated | No
     known = await accounts.authenticate(conn, hash_of(secret))
     if known is None:
         return None
-    return Authenticated(principal=_principal(known), is_use_old=known.is_use_old, seconds_left=known.seconds_left)
+    return Authenticated(
+        principal=_principal(known),
+        account_id=known.account_id,
+        is_use_old=known.is_use_old,
+        seconds_left=known.seconds_left,
+        check_age_seconds=known.check_age_seconds,
+    )
 
 
 async def still_valid(conn: AsyncConnection, credential_ids: list[int]) -> list[Principal]:
     """The principals of these credentials that are still valid, with their current rights."""
-    return [_principal(known) for known in await accounts.still_valid(conn, credential_ids)]
+    found = await accounts.still_valid(conn, credential_ids, valid_seconds=CHECK_VALID_SECONDS)
+    return [_principal(known) for known in found]
 
 
 async def first_admin(conn: AsyncConnection, *, actor: Actor, password: str | None) -> str | None:

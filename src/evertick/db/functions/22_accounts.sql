@@ -77,3 +77,115 @@ begin
     on conflict (subject) do update set failures = l.failures + 1, tried_at = t;
     return 0;
 end $$;
+
+-- The rights that a provider of OpenID Connect gives. Unlike `change_account` it also takes them from the last admin: an
+-- admin with a password is what remains if the provider is wrong.
+create function set_provider_rights(p_account_id int, p_role text, p_tags text[], p_actor actor)
+returns void language plpgsql as $$
+declare
+    before account;
+begin
+    select * into before from account a where a.account_id = p_account_id for no key update;
+    if (before.role, before.tags) is not distinct from (p_role, p_tags) then
+        return;
+    end if;
+    update account a set role = p_role, tags = p_tags where a.account_id = p_account_id;
+    perform write_audit(p_actor, 'change_user', jsonb_build_object('user', before.name,
+            'before', jsonb_build_object('role', before.role, 'tags', before.tags),
+            'after', jsonb_build_object('role', p_role, 'tags', p_tags), 'by', 'groups of the provider'));
+    perform pg_notify('evertick_access', '');
+end $$;
+
+-- A person whom a provider has authenticated. The identity is provider and subject; a name that another account has is
+-- refused, because anybody could choose the name `admin` there. Returns 'signed_in', 'taken' or 'disabled'.
+create function sign_in_with_provider(p_provider text, p_subject text, p_session_id text, p_name text, p_role text,
+                                      p_tags text[], p_tokens text, p_key_id text, p_actor actor)
+returns table (outcome text, account_id int) language plpgsql as $$
+declare
+    mine int;
+begin
+    select i.account_id into mine from oidc_identity i where i.provider = p_provider and i.subject = p_subject;
+    if mine is null then
+        insert into account as a (name, role, tags, created_by, created_at)
+        values (p_name, p_role, p_tags, p_actor.name, clock())
+        on conflict (lower(name)) do nothing
+        returning a.account_id into mine;
+        if mine is null then
+            return query select 'taken', null::int;
+            return;
+        end if;
+        perform write_audit(p_actor, 'add_user', jsonb_build_object('user', p_name, 'role', p_role, 'tags', p_tags,
+                'provider', p_provider));
+    elsif exists (select 1 from account a where a.account_id = mine and a.is_disabled) then
+        return query select 'disabled', mine;
+        return;
+    else
+        perform set_provider_rights(mine, p_role, p_tags, p_actor);
+    end if;
+    insert into oidc_identity as i (account_id, provider, subject, session_id, tokens, key_id, checked_at)
+    values (mine, p_provider, p_subject, p_session_id, p_tokens, p_key_id, clock())
+    on conflict on constraint oidc_identity_pkey do update
+    set session_id = excluded.session_id, tokens = excluded.tokens, key_id = excluded.key_id,
+        checked_at = excluded.checked_at, asked_until = null;
+    return query select 'signed_in', mine;
+end $$;
+
+-- One process asks the provider about an account at a time: a refresh token may be used once. No row: another one asks,
+-- the last answer is younger than p_after_seconds, or the person must sign in again.
+create function claim_provider_check(p_account_id int, p_after_seconds double precision, p_hold_seconds double precision)
+returns table (provider text, subject text, tokens text, key_id text, asked_until timestamptz)
+language sql as $$
+    update oidc_identity i set asked_until = clock() + make_interval(secs => p_hold_seconds)
+    where i.account_id = p_account_id and i.tokens is not null
+      and i.checked_at <= clock() - make_interval(secs => p_after_seconds)
+      and (i.asked_until is null or i.asked_until <= clock())
+    returning i.provider, i.subject, i.tokens, i.key_id, i.asked_until
+$$;
+
+-- The answer to a claimed check; p_role null: the provider gives no access any more, so that the sessions end, and tokens
+-- work again after the next sign-in. False: the claim is over, or the person has signed in meanwhile.
+create function record_provider_check(p_account_id int, p_asked_until timestamptz, p_role text, p_tags text[],
+                                      p_tokens text, p_key_id text, p_actor actor) returns boolean language plpgsql as $$
+begin
+    update oidc_identity i
+    set checked_at = case when p_role is null then '-infinity' else clock() end, asked_until = null,
+        tokens = case when p_role is null then null else p_tokens end, key_id = p_key_id
+    where i.account_id = p_account_id and i.asked_until = p_asked_until;
+    if not found then
+        return false;
+    end if;
+    if p_role is null then
+        update credential c set revoked_at = clock()
+        where c.account_id = p_account_id and c.kind = 'session' and c.revoked_at is null;
+        perform write_audit(p_actor, 'end_access', jsonb_build_object('user', a.name))
+        from account a where a.account_id = p_account_id;
+        perform pg_notify('evertick_access', '');
+    else
+        perform set_provider_rights(p_account_id, p_role, p_tags, p_actor);
+    end if;
+    return true;
+end $$;
+
+-- The provider says that a person signed out there: the sessions end, and tokens are checked before their next use.
+-- Returns the number of sessions.
+create function end_provider_sessions(p_provider text, p_subject text, p_session_id text, p_actor actor)
+returns int language plpgsql as $$
+declare
+    accounts int[];
+    ended int;
+begin
+    with found as (
+        update oidc_identity i set checked_at = '-infinity'
+        where i.provider = p_provider
+          and case when p_subject is null then i.session_id = p_session_id else i.subject = p_subject end
+        returning i.account_id
+    )
+    select coalesce(array_agg(f.account_id), '{}') into accounts from found f;
+    update credential c set revoked_at = clock()
+    where c.account_id = any(accounts) and c.kind = 'session' and c.revoked_at is null;
+    get diagnostics ended = row_count;
+    perform write_audit(p_actor, 'end_access', jsonb_build_object('user', a.name, 'sessions', ended))
+    from account a where a.account_id = any(accounts);
+    perform pg_notify('evertick_access', '');
+    return ended;
+end $$;

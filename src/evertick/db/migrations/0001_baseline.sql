@@ -1053,6 +1053,25 @@ create table credential (
 );
 create index credential_of_account on credential (account_id, credential_id);
 
+-- Who an account is at a provider of OpenID Connect, which decides about its rights: every credential of the account
+-- works only for a minute after the provider was asked. `tokens`: encrypted; null: the person must sign in again.
+create table oidc_identity (
+    account_id  int primary key references account on delete restrict,
+    provider text not null, subject text not null,
+    session_id  text,                      -- of the provider, of the latest sign-in
+    tokens text, key_id text,
+    checked_at  timestamptz not null,
+    asked_until timestamptz,               -- while a process asks the provider
+    unique (provider, subject)
+);
+
+-- What may be used once: states of sign-ins, tokens of programs and of the provider. By its hash, until it has expired.
+create table used_once (
+    key        bytea primary key,
+    expires_at timestamptz not null
+);
+create index used_once_expiry on used_once (expires_at);
+
 -- What tasks keep by key: of a task in all its runs (run_id 0), of a task in one run, or of an asset (dag_id 0).
 create table state_entry (
     run_id bigint not null, dag_id int not null, owner text not null, map_index int not null,

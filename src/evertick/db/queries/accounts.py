@@ -69,6 +69,8 @@ class Credential:
     is_use_old: bool
     # None: it does not expire.
     seconds_left: float | None
+    # Since the provider of OpenID Connect was asked about the account; None: the account has none.
+    check_age_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,10 @@ async def find_account(conn: AsyncConnection, name: str) -> AccountRow | None: .
 
 
 @query
+async def find_account_by_id(conn: AsyncConnection, *, account_id: int) -> AccountRow: ...
+
+
+@query
 async def list_accounts(conn: AsyncConnection, *, after: str = "", limit: int = 1000) -> list[AccountRow]: ...
 
 
@@ -147,7 +153,18 @@ async def authenticate(conn: AsyncConnection, secret_hash: bytes) -> Credential 
 
 
 @query
-async def still_valid(conn: AsyncConnection, credential_ids: list[int]) -> list[Credential]: ...
+async def still_valid(
+    conn: AsyncConnection, credential_ids: list[int], *, valid_seconds: float
+) -> list[Credential]: ...
+
+
+@query
+async def use_once(conn: AsyncConnection, *, key: bytes, seconds: float) -> bool | None:
+    """True: the first use. None: it was used before."""
+
+
+@query
+async def local_admins(conn: AsyncConnection) -> int: ...
 
 
 @query

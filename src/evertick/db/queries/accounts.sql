@@ -46,6 +46,10 @@ select account_id from made
 select account_id, name, role, tags, password_hash, is_disabled, created_by, created_at, password_changed_at
   from account where lower(name) = lower(%(name)s)
 
+-- name: find_account_by_id
+select account_id, name, role, tags, password_hash, is_disabled, created_by, created_at, password_changed_at
+  from account where account_id = %(account_id)s
+
 -- name: list_accounts
 select account_id, name, role, tags, password_hash, is_disabled, created_by, created_at, password_changed_at
   from account where lower(name) > lower(%(after)s) order by lower(name) limit %(limit)s
@@ -96,18 +100,21 @@ select a.account_id, a.name, a.role, a.tags, a.password_hash, a.is_disabled, a.c
 -- By the unique hash. A revoked or expired credential, or one of a disabled account, is not found.
 select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags as tag_cap, a.account_id, a.name,
        a.role, a.tags, coalesce(c.used_at < clock() - interval '1 minute', true) as is_use_old,
-       extract(epoch from c.expires_at - clock())::float8 as seconds_left
+       extract(epoch from c.expires_at - clock())::float8 as seconds_left,
+       extract(epoch from clock() - i.checked_at)::float8 as check_age_seconds
   from credential c join account a on a.account_id = c.account_id
+  left join oidc_identity i on i.account_id = a.account_id
  where c.secret_hash = %(secret_hash)s and c.kind <> 'link' and c.revoked_at is null
    and (c.expires_at is null or c.expires_at > clock()) and not a.is_disabled
 
 -- name: still_valid
 -- Rechecks credentials that authenticated a while ago.
 select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags as tag_cap, a.account_id, a.name,
-       a.role, a.tags, false as is_use_old, extract(epoch from c.expires_at - clock())::float8 as seconds_left
+       a.role, a.tags, false as is_use_old, extract(epoch from c.expires_at - clock())::float8 as seconds_left,
+       extract(epoch from clock() - i.checked_at)::float8 as check_age_seconds
   from unnest(%(credential_ids)s::bigint[]) w join credential c on c.credential_id = w
-  join account a on a.account_id = c.account_id
- where c.revoked_at is null and (c.expires_at is null or c.expires_at > clock()) and not a.is_disabled
+  join account a on a.account_id = c.account_id left join oidc_identity i on i.account_id = a.account_id
+ where coalesce(i.checked_at > clock() - make_interval(secs => %(valid_seconds)s), true) and c.revoked_at is null and (c.expires_at is null or c.expires_at > clock()) and not a.is_disabled
 
 -- name: note_use
 -- At most once a minute: a thousand reads write one update.
@@ -158,3 +165,17 @@ select j.entry_id, j.occurred_at, j.action as verb, j.actor, j.origin, j.request
    and (%(verb)s::text is null or j.action = %(verb)s) and (%(actor)s::text is null or j.actor = %(actor)s)
    and (%(dag)s::text is null or d.name = %(dag)s) and (%(run_id)s::bigint is null or j.run_id = %(run_id)s)
    and (%(since)s::timestamptz is null or j.occurred_at >= %(since)s) order by j.entry_id desc limit %(limit)s
+
+-- name: use_once
+-- Whether this is the first use. Deletes what has expired, a hundred at a time.
+with gone as (
+    delete from used_once where key in (select key from used_once where expires_at < clock() limit 100 for update skip locked)
+)
+insert into used_once (key, expires_at) values (%(key)s, clock() + make_interval(secs => %(seconds)s::double precision))
+on conflict do nothing returning true
+
+-- name: local_admins
+-- Admins that a password signs in, whatever a provider says.
+select count(*) from account a
+ where a.role = 'admin' and a.tags is null and not a.is_disabled and a.password_hash is not null
+   and not exists (select 1 from oidc_identity i where i.account_id = a.account_id)

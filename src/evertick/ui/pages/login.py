@@ -1,18 +1,22 @@
-"""Sign in with a password or a one-time link, sign out, and change your own password."""
+"""Sign in with a password, a one-time link or a provider, sign out, and change your own password."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
-from fastapi import Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from evertick.api.auth import refuse_foreign
-from evertick.api.context import Who
+from evertick.api.context import ApiCaller, Who
+from evertick.api.oidc.service import FLOW_SECONDS, Callback
 from evertick.api.problems import headers_of, status_of
 from evertick.api.sessions import NewPassword, change_password, end_session, set_cookie
+from evertick.db.queries import accounts as accounts_queries
 from evertick.domain.access import LONGEST_NAME, LONGEST_PASSWORD, SHORTEST_PASSWORD, Permission
-from evertick.domain.errors import RateLimited, Unauthenticated, UserError
+from evertick.domain.errors import EvertickError, NotFound, ProviderUnavailable, RateLimited, Unauthenticated, UserError
+from evertick.domain.oidc import Provider
 from evertick.engine import accounts
 from evertick.engine.accounts import Proof
 from evertick.ui.layout import Form, done, form_of, page, page_router
@@ -20,11 +24,74 @@ from evertick.ui.layout import Form, done, form_of, page, page_router
 router = page_router()
 
 Next = Annotated[str, Query(alias="next", max_length=2000)]
+Given = Annotated[str | None, Query(max_length=4000)]
+ProviderName = Annotated[str, Path(max_length=40)]
 
 
 @router.get("/login", Permission.OPEN)
 async def show_login(request: Request, caller: Who, wanted: Next = "/") -> Response:
-    return page(request, "login.html", wanted=local(wanted), error=None, name="")
+    return _login_page(request, caller, wanted=local(wanted))
+
+
+@router.get("/login/{provider}", Permission.OPEN)
+async def begin_sign_in(provider: ProviderName, request: Request, caller: Who, wanted: Next = "/") -> Response:
+    """Send the browser to a sign-in provider."""
+    try:
+        url, cookie = await caller.context.oidc.begin(provider, local(wanted))
+    except (NotFound, ProviderUnavailable) as error:
+        return _login_page(request, caller, wanted=local(wanted), error=error)
+    answer = RedirectResponse(url, status_code=303, headers={"Cache-Control": "no-store"})
+    is_secure = request.url.scheme == "https"
+    # The provider's page sends the browser back, and a browser sends no strict cookie then.
+    answer.set_cookie(
+        _flow_cookie(request), cookie, max_age=int(FLOW_SECONDS), httponly=True, secure=is_secure, samesite="lax"
+    )
+    return answer
+
+
+@router.get("/login/{provider}/callback", Permission.OPEN)
+async def finish_sign_in(
+    provider: ProviderName,
+    request: Request,
+    caller: Who,
+    code: Given = None,
+    state: Annotated[str, Query(max_length=2000)] = "",
+    iss: Given = None,
+    error: Given = None,
+) -> Response:
+    """The provider sends the browser here. The page moves on by itself: after a redirect from another site, the browser would
+    not send the new cookie."""
+    cookie = request.cookies.get(_flow_cookie(request), "")
+    given = Callback(code=code, state=state, issuer=iss, error=error, cookie=cookie)
+    answer: Response
+    try:
+        issued, wanted = await caller.context.oidc.finish(provider, given, caller.actor)
+        answer = page(request, "signed_in.html", wanted=wanted)
+        set_cookie(request, answer, issued)
+    except (UserError, ProviderUnavailable) as refusal:
+        answer = _login_page(request, caller, error=refusal)
+        async with caller.write() as conn:
+            detail: dict[str, object] = {"login": provider, "why": str(refusal)}
+            await accounts_queries.note(conn, verb="refuse", actor=caller.actor, detail=detail)
+    answer.delete_cookie(_flow_cookie(request), secure=request.url.scheme == "https", httponly=True, samesite="lax")
+    answer.headers["Cache-Control"] = "no-store"
+    return answer
+
+
+def _flow_cookie(request: Request) -> str:
+    return "__Host-evertick-signin" if request.url.scheme == "https" else "evertick_signin"
+
+
+def _login_page(
+    request: Request, caller: ApiCaller, *, wanted: str = "/", error: Exception | None = None, name: str = ""
+) -> Response:
+    status = 200 if error is None else status_of(error)[0].value
+    choices: list[Provider] = []
+    # Whatever is wrong with the providers, an administrator with a password must still be able to sign in.
+    with suppress(EvertickError):
+        choices = caller.context.oidc.choices
+    text = None if error is None else str(error)
+    return page(request, "login.html", status=status, wanted=wanted, error=text, name=name, providers=choices)
 
 
 @router.post("/login", Permission.OPEN)
@@ -39,9 +106,8 @@ async def sign_in(request: Request, caller: Who) -> Response:
         proof = Proof(name=name, password=password, actor=caller.actor)
         issued = await accounts.sign_in(caller.write, proof, means="browser")
     except (Unauthenticated, RateLimited) as error:
-        status = status_of(error)[0]
-        response = page(request, "login.html", status=status.value, wanted=wanted, error=str(error), name=name)
-        response.headers.update(headers_of(error, status))
+        response = _login_page(request, caller, wanted=wanted, error=error, name=name)
+        response.headers.update(headers_of(error, status_of(error)[0]))
         return response
     answer = RedirectResponse(wanted, status_code=303)
     set_cookie(request, answer, issued)
