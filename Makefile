@@ -108,6 +108,10 @@ year: $(STAMP) ## a year of 500 random schedules, crashes, edits and two schedul
 durable: $(STAMP) ## kill tasks with steps at every boundary (KILLS=1000), and write from attempts that were taken away (STALE=500)
 	@$(BIN)/python -m tests.system.durable --kills $(or $(KILLS),1000) --stale $(or $(STALE),500)
 
+.PHONY: enqueue
+enqueue: $(STAMP) ## applications that commit, roll back and die while leaders are cut off: one run or none for each request (COUNT=100000 SEED=n)
+	@$(BIN)/python -m tests.system.enqueue_proof $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+
 canaries: $(STAMP) ## 50 secrets that 1,000 tasks print, raise, template and return; then they are searched for everywhere
 	@$(BIN)/python -m tests.secrets.canaries
 

@@ -52,6 +52,8 @@ FRONTS = {
     "sdk": ("sdk", "domain", "extensions"),
     "__init__": ("sdk", "domain"),
     "testing": ("sdk", "domain"),
+    # Of applications: the text of one statement.
+    "enqueue": ("db",),
     # Loaded by pytest, in every project: it imports everything late.
     "pytest_plugin": ("sdk", "domain", "testing", "bundles", "config", "publisher"),
 }
@@ -69,6 +71,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "engine/asks._put_variable_for_attempt": "the arguments of its stored function",
     "engine/asks._put_state_for_attempt": "the arguments of its stored function",
     "executors/local/executor.LocalExecutor.__init__": "what it needs of the runner; callers pass it by name",
+    "engine/runs.trigger_run": "the arguments of its stored function",
     "engine/runs.trigger": "all that a caller may say about a run; most name two",
     "sdk/operators.http": "a request has as many parts, and authors pass them by name",
     "engine/shards.poll_work": "everything that an idle leader reads, in one statement",

@@ -17,6 +17,8 @@ from evertick.db.function_sets import TABLES_SCHEMA, own_set
 from evertick.db.statements import known_names, query, text_of
 
 RUNNER, SCHEDULER, PUBLISHER, API = "evertick_runner", "evertick_scheduler", "evertick_publisher", "evertick_api"
+# Of applications, which may ask for runs in their own transactions and do nothing else.
+ENQUEUE = "evertick_enqueue"
 
 # The statements of every service: the schema check, the server's identity, the time.
 _EVERYBODY = (
@@ -66,6 +68,7 @@ MAY: dict[str, tuple[str, ...]] = {
         *("changes.newest", "changes.open_run_ids", "changes.ended_after", "changes.runs", "changes.attempts"),
         *("dags.find", "dags.names", "runs.find", "secrets.find", "trigger_run", "proofs.*", "record_proof"),
         *("runs.has_failed", "pause_dag", "tasks.list_of_run", "mark_task"),
+        *("requests.inbox", "take_requests", "start_delayed_runs"),
     ),
     PUBLISHER: (
         *_EVERYBODY,
@@ -95,6 +98,7 @@ MAY: dict[str, tuple[str, ...]] = {
         *("create_backfill", "pause_backfill", "cancel_backfill", "set_pool", "delete_pool", "retry_deliveries"),
         *("send_event", "decide_approval", "update_asset", "discard_asset_events", "set_shard_count"),
         *("sign_in_with_provider", "claim_provider_check", "record_provider_check", "end_provider_sessions"),
+        "replay_dead_letters",
         *("change_account", "record_login_attempt", "put_value", "delete_value", "reencrypt_value"),
         *("start_attempt", "finish_attempt", "extend_leases", "task_inputs", "values_of_attempt", "mark_runner_dead"),
         # For runners over HTTPS.
@@ -115,6 +119,7 @@ _MAY_NOT: dict[str, tuple[str, ...]] = {
     API: (
         *("migrate.*lock*", "migrate.in_the_way", "migrate.record", "logs.ended", "logs.part"),
         *("function_sets.record", "function_sets.superseded", "function_sets.forget", "shards.announce_leave"),
+        "requests.enqueue",
     )
 }
 # Without login: the installer of a service creates a login role, with its own password or certificate, and grants it this role.
@@ -143,7 +148,12 @@ class _Thing:
     def is_plain(self) -> bool:
         """A function that tables need. It reads none, and is part of so many statements and views that it must stay part of their
         plans: it works with its caller's rights, and every role may call it."""
-        return self.kind == "function" and self.schema == TABLES_SCHEMA
+        return self.kind == "function" and self.schema == TABLES_SCHEMA and not self.is_door
+
+    @property
+    def is_door(self) -> bool:
+        """The function of applications."""
+        return self.name == "enqueue" and self.schema == TABLES_SCHEMA
 
 
 @query
@@ -169,7 +179,7 @@ async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[st
     functions = own_set()
     things = await list_things(conn, functions=functions.schema)
     schemas = sorted({each.schema for each in things})
-    lines = [_CREATE.format(role=role) for role in MAY]
+    lines = [_CREATE.format(role=role) for role in (*MAY, ENQUEUE)]
     for schema in schemas:
         lines += [
             f"revoke all on schema {schema} from public",
@@ -179,6 +189,12 @@ async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[st
     lines += [
         f"grant connect on database {await database(conn)} to {everybody}",
         f"grant usage on schema {', '.join(schemas)} to {everybody}",
+        f"grant usage on schema {TABLES_SCHEMA} to {ENQUEUE}",
+    ]
+    lines += [
+        f"grant execute on function {each.schema}.{each.name}({each.arguments}) to {ENQUEUE}"
+        for each in things
+        if each.is_door
     ]
     for role in () if keeps_older else MAY:
         # What an older release gave and this one does not need goes.

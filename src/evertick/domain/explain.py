@@ -132,6 +132,10 @@ def _run_queued(it: Detail, when: When) -> str:
     return "its run is about to begin"
 
 
+def _run_delayed(it: Detail, when: When) -> str:
+    return f"its run begins {when(it['until'])}, as it was requested"
+
+
 def _upstream(it: Detail, when: When) -> str:
     return f"it waits for {it['task']}, which is {it['state']} ({it['ended']} of {it['total']} upstream ended, rule {it['rule']})"
 
@@ -248,6 +252,7 @@ _SENTENCES = {
     "quarantined": _quarantined,
     "dag_paused": _paused,
     "run_queued": _run_queued,
+    "run_delayed": _run_delayed,
     "upstream": _upstream,
     "time": _time,
     "retry_line": _retry_line,

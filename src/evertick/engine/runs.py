@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from psycopg import AsyncConnection
 from psycopg.types.json import Jsonb
@@ -37,11 +37,14 @@ class Triggered:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Particulars:
     """The properties of a run besides its parameters. `key`: an idempotency key, the same key is the same run; `fire_at`: the
-    date that the run is for, of which a DAG has one triggered or scheduled run."""
+    date that the run is for, of which a DAG has one triggered or scheduled run; `start_at`: it begins then, not now;
+    `unique_for`: for so long the same key, or without one the same parameters, are the same run, and not for ever."""
 
     key: str | None = None
     fire_at: datetime | None = None
     note: str | None = None
+    start_at: datetime | None = None
+    unique_for: timedelta | None = None
 
 
 @sql_function
@@ -54,6 +57,8 @@ async def trigger_run(
     key: str | None = None,
     fire_at: datetime | None = None,
     note: str | None = None,
+    start_at: datetime | None = None,
+    unique_for: timedelta | None = None,
 ) -> Triggered | None:
     """See `Particulars`. None: the DAG was deleted."""
 
@@ -71,21 +76,38 @@ async def trigger(
 ) -> Triggered:
     """Create a run of the DAG's current version. On a paused DAG it stays queued until the DAG is unpaused.
 
-    `accepts_unknown`: tasks also receive parameters that the DAG does not declare."""
+    `about`: instead of a key and a date; the caller decides what an existing run means. `accepts_unknown`: tasks also
+    receive parameters that the DAG does not declare."""
     row, spec = await find_dag(conn, dag)
     checked = check_run_params(spec, params, accepts_unknown=accepts_unknown)
-    details = asdict(about or Particulars(key=key, fire_at=fire_at))
-    made = await trigger_run(conn, dag_id=row.dag_id, params=dict(checked), actor=actor, **details)
+    wanted = about or Particulars(key=key, fire_at=fire_at)
+    if wanted.unique_for is not None:
+        _check_period(wanted)
+    made = await trigger_run(conn, dag_id=row.dag_id, params=dict(checked), actor=actor, **asdict(wanted))
     if made is None:
         raise NotFound(f"DAG {dag!r} was deleted while it was being triggered. Publish it again first.")
-    if not made.is_new and about is None and (run := await runs.find(conn, made.run_id)) is not None:
-        _refuse_another(run, key, fire_at, {name: checked[name] for name in params})
+    if not made.is_new and about is None:
+        await refuse_another(conn, made.run_id, wanted, {name: checked[name] for name in params})
     return made
 
 
-def _refuse_another(run: RunRow, key: str | None, fire_at: datetime | None, given: Mapping[str, object]) -> None:
+LONGEST_PERIOD = timedelta(days=3653)
+
+
+def _check_period(wanted: Particulars) -> None:
+    if wanted.fire_at is not None:
+        raise UserError("unique_for and fire_at exclude each other: a DAG has one run for each date. Leave one out.")
+    if wanted.unique_for is not None and not timedelta(0) < wanted.unique_for <= LONGEST_PERIOD:
+        raise UserError(f"unique_for is {wanted.unique_for}: it must be more than 0 and at most ten years.")
+
+
+async def refuse_another(conn: AsyncConnection, run_id: int, wanted: Particulars, given: Mapping[str, object]) -> None:
     """A repeated call must have the same date and params. A param omitted in either call has the DAG's default, which may have
     changed."""
+    run = await runs.find(conn, run_id)
+    if run is None:
+        return
+    key, fire_at = wanted.key, wanted.fire_at
     if key is None or run.key != key:
         raise Conflict(
             f"DAG {run.dag!r} already has run {run.run_id} for {fire_at}: clear that run to run it again, or choose another date."

@@ -50,6 +50,8 @@ class PendingWork:
     has_gates: bool | None = None
     next_opening: datetime | None = None
     has_deliveries: bool | None = None
+    has_requests: bool | None = None
+    next_start: datetime | None = None
     marked_lsn: int | None = None
     is_synchronous: bool | None = None
     shard_count: int | None = None

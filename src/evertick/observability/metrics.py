@@ -70,6 +70,7 @@ VIOLATIONS = _counter(
     "violations", "Violations of a guarantee that the leader found. Each is a bug to report.", "guarantee"
 )
 GATE_DRIFT = _counter("gate_drift", "Gates whose used slots did not match their holders. Each is a bug to report.")
+DEAD_LETTERS = _counter("dead_letters", "Requests for runs that could not become one.")
 QUARANTINED = _counter("quarantined", "Items in quarantine because they fail every time.", "kind")
 ALERTS = _counter(
     "alerts",

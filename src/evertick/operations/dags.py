@@ -6,12 +6,12 @@ import difflib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Annotated, Any
 
 from annotated_doc import Doc
-from annotated_types import Ge, Le, MaxLen
+from annotated_types import Ge, Gt, Le, MaxLen
 from psycopg import AsyncConnection
 
 from evertick.bundles.bundle import contents
@@ -23,7 +23,7 @@ from evertick.domain.errors import Forbidden, NotFound, UserError
 from evertick.domain.schedules.misfire import MisfirePolicy
 from evertick.engine import dags as verbs
 from evertick.engine.publish import RollbackResult, find_version, roll_back
-from evertick.engine.runs import trigger
+from evertick.engine.runs import LONGEST_PERIOD, Particulars, refuse_another, trigger
 from evertick.engine.schedules import CatchUp, Missed, preview
 from evertick.operations.caller import Caller, known_dags
 from evertick.operations.paging import (
@@ -144,10 +144,13 @@ class UnpauseResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerRequest(RequestBody):
     """`fire_at`: the date that the run is for; a DAG has one triggered or scheduled run for it. Without it, the run is for the time
-    at which it is triggered."""
+    at which it is triggered. `run_after`: the run is queued and begins then. `unique_for_seconds`: for so long, requests with the
+    same Idempotency-Key, or without one with the same params, are the same run; without it, a key is one run for ever."""
 
     params: Mapping[str, Any] = field(default_factory=dict)
     fire_at: datetime | None = None
+    run_after: datetime | None = None
+    unique_for_seconds: Annotated[float, Gt(0), Le(LONGEST_PERIOD.total_seconds())] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,20 +267,26 @@ async def trigger_run(
     """Start a run. A request that repeats an Idempotency-Key returns the same run with status 200 instead of 201."""
     async with caller.write(Channel.TASKS) as conn:
         await caller.dag(conn, dag)
-        made = await trigger(
-            conn, dag=dag, params=body.params, actor=caller.actor, key=idempotency_key, fire_at=_date_of(body)
+        about = Particulars(
+            key=idempotency_key,
+            fire_at=_date_of("fire_at", body.fire_at),
+            start_at=_date_of("run_after", body.run_after),
+            unique_for=None if body.unique_for_seconds is None else timedelta(seconds=body.unique_for_seconds),
         )
+        made = await trigger(conn, dag=dag, params=body.params, actor=caller.actor, about=about)
+        if not made.is_new and about.unique_for is None:
+            await refuse_another(conn, made.run_id, about, body.params)
         if made.defers:
             caller.also.add(Channel.SCHEDULE)
     return TriggeredRun(run_id=made.run_id, is_new=made.is_new)
 
 
-def _date_of(body: TriggerRequest) -> datetime | None:
-    if body.fire_at is None:
+def _date_of(name: str, given: datetime | None) -> datetime | None:
+    if given is None:
         return None
-    instant = aware(body.fire_at)
+    instant = aware(given)
     if not 1900 <= instant.year <= 9998:
-        raise UserError(f"fire_at is {instant.isoformat()}: give a date from 1900 to 9998.")
+        raise UserError(f"{name} is {instant.isoformat()}: give a date from 1900 to 9998.")
     return instant
 
 

@@ -20,6 +20,7 @@ from evertick.operations import (
     gates,
     notifications,
     proofs,
+    requests,
     runner_tokens,
     runners,
     runs,
@@ -155,6 +156,10 @@ _WAITS = (
     _post(f"{_TASK}/approval", waits.decide_approval, Permission.DECIDE_APPROVALS, tag="approvals"),
     _create("/events/{name}", waits.send_event, Permission.SEND_EVENTS, tag="events"),
     _get("/events/sent", waits.list_sent_events, Permission.READ_EVENTS, tag="events"),
+    _get("/dead-letters", requests.list_dead_letters, Permission.READ_EVENTS, tag="events"),
+    _get("/dead-letters/{letter_id}", requests.show_dead_letter, Permission.READ_EVENTS, tag="events"),
+    _post("/dead-letters/replay", requests.replay_dead_letters, Permission.REPLAY, tag="events"),
+    _post("/dead-letters/{letter_id}/replay", requests.replay_dead_letter, Permission.REPLAY, tag="events"),
     _get("/assets", waits.list_assets, Permission.READ_GATES, tag="assets"),
     _post("/assets/{name}/updates", waits.record_asset_update, Permission.SEND_EVENTS, tag="assets", status=201),
 )

@@ -14,7 +14,7 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 from psycopg import AsyncConnection
 
 from evertick.db.notify import Channel
-from evertick.db.queries import dags, notifications, runs, schedules, tasks
+from evertick.db.queries import dags, notifications, requests, runs, schedules, tasks
 from evertick.db.queries.notifications import QuarantinedItem
 from evertick.db.queries.runs import JournalEntry, RunRow, RunSearch
 from evertick.db.queries.schedules import RunTrigger
@@ -75,12 +75,13 @@ class Run:
 @dataclass(slots=True, kw_only=True)
 class RunDetails(Run):
     """A run with the number of tasks in each state, what operators and repairs did to it, the runs and assets that
-    triggered it, and why it is quarantined, if it is."""
+    triggered it, and why it is quarantined, if it is. `start_at`: when a run that was requested for later begins."""
 
     tasks_by_state: dict[str, int]
     audit: list[JournalEntry]
     triggers: list[RunTrigger]
     quarantine: QuarantinedItem | None
+    start_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +177,16 @@ async def show_run(caller: Caller, *, run_id: RunId) -> RunDetails:
         states = await tasks.count_by_state(conn, run_id=run_id)
         audit = await runs.journal(conn, run_id=run_id)
         triggers = await schedules.causes(conn, run_id)
+        start_at = await requests.start_of_run(conn, run_id=run_id)
         aside = next(iter(await notifications.list_quarantined(conn, kind="run", subject_id=run_id)), None)
-    return RunDetails(**asdict(run_of(row)), tasks_by_state=states, audit=audit, triggers=triggers, quarantine=aside)
+    return RunDetails(
+        **asdict(run_of(row)),
+        tasks_by_state=states,
+        audit=audit,
+        triggers=triggers,
+        quarantine=aside,
+        start_at=start_at,
+    )
 
 
 async def wait_for_run(

@@ -102,6 +102,10 @@ def from_own_timer(work: PendingWork, now: float) -> float | None:
     return None
 
 
+def has_requests(work: PendingWork) -> bool:
+    return bool(work.has_requests)
+
+
 def lost_sessions(work: PendingWork) -> list[int]:
     return [*(work.silent_sessions or []), *(work.dead_sessions or [])]
 
@@ -126,6 +130,7 @@ def make_jobs(
         Job("dependencies", own("hear"), when(lambda work: work.has_arrivals), jobs.deliver_dependencies),
         Job("wake", own("wake"), at(lambda work: work.next_wake), jobs.wake_deferred_tasks),
         Job("admit", own("admit"), when(lambda work: work.dags_with_free_slots), jobs.admit_queued_runs),
+        Job("requests", own("inbox"), at(lambda work: work.next_start, or_when=has_requests), jobs.take_requests),
         CandidateJob("backfill", backfill, lambda work: work.backfills or [], jobs.advance_backfill),
         Job("gates", own("gates"), openings, jobs.admit_gated_tasks),
         Job("rebalance", own("move_out"), moves_due, jobs.rebalance_shard, retry_seconds=MOVES_SECONDS, is_paced=True),

@@ -4,7 +4,7 @@ notifies the processes that can act on that. When a job is due is decided in `ma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import inf
 
@@ -18,6 +18,7 @@ from evertick.domain.errors import NotLeader
 from evertick.engine import maintenance as engine_maintenance
 from evertick.engine.backfills import advance
 from evertick.engine.gates import admit_gated_tasks, reconcile_gates, release_admissions
+from evertick.engine.inbound.requests import start_delayed_runs, take_requests
 from evertick.engine.maintenance import (
     deliver_dependencies,
     fail_orphaned_run,
@@ -141,6 +142,23 @@ class MaintenanceJobs:
             self._notifier.wake(Channel.TASKS)
         # The result of one wait may end the next. A wait that is due and was skipped is locked by another transaction.
         return at_instant(done.next_wake, in_seconds=0.0 if done.looked_at else LATER_SECONDS)
+
+    async def take_requests(self, conn: AsyncConnection, leader: LeaderKey) -> Rerun:
+        """Delayed runs whose time has come begin, and requests of the inbox become runs."""
+        done = await start_delayed_runs(conn, **leader, limit=self._batch)
+        taken = await take_requests(conn, **leader, limit=self._batch)
+        if taken is not None and taken.dead:
+            metrics.DEAD_LETTERS.inc(taken.dead)
+            self._log.warning(
+                "requests_refused", count=taken.dead, advice="list them with `evertick dead-letters list`"
+            )
+        if done.started or (taken is not None and taken.made):
+            self._notifier.wake(Channel.TASKS)
+        # A run that begins may wait for something outside; the inbox is read until it is empty.
+        also: dict[str, list[int]] = {"wake": []} if done.defers or (taken is not None and taken.defers) else {}
+        if taken is not None:
+            return Rerun(in_seconds=0.0, also=also)
+        return replace(at_instant(done.next_start, in_seconds=SOON_SECONDS), also=also)
 
     async def admit_queued_runs(self, conn: AsyncConnection, leader: LeaderKey) -> Rerun:
         done = await engine_maintenance.admit_queued_runs(conn, **leader)

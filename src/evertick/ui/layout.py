@@ -114,6 +114,7 @@ ENTRIES = (
     ),
     Entry("guarantees", "Guarantees", "/guarantees", Permission.READ_METRICS, "ok", "j", "Monitoring"),
     Entry("events", "Events", "/events", Permission.READ_EVENTS, "pending", "x", "Monitoring"),
+    Entry("dead-letters", "Dead letters", "/dead-letters", Permission.READ_EVENTS, "failed", "z", "Monitoring"),
     Entry("pools", "Pools", "/pools", Permission.READ_GATES, "pools", "p", "Capacity"),
     Entry("keys", "Keys", "/keys", Permission.READ_GATES, "keys", "k", "Capacity"),
     Entry("queues", "Queues", "/queues", Permission.READ_RUNNERS, "queues", "q", "Capacity"),

@@ -22,7 +22,6 @@ from evertick.db.queries import dags, listings, run_lists, tasks
 from evertick.db.queries.dags import DagRow
 from evertick.db.queries.listings import ListedTask
 from evertick.db.queries.run_lists import ListedRun, PageRequest, RunFilter, between_instants
-from evertick.db.queries.shards import read_clock
 from evertick.domain.access import Permission
 from evertick.domain.dags.graph import cleared_with, leaves
 from evertick.domain.dags.spec import DagSpec, from_json
@@ -109,8 +108,6 @@ async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[s
         row = await caller.dag(conn, dag_id)
         if (row.deployment, row.file) in broken_files(await dags.import_errors(conn)):
             raise UserError(f"DAG with dag_id: '{dag_id}' has import errors and cannot be triggered")
-        if body.run_after is not None and with_zone(body.run_after) > await read_clock(conn):
-            raise UserError("run_after must be null or in the past: a triggered run starts immediately.")
         exists = f"A DAGRun of '{dag_id}' with ID '{body.dag_run_id}' or with that logical date already exists"
         return await trigger_run(caller, conn, row, body, fire_at=at, exists=exists)
 
@@ -124,7 +121,7 @@ async def trigger_run(
     fire_at: datetime | None = None,
     exists: str,
 ) -> dict[str, Any]:
-    about = Particulars(key=body.dag_run_id, fire_at=fire_at, note=body.note or None)
+    about = Particulars(key=body.dag_run_id, fire_at=fire_at, note=body.note or None, start_at=_instant(body.run_after))
     # As in Airflow, a conf may have keys that the DAG does not declare.
     params = body.conf or {}
     made = await trigger(conn, dag=dag.name, params=params, actor=caller.actor, about=about, accepts_unknown=True)

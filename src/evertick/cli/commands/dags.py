@@ -27,13 +27,13 @@ from evertick.client.connect import Client, call, open_client, read_pages
 from evertick.config import read_settings, user_environment
 from evertick.db.queries.dags import ImportErrorRow
 from evertick.domain.dags.validation import past_hints
-from evertick.domain.durations import relative
+from evertick.domain.durations import parse_duration, relative
 from evertick.domain.errors import Forbidden, UserError
 from evertick.domain.schedules.spec import describe
 from evertick.operations import dags
 from evertick.operations.dags import CatchUpOptions, Dag, RollbackRequest, TriggerRequest
 from evertick.operations.runners import list_runners
-from evertick.operations.runs import Run, list_latest_runs, show_run
+from evertick.operations.runs import Run, RunDetails, list_latest_runs, show_run
 from evertick.operations.schedules import Schedule, list_all_schedules
 from evertick.supervisor.postgres_home import shown
 
@@ -49,6 +49,23 @@ DateOption = Annotated[
         metavar="DATE",
         help="The date that the run is for, such as 2030-01-31 or 2030-01-31T06:00; without an offset in the time zone of the"
         " DAG's schedule. By default now.",
+    ),
+]
+RunAfter = Annotated[
+    str | None,
+    typer.Option(
+        "--run-after",
+        metavar="TIME",
+        help="The run is queued and begins then, such as 2030-01-31T06:00; without an offset in the time zone of the DAG's"
+        " schedule. By default now.",
+    ),
+]
+UniqueFor = Annotated[
+    str | None,
+    typer.Option(
+        "--unique-for",
+        metavar="DURATION",
+        help="For so long, such as 1h, the same --key, or without one the same parameters, are the same run.",
     ),
 ]
 DagNames = Annotated[list[str] | None, typer.Argument(metavar="DAG", help="The DAGs' names.")]
@@ -149,7 +166,9 @@ def trigger_command(
     param: options.ParamOption = None,
     params: options.ParamsOption = None,
     date: DateOption = None,
+    run_after: RunAfter = None,
     key: options.KeyOption = None,
+    unique_for: UniqueFor = None,
     wait: WaitOption = False,
     timeout: Timeout = None,
     as_json: Json = False,
@@ -164,10 +183,18 @@ def trigger_command(
         given = options.read_object(params)
         if param:
             given |= options.read_pairs(dag_view.published_spec(client, page).params, param)
-        fire_at = None if date is None else options.read_moment("--for", date, dag_view.zone_of(client, dag))
-        made = client.call_by_key(dags.trigger_run, key, dag=dag, body=TriggerRequest(params=given, fire_at=fire_at))
+        named = {"--for": date, "--run-after": run_after}
+        zone = dag_view.zone_of(client, dag) if any(named.values()) else "UTC"
+        moments = {name: options.read_moment(name, text, zone) for name, text in named.items() if text is not None}
+        body = TriggerRequest(
+            params=given,
+            fire_at=moments.get("--for"),
+            run_after=moments.get("--run-after"),
+            unique_for_seconds=_seconds(unique_for),
+        )
+        made = client.call_by_key(dags.trigger_run, key, dag=dag, body=body)
         run = client.call(show_run, run_id=made.run_id)
-        is_new = made.is_new or key is None
+        is_new = made.is_new or (key is None and unique_for is None)
         if as_json and wait:
             wait_for_document(client, run.run_id, within_seconds=timeout, is_new=is_new)
         if as_json:
@@ -179,6 +206,13 @@ def trigger_command(
         if wait:
             wait_for_end(client, run.run_id, within_seconds=timeout)
     show(hint(f"Follow it with: evertick runs watch {run.run_id}"))
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else parse_duration(text).total_seconds()
+    except ValueError as error:
+        raise UserError(f"--unique-for {text!r}: {error}") from None
 
 
 @app.command("versions", epilog="Example: evertick dags versions etl")
@@ -300,10 +334,12 @@ def _has_runner(client: Client) -> bool:
         return True
 
 
-def _announce(run: Run, *, is_new: bool, is_paused: bool) -> None:
+def _announce(run: RunDetails, *, is_new: bool, is_paused: bool) -> None:
     if not is_new:
         return show(line(f"Run {run.run_id} of {run.dag} has this key already; it is {run.state}."))
     of = f"{run.dag} for {clock(run.fire_at)}" if run.fire_at else run.dag
+    if run.start_at is not None:
+        return show(line(f"Run {run.run_id} of {of} begins at {clock(run.start_at)}."))
     show(line(f"Started run {run.run_id} of {of}." if not is_paused else f"Run {run.run_id} of {of} waits."))
     if is_paused:
         show(hint(f"The DAG is paused; resume it with: evertick dags unpause {run.dag}"))

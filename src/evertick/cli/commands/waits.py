@@ -1,4 +1,4 @@
-"""`evertick events`, `evertick assets` and `evertick approvals`: external conditions of tasks and DAGs."""
+"""`evertick events`, `evertick dead-letters`, `evertick assets` and `evertick approvals`: what comes from outside."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from evertick.cli.app import Group
-from evertick.cli.options import Json, Limit, Run, Task, read_object, read_pairs
-from evertick.cli.output import Cell, hint, line, print_json, show, show_list
-from evertick.client.connect import call, open_client, read_pages
+from evertick.cli.options import Json, Limit, Run, Task, noun, read_object, read_pairs
+from evertick.cli.output import Cell, clock, document, facts, hint, line, print_json, show, show_list
+from evertick.client.connect import call, open_client, read, read_pages
 from evertick.db.queries.assets import Asset
+from evertick.db.queries.requests import DeadLetter
 from evertick.domain.dags.params import ParamSpec
 from evertick.domain.dags.spec import read_form
 from evertick.domain.dags.waits import WaitKind
 from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
-from evertick.operations import waits
+from evertick.operations import requests, waits
 from evertick.operations.paging import MOST_LISTED
+from evertick.operations.requests import ReplayRequest
 from evertick.operations.waits import Approval, ApprovalDecision, AssetUpdate, EventRequest
 
 events_app = Group('Send and list events from outside, which tasks wait for with `wait_for_event("NAME")`.')
@@ -29,6 +31,7 @@ assets_app = Group(
     ' (`after(Asset("NAME"))`).'
 )
 approvals_app = Group()
+dead_letters_app = Group()
 
 EventName = Annotated[str, typer.Argument(metavar="NAME", help="The event's name, as tasks wait for it.")]
 Payload = Annotated[
@@ -80,6 +83,58 @@ def list_events_command(name: OfName = None, limit: Limit = 50, as_json: Json = 
         as_json=as_json,
         empty="No event was sent. Send one with: evertick events send NAME",
     )
+
+
+# Dead letters ---------------------------------------------------------------------------------------------------------
+
+Replayed = Annotated[bool, typer.Option("--all", help="Also those that were replayed.")]
+LetterNumber = Annotated[int, typer.Argument(metavar="NUMBER", help="The dead letter's number.", min=1)]
+LetterNumbers = Annotated[list[int], typer.Argument(metavar="NUMBER...", help="Their numbers.", min=1)]
+
+
+@dead_letters_app.command("list", epilog="Example: evertick dead-letters list")
+def list_dead_letters_command(everything: Replayed = False, limit: Limit = 50, as_json: Json = False) -> None:
+    """List requests that could not become a run, with the reason, newest first."""
+    found, now = read_pages(requests.list_dead_letters, limit, with_replayed=everything)
+
+    def cells(each: DeadLetter) -> list[Cell]:
+        again = relative(each.replayed_at, now) if each.replayed_at else None
+        return [each.letter_id, each.dag, each.key, each.sent_by, relative(each.sent_at, now), each.reason, again]
+
+    columns = ("#NUMBER", "DAG", "KEY", "BY", "SENT", "REASON", "REPLAYED")
+    show_list("dead_letters", found, columns, cells, as_json=as_json, empty="Every request became a run.")
+    if found and not as_json:
+        show(hint(f"When the cause is gone: evertick dead-letters replay {found[0].letter_id}"))
+
+
+@dead_letters_app.command("show", epilog="Example: evertick dead-letters show 17")
+def show_dead_letter_command(number: LetterNumber, as_json: Json = False) -> None:
+    """Show one dead letter with its parameters."""
+    found, now = read(requests.show_dead_letter, letter_id=number)
+    if as_json:
+        return print_json(document(found))
+    replayed = f"{relative(found.replayed_at, now)}, by {found.replayed_by}" if found.replayed_at else None
+    rows: dict[str, Cell] = {
+        "DAG": found.dag,
+        "key": found.key,
+        "reason": line(found.reason, "bold red"),
+        "sent": f"{relative(found.sent_at, now)}, by {found.sent_by}",
+        "failed": relative(found.failed_at, now),
+        "begins": clock(found.run_at) if found.run_at else None,
+        "replayed": replayed,
+        "params": json.dumps(found.params),
+    }
+    show(facts(rows))
+
+
+@dead_letters_app.command("replay", epilog="Example: evertick dead-letters replay 17 18")
+def replay_command(numbers: LetterNumbers, as_json: Json = False) -> None:
+    """Put dead letters back into the inbox. What still cannot become a run is a new dead letter."""
+    done = call(requests.replay_dead_letters, body=ReplayRequest(letter_ids=numbers))
+    if as_json:
+        print_json({"count": done.count})
+    else:
+        show(line(f"{noun(done.count, 'dead letter')} replayed."))
 
 
 # Assets ---------------------------------------------------------------------------------------------------------------

@@ -182,6 +182,7 @@ create function runs_blocking_others(p_dag_id int) returns setof bigint language
 begin
     return query select q.run_id from run_status q
     where q.dag_id = p_dag_id and q.state = 'queued'
+      and not exists (select 1 from delayed_run x where x.run_id = q.run_id)
       and exists (select 1 from task_spec s
                   cross join lateral (select x.gate_id from gate x
                                       where x.kind = 'past' and x.name = previous_task_name(q.run_id, s.idx) offset 0) g
@@ -207,6 +208,7 @@ begin
         select q.run_id from room, lateral (
             select run_id from run_status q
             where q.dag_id = room.dag_id and q.state = 'queued' and (room.turn is null or q.run_id = any(room.turn))
+              and not exists (select 1 from delayed_run x where x.run_id = q.run_id)
             order by q.run_id limit greatest(room.free, 0) for no key update skip locked) q
         union
         select q.run_id from room, lateral (

@@ -13,7 +13,8 @@ $$;
 -- Deadlines of tasks count from when their run was due, and for a triggered run from its start. A backfill has none.
 create function set_task_deadlines(p_run_ids bigint[]) returns void language sql as $$
     insert into deadline (shard, due_at, run_id, kind, idx)
-    select d.shard, coalesce(r.fire_at + make_interval(secs => c.delay_seconds), r.created_at)
+    select d.shard, coalesce(r.fire_at + make_interval(secs => c.delay_seconds),
+                             (select w.start_at from delayed_run w where w.run_id = r.run_id), r.created_at)
         + make_interval(secs => x.seconds), r.run_id, 'task', x.idx
     from run r
     cross join lateral (select y.idx, y.seconds from task_deadline y where y.version_id = r.version_id offset 0) x

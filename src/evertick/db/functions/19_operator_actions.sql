@@ -2,15 +2,24 @@
 -- request, and moves when its owner confirms that the process group is dead, or when the owner is declared dead.
 
 create function trigger_run(p_dag_id int, p_params jsonb, p_key text, p_actor actor,
-                            p_fire_at timestamptz default null, p_note text default null)
+                            p_fire_at timestamptz default null, p_note text default null,
+                            p_start_at timestamptz default null, p_unique_for interval default null)
 returns table (run_id bigint, is_new boolean, defers boolean) language plpgsql as $$
 declare
     fx effects;
     made bigint;
 begin
+    if p_unique_for is not null then
+        made := take_period(p_dag_id, unique_name(p_key, p_params), p_unique_for);
+        if made is not null then
+            return query select made, false, false;
+            return;
+        end if;
+    end if;
     -- An explicit instant is a key as well: no other run has it, triggered or scheduled.
     insert into run as r (dag_id, version_id, kind, key, fire_at, params, triggered_by, created_at)
-    select d.dag_id, d.version_id, 'manual', p_key, p_fire_at, p_params, p_actor.name, clock()
+    select d.dag_id, d.version_id, 'manual', case when p_unique_for is null then p_key else period_key(p_key) end,
+           p_fire_at, p_params, p_actor.name, clock()
     from dag d where d.dag_id = p_dag_id and d.deleted_at is null and d.version_id is not null
       and (p_fire_at is null or not exists (
           select 1 from schedule c join run x on x.schedule_id = c.schedule_id and x.fire_at = p_fire_at
@@ -34,6 +43,15 @@ begin
     if p_actor.origin is not null then
         perform write_audit(p_actor, 'trigger', jsonb_strip_nulls(jsonb_build_object('key', p_key)),
                             p_dag_id => p_dag_id, p_run_id => made);
+    end if;
+    if p_unique_for is not null then
+        update unique_period u set run_id = made where u.dag_id = p_dag_id and u.key = unique_name(p_key, p_params);
+    end if;
+    if p_start_at > clock() then
+        insert into delayed_run (run_id, start_at) values (made, p_start_at);
+        perform delay_runs(array[made]);
+        return query select made, true, true;
+        return;
     end if;
     fx := open_runs(array[made], fx);
     fx := apply_effects(fx);

@@ -113,7 +113,8 @@ create function dags_with_free_slots(p_shard smallint) returns setof int languag
     cross join lateral (select x.dag_id, x.max_active_runs, x.serializes_runs, x.depends_on_past from dag x
                         where x.dag_id = a.dag_id and x.shard = p_shard and not x.is_paused offset 0) d
     where (select true from run_status q
-           where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'queued' limit 1)
+           where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'queued'
+             and not exists (select 1 from delayed_run x where x.run_id = q.run_id) limit 1)
       and (((d.max_active_runs is null or d.max_active_runs > (
                 select count(*) from run_status q
                 where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'running'))
@@ -136,6 +137,7 @@ create function poll_work(p_shard smallint, p_epoch bigint, p_seconds double pre
                           out dead_sessions bigint[], out overdue bigint[], out dags_with_free_slots int[],
                           out backfills int[], out has_arrivals boolean, out next_wake timestamptz,
                           out has_gates boolean, out next_opening timestamptz, out has_deliveries boolean,
+                          out has_requests boolean, out next_start timestamptz,
                           out marked_lsn bigint, out is_synchronous boolean, out shard_count smallint,
                           out has_moves boolean, out errors text[]) language plpgsql as $$
 declare
@@ -163,9 +165,10 @@ begin
         has_arrivals := false;
         has_gates := false;
         has_deliveries := false;
+        has_requests := false;
     end if;
     foreach part in array array['fire', 'promote', 'time_out', 'admit', 'backfill', 'wake']
-        || case when p_shard = 0 then array['reap', 'expire', 'hear', 'gates', 'notify', 'mark'] end
+        || case when p_shard = 0 then array['reap', 'expire', 'hear', 'gates', 'notify', 'inbox', 'mark'] end
     loop
         begin
             case part
@@ -199,6 +202,9 @@ begin
                 has_gates := exists (select 1 from gate g where g.needs_admission) or has_admissible_tasks();
             when 'notify' then
                 has_deliveries := exists (select 1 from outbox o where o.shard = p_shard and o.state = 'waiting');
+            when 'inbox' then
+                has_requests := exists (select 1 from inbox);
+                next_start := (select min(w.start_at) from delayed_run w);
             when 'mark' then
                 update server_timeline c
                 set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(),

@@ -50,7 +50,11 @@ begin
     if d.is_paused and (status.state = 'queued' or k.state = 'pending') then
         return query select 'dag_paused', jsonb_build_object('dag', d.name);
     end if;
-    if status.state = 'queued' then
+    if status.state = 'queued' and exists (select 1 from delayed_run w where w.run_id = p_run_id) then
+        return query select 'run_delayed', jsonb_build_object('until', w.start_at) from delayed_run w
+            where w.run_id = p_run_id;
+        return;
+    elsif status.state = 'queued' then
         return query select 'run_queued', jsonb_build_object('limit', d.max_active_runs,
             'active', (select count(*) from run_status a where a.dag_id = d.dag_id and a.state = 'running'),
             'ahead', (select count(*) from (select 1 from run_status q where q.dag_id = d.dag_id and q.state = 'queued'

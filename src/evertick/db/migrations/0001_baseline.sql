@@ -744,6 +744,85 @@ create table note (
     primary key (run_id, idx, map_index)
 );
 
+-- Requests for runs ---------------------------------------------------------------------------------------------------
+
+-- What applications ask for in their own transactions, with `enqueue`; the leader of shard 0 takes what is committed.
+-- No unique index: an application with an open transaction must not make another one wait.
+create table inbox (
+    inbox_id   bigint generated always as identity primary key,
+    dag text not null, params jsonb not null,
+    key        text,
+    run_at     timestamptz,
+    unique_for interval,
+    sent_at timestamptz not null, sent_by text not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+        vacuum_truncate = off);
+
+-- Requests that could not become a run, with the reason. A replay puts one back into the inbox.
+create table dead_letter (
+    letter_id   bigint generated always as identity primary key,
+    dag text not null, params jsonb not null,
+    key         text,
+    run_at      timestamptz,
+    unique_for  interval,
+    sent_at timestamptz not null, sent_by text not null,
+    reason      text not null,
+    failed_at   timestamptz not null,
+    replayed_at timestamptz, replayed_by text
+);
+create index dead_letter_open on dead_letter (letter_id) where replayed_at is null;
+
+-- Queued runs that must not begin before a time.
+create table delayed_run (
+    run_id   bigint primary key,
+    start_at timestamptz not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+create index delayed_run_due on delayed_run (start_at);
+
+-- The run that a key stands for until a time: a request that is unique for a period returns it.
+create table unique_period (
+    dag_id int not null, key text not null,
+    until  timestamptz not null,
+    run_id bigint not null,
+    primary key (dag_id, key)
+);
+create index unique_period_until on unique_period (until);
+
+-- The door of the inbox for every language, with the role evertick_enqueue: part of the tables, because applications call
+-- it by this name in each release. It writes one row and reads none, so it waits for nothing. The notification is sent
+-- with the commit, and only shortens the wait.
+create function enqueue(dag text, params jsonb default '{}', key text default null, run_at timestamptz default null,
+                        unique_for interval default null)
+returns bigint language plpgsql security definer set search_path = evertick, pg_temp as $$
+declare
+    made bigint;
+begin
+    if enqueue.dag is null or length(enqueue.dag) not between 1 and 250 then
+        raise exception 'enqueue: dag is %, but must be the name of a DAG', quote_nullable(left(enqueue.dag, 300))
+            using errcode = '22023';
+    elsif enqueue.params is null or jsonb_typeof(enqueue.params) <> 'object' then
+        raise exception 'enqueue: params is %, but must be a JSON object', left(quote_nullable(enqueue.params), 300)
+            using errcode = '22023';
+    elsif length(enqueue.params::text) > 262144 then
+        raise exception 'enqueue: params takes % characters; at most 262144 are allowed', length(enqueue.params::text)
+            using errcode = '22023', hint = 'Store the data elsewhere, and pass its address.';
+    elsif length(enqueue.key) not between 1 and 200 then
+        raise exception 'enqueue: key has % characters, but must have 1 to 200', length(enqueue.key)
+            using errcode = '22023';
+    elsif enqueue.unique_for not between interval '1 millisecond' and interval '10 years' then
+        raise exception 'enqueue: unique_for is %, but must be more than 0 and at most 10 years', enqueue.unique_for
+            using errcode = '22023';
+    elsif not isfinite(enqueue.run_at) or enqueue.run_at >= '9999-01-01' then
+        raise exception 'enqueue: run_at is %, but must be before the year 9999', enqueue.run_at
+            using errcode = '22023';
+    end if;
+    insert into inbox (dag, params, key, run_at, unique_for, sent_at, sent_by)
+    values (enqueue.dag, enqueue.params, enqueue.key, enqueue.run_at, enqueue.unique_for, clock(), session_user)
+    returning inbox_id into made;
+    perform pg_notify('evertick_plan', '');
+    return made;
+end $$;
+
 -- Gates ---------------------------------------------------------------------------------------------------------------
 
 -- Operators create pools. The first task that needs another gate creates it, with the newest version's capacity.

@@ -329,8 +329,9 @@ select t.total, f.* from (select count(*) as total from (select from found limit
   left join lateral (select dag from found order by /* order */ dag limit %(limit)s offset %(offset)s) f on true
 
 -- name: run_by_number
-select run_id, dag_id, dag, version_id, version, version_created_at, text_id, run_type, fire_at, due_at, created_at,
-       started_at, finished_at, seconds, state, reason, params, triggered_by, note
+select run_id, dag_id, dag, version_id, version, version_created_at, text_id, run_type, fire_at,
+       coalesce((select w.start_at from delayed_run w where w.run_id = %(run_id)s::bigint), due_at) as due_at,
+       created_at, started_at, finished_at, seconds, state, reason, params, triggered_by, note
   from listed_run where dag_id = %(dag_id)s and run_id = %(run_id)s::bigint
 
 -- name: run_of_key

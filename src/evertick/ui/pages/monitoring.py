@@ -1,4 +1,4 @@
-"""Lists of schedules, alerts, notifications and events of all DAGs."""
+"""Lists of schedules, alerts, notifications, events and dead letters of all DAGs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import Path, Query, Request, Response
 
 from evertick.api.context import Who
 from evertick.domain.access import Permission
-from evertick.operations import notifications, proofs, schedules, waits
+from evertick.operations import notifications, proofs, requests, schedules, waits
 from evertick.operations.notifications import DeliveryState
 from evertick.operations.paging import LARGEST, Cursor
 from evertick.ui.layout import done, page, page_router, schedule_words
@@ -63,3 +63,22 @@ async def retry_notification(number: Annotated[int, Path(ge=1, le=LARGEST)], cal
 async def list_events(request: Request, caller: Who, name: Text = "", cursor: Cursor = None) -> Response:
     found = await waits.list_sent_events(caller, name=name or None, limit=_SHOWN, cursor=cursor)
     return page(request, "events.html", here="events", rows=found.items, name=name, next_cursor=found.next_cursor)
+
+
+@router.get("/dead-letters", Permission.READ_EVENTS)
+async def list_dead_letters(request: Request, caller: Who, replayed: bool = False, cursor: Cursor = None) -> Response:
+    found = await requests.list_dead_letters(caller, with_replayed=replayed, limit=_SHOWN, cursor=cursor)
+    return page(
+        request,
+        "dead_letters.html",
+        here="dead-letters",
+        rows=found.items,
+        replayed=replayed,
+        next_cursor=found.next_cursor,
+    )
+
+
+@router.post("/dead-letters/{number}/replay", Permission.REPLAY)
+async def replay_dead_letter(number: Annotated[int, Path(ge=1, le=LARGEST)], caller: Who) -> Response:
+    await requests.replay_dead_letter(caller, letter_id=number)
+    return done(f"Dead letter {number} is in the inbox again.")

@@ -1,0 +1,1 @@
+"""What comes in from outside: requests for runs, events, and what watchers find."""
