@@ -137,7 +137,8 @@ def _rows_written(seen: Profile) -> Shown:
     rows = []
     for name, after in sorted(seen.after.tables.items()):
         before: Mapping[str, float] = seen.before.tables.get(name, dict.fromkeys(after, 0.0))
-        moved = {key: after[key] - before[key] for key in after}
+        # A table without an index has no number of index scans.
+        moved = {key: (after[key] or 0) - (before[key] or 0) for key in after}
         if not (moved["n_tup_ins"] or moved["n_tup_upd"] or moved["n_tup_del"]):
             continue
         hot = f"{100 * moved['n_tup_hot_upd'] / moved['n_tup_upd']:.0f} %" if moved["n_tup_upd"] else ""
