@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from evertick.attempts.protocol import Frames, Report, Start, frame, read_report, start_frame
-from evertick.domain.attempt import AttemptOrder, Isolation, OutcomeKind, TaskKey
+from evertick.domain.attempt import AttemptOrder, Isolation, OutcomeKind, TaskKey, Usage
 
 ORDER = AttemptOrder(
     key=TaskKey(1, 2, 3),
@@ -47,6 +47,7 @@ def test_an_order_arrives_as_it_was_sent() -> None:
 
 def test_a_report_arrives_as_it_was_sent() -> None:
     report = Report(3, OutcomeKind.FAILED, "ValueError: ü", exit_code=2, retry_after_seconds=1.5, log_end=99)
+    report = report._replace(usage=Usage(0.25, 1 << 20), skips=("a",))
     (message,) = Frames().feed(frame(report))
     assert read_report(message) == report
 

@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries import overview
+from evertick.db.queries import overview, tasks
 from evertick.db.queries.overview import RunAttempt
 from evertick.domain.access import Actor
 from evertick.domain.dags.gates import GateKind, GateSpec
@@ -118,3 +118,20 @@ async def test_a_cleared_attempt_keeps_its_stamps_and_says_that_nobody_planned_t
     first, second = await attempts(conn, run_id)
     assert stamps(first) == (later(0), None, 0.5, None)
     assert stamps(second) == (later(60), None, None, None)
+
+
+async def test_what_an_attempt_used_is_kept_for_every_attempt(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("d", {"t": []}, task_retry=RetryPolicy(retries=1)))
+    run_id = await start(conn, "d")
+    runner = await Runner.join(conn)
+    (first,) = await runner.claim()
+    await runner.finish(first, "failed", cpu=0.5, mem=5 << 30)
+    (second,) = await runner.claim()
+    used = [(each.cpu_seconds, each.peak_memory_bytes) for each in await tasks.attempts(conn, key_of(first))]
+    assert used == [(0.5, 5 << 30), (None, None)], "that of the second is not known before its end"
+    await runner.finish(second, cpu=0.25, mem=1)
+    await clear(conn, run_id=run_id, chosen=await select_tasks(conn, run_id=run_id, names=["t"]), actor=Actor("test"))
+    (third,) = await runner.claim()
+    await runner.finish(third, "lost")
+    used = [(each.cpu_seconds, each.peak_memory_bytes) for each in await tasks.attempts(conn, key_of(first))]
+    assert used == [(0.5, 5 << 30), (0.25, 1), (None, None)]

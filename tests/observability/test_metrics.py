@@ -84,4 +84,4 @@ def test_every_metric_is_ours_and_says_what_it_counts() -> None:
         name, _, labels = described(metric)
         assert name.startswith("evertick_")
         assert metric._documentation.endswith(".") and len(metric._documentation) > 20
-        assert not {"run", "task", "session", "runner"} & set(labels.split(", "))
+        assert not {"run", "session", "runner"} & set(labels.split(", "))

@@ -16,6 +16,7 @@ from evertick.engine.shards import PendingWork
 from evertick.runtime import circuit_breaker
 from evertick.runtime.connections import Notifier
 from evertick.scheduler import maintenance
+from evertick.scheduler.figures import Figures
 from evertick.scheduler.leadership import LeaderKey, Leadership
 from evertick.scheduler.maintenance import CandidateJob, Job, Maintenance, make_jobs, moves_due, observation_due
 from evertick.scheduler.maintenance_jobs import MaintenanceJobs, Reconciliation, Rerun, at_instant
@@ -55,7 +56,7 @@ def table(folder: Path) -> dict[str, Job | CandidateJob]:
     settings, log = quick(NOWHERE, folder), Said().log
     notifier = Notifier(NOWHERE, is_enabled=False, log=log)
     bodies = MaintenanceJobs(settings, notifier=notifier, log=log)
-    jobs = make_jobs(bodies, Reconciliation(settings, notifier=notifier, log=log), Prover(log=log), log=log)
+    jobs = make_jobs(bodies, Reconciliation(settings, notifier=notifier, log=log), Prover(log=log), Figures(), log=log)
     return {job.name: job for job in jobs}
 
 

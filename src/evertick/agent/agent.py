@@ -33,6 +33,7 @@ from evertick.executors.local.fork_server_client import BundlePlace
 from evertick.logs.spool import LogCap, LogChunk
 from evertick.observability.logging import Log
 from evertick.processes.system import boot_seconds
+from evertick.processes.usage import container_peak_bytes
 from evertick.runner.state import RunnerState
 from evertick.runtime.http_client import read_token
 from evertick.storage.result_files import ResultFiles, files_in
@@ -248,6 +249,8 @@ class AgentSession:
 
     async def _tell(self, outcome: Outcome) -> AgentExit:
         """Write the outcome to disk, then report it to the API."""
+        if outcome.usage is not None and (peak := container_peak_bytes()) is not None:
+            outcome = replace(outcome, usage=outcome.usage._replace(peak_memory_bytes=peak))
         self._log.info(
             "attempt_ended", outcome=outcome.kind.value, **({"reason": outcome.reason} if outcome.reason else {})
         )

@@ -43,6 +43,10 @@ LONGEST_PAUSE_SECONDS = 15.0
 FIRST_PAUSE_SECONDS = 0.2
 
 
+# The fields of an outcome that a report has.
+_REPORTED = ("kind", "reason", "result_json", "exit_code", "no_retry", "retry_after_seconds", "start_seconds", "usage")
+
+
 _NO_API = "the server at this address is not an Evertick API of this release"
 
 
@@ -101,8 +105,7 @@ class AgentClient:
             text = outcome.log.decode("utf-8", "replace")
             log = {"offset": outcome.log_offset, "end": outcome.log_end, "content": text}
         told = asdict(outcome)
-        names = ("kind", "reason", "result_json", "exit_code", "no_retry", "retry_after_seconds", "start_seconds")
-        await self._with_token("/finish", {**{name: told[name] for name in names}, "log": log})
+        await self._with_token("/finish", {**{name: told[name] for name in _REPORTED}, "log": log})
 
     async def fetch(self, path: str) -> bytes:
         """Download a file: the attempt's code, or a large result."""

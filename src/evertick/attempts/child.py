@@ -31,6 +31,7 @@ from evertick.attempts.shell import become_shell
 from evertick.logs import format
 from evertick.logs.capture import CapturedStream, SpoolWriter, capture_logging, finish_lines
 from evertick.processes.system import children_of, signal_mask
+from evertick.processes.usage import begin_usage, usage_since
 from evertick.sdk.runtime import BoundTask, enter
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class Child:
         writer.append(format.header(start.run_id, start.idx, start.map_index, start.epoch, start.session))
         if start.granted_json:
             self._hide(start)
+        before = begin_usage(is_reused=not start.is_single_use)
         report = self._run(start, find)
         if os.getpid() != pid:
             os._exit(0)  # a copy that the body forked: only the original process reports
@@ -118,7 +120,8 @@ class Child:
             self._output = self._masker = self._writer.mask = None
         trouble, writer.dropped_bytes = writer.trouble(), 0
         should_retire = start.is_single_use or self._reuse.should_retire(report)
-        return frame((*report[:7], os.lseek(writer.fd, 0, os.SEEK_END), trouble, should_retire, report.skips))
+        end = os.lseek(writer.fd, 0, os.SEEK_END)
+        return frame((*report[:7], end, trouble, should_retire, usage_since(before), report.skips))
 
     def _hide(self, start: Start) -> None:
         """The process with injected secrets runs only this attempt: nothing is left for the next."""

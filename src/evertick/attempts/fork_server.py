@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from evertick.attempts.body import Loaded, load, obstacle_to_forking
 from evertick.attempts.child import Child
 from evertick.attempts.child_setup import REPORTED_EXIT_CODE, Cancellation, ChildSetup, ReuseLimits, enter_session
+from evertick.domain.attempt import Usage
 from evertick.logs.capture import Captured, SpoolWriter, capture_logging, capture_streams
 from evertick.logs.spool import OpenSpool, SpoolIndex, open_nowhere
 from evertick.processes.system import (
@@ -38,6 +39,7 @@ from evertick.processes.system import (
 )
 from evertick.processes.thread_pools import without_pool_threads
 from evertick.processes.tree import kill_tree
+from evertick.processes.usage import usage_of
 from evertick.storage.result_files import ResultFiles
 
 LEASE_EXPIRED = (
@@ -134,7 +136,7 @@ class ForkServer:
         self._logs: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         self._born = 0
-        self._dead: list[tuple[int, int]] = []
+        self._dead: list[tuple[int, int, Usage | None]] = []
         self._announce_by: float | None = None
         self._has_orphans = False
         self._ended: set[int] = set()
@@ -292,7 +294,7 @@ class ForkServer:
         has_reaped = False
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if pid == 0:
@@ -302,8 +304,9 @@ class ForkServer:
             if (number := self._numbers.pop(pid, None)) is not None:
                 del self._pids[number]
                 self._guard.children.discard(number)
-                self._dead.append((number, status))
-                if status != REPORTED_EXIT_CODE << 8:
+                has_reported = status == REPORTED_EXIT_CODE << 8
+                self._dead.append((number, status, None if has_reported else usage_of(used)))
+                if not has_reported:
                     self._announce_by = self._announce_by or time.monotonic() + _LONGEST_REAP_SECONDS
         if has_reaped or self._has_orphans:
             self._kill_orphans()
@@ -329,7 +332,8 @@ class ForkServer:
     def _announce(self) -> None:
         """An attempt that died without a report is announced when no orphan is left; the others can wait."""
         if self._dead:
-            self._tell(["dead", [(number, status, self._is_log_finished(number)) for number, status in self._dead]])
+            dead = [(number, status, used, self._is_log_finished(number)) for number, status, used in self._dead]
+            self._tell(["dead", dead])
         self._dead = []
         self._announce_by = None
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from evertick.domain.attempt import AttemptOrder, Isolation, OutcomeKind
+from evertick.domain.attempt import AttemptOrder, Isolation, OutcomeKind, Usage
 from evertick.storage.result_files import ResultFiles
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Report(NamedTuple):
     log_end: int | None = 0
     log_trouble: str | None = None
     should_retire: bool = False
+    usage: Usage | None = None
     skips: tuple[str, ...] = ()
 
 
@@ -136,8 +137,8 @@ def start_frame(number: int, order: AttemptOrder, *, is_joining: bool = False) -
 
 
 def read_report(message: list[Any]) -> Report:
-    number, kind, *rest, skips = message
-    return Report(number, _KINDS[kind], *rest)._replace(skips=tuple(skips))
+    number, kind, *rest, used, skips = message
+    return Report(number, _KINDS[kind], *rest, Usage(*used) if used else None, tuple(skips))
 
 
 _KINDS = {kind.value: kind for kind in OutcomeKind}

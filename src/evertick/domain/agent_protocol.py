@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from evertick.domain.attempt import AttemptOrder, Isolation, Outcome, OutcomeKind, TaskKey, session_text
+from evertick.domain.attempt import AttemptOrder, Isolation, Outcome, OutcomeKind, TaskKey, Usage, session_text
 from evertick.domain.errors import InvalidSettings
 
 
@@ -88,7 +88,7 @@ def parse(raw: bytes, *, key: TaskKey, epoch: int, session: int) -> Outcome | No
         if found["evertick"] != _FORMAT or whose != [*key, epoch, session]:
             return None
         return _outcome(found, key, epoch)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         return None
 
 
@@ -115,6 +115,7 @@ def _text(outcome: Outcome, session: int) -> bytes:
         "exit_code": outcome.exit_code,
         "no_retry": outcome.no_retry or None,
         "retry_after_seconds": outcome.retry_after_seconds,
+        "usage": outcome.usage,
         "result": outcome.result_json,
     }
     fields: dict[str, Any] = {"evertick": _FORMAT, **outcome.key._asdict(), "epoch": outcome.epoch, "session": session}
@@ -124,7 +125,7 @@ def _text(outcome: Outcome, session: int) -> bytes:
 
 def _outcome(found: dict[str, Any], key: TaskKey, epoch: int) -> Outcome:
     reason, result, code = found.get("reason"), found.get("result"), found.get("exit_code")
-    after = found.get("retry_after_seconds")
+    after, used = found.get("retry_after_seconds"), found.get("usage")
     if not isinstance(reason, str | None) or not isinstance(result, str | None) or not isinstance(code, int | None):
         raise TypeError
     if result is not None:
@@ -138,6 +139,7 @@ def _outcome(found: dict[str, Any], key: TaskKey, epoch: int) -> Outcome:
         exit_code=code,
         no_retry=found.get("no_retry") is True,
         retry_after_seconds=None if after is None else float(after),
+        usage=None if used is None else Usage(float(used[0]), int(used[1])),
     )
 
 

@@ -29,6 +29,13 @@ class AttemptRef(NamedTuple):
     epoch: int
 
 
+class Usage(NamedTuple):
+    """What an attempt used, with all processes that it started and waited for, as the operating system counted it."""
+
+    cpu_seconds: float
+    peak_memory_bytes: int
+
+
 class RunnerRequest(StrEnum):
     """An operator's request to a runner: claim no new tasks, or exit as soon as it has none."""
 
@@ -111,7 +118,8 @@ class Outcome:
     """How one attempt ended. `reason` is for people; `result_json` is the task's return value; `skips` are the
     tasks that a branch did not choose; `skip_names` are the same, by the task itself and not yet looked up.
 
-    `start_seconds` is the time until the body began, set only if it was noticeable.
+    `start_seconds` is the time until the body began, set only if it was noticeable. `usage` is None where
+    several attempts shared a process.
     `log` is the part of the attempt's log that was not shipped during the run: it covers the spool's bytes from
     `log_offset` to `log_end`, counted like those of a `LogChunk`, so that a part shipped twice is recognized.
     """
@@ -127,6 +135,7 @@ class Outcome:
     skips: tuple[int, ...] = ()
     skip_names: tuple[str, ...] = ()
     start_seconds: float | None = None
+    usage: Usage | None = None
     log: bytes = b""
     log_offset: int = 0
     log_end: int = 0

@@ -1,4 +1,7 @@
-"""Durations as text: parsed from `30s`, `1h30m`, `5 minutes`, `250ms` or `PT5M`, exact to the microsecond; and written."""
+"""Durations as text: parsed from `30s`, `1h30m`, `5 minutes`, `250ms` or `PT5M`, exact to the microsecond; and written.
+
+Sizes in bytes as text, too.
+"""
 
 from __future__ import annotations
 
@@ -111,6 +114,16 @@ def length(seconds: float) -> str:
     (size, unit), (next_size, next_unit) = _UNITS[place], _UNITS[place + 1]
     rest = whole % size // next_size
     return f"{whole // size} {unit}" + (f" {rest} {next_unit}" if rest else "")
+
+
+def size(count: float) -> str:
+    """Bytes as `340 B`, `12 KiB`, `1.5 GiB`."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while count >= 1023.5 and len(units) > 1:
+        count /= 1024
+        units.pop(0)
+    number = f"{count:.0f}" if count >= 9.95 or units[0] == "B" else f"{count:.1f}".removesuffix(".0")
+    return f"{number} {units[0]}"
 
 
 def _rough(seconds: float) -> str:

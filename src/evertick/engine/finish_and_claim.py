@@ -210,6 +210,8 @@ def encode_report(outcome: Outcome, *, policy: RetryPolicy, attempt: int) -> str
         fields["retry_in"] = min(outcome.retry_after_seconds, LONGEST_RETRY_SECONDS)
     if outcome.start_seconds is not None:
         fields["start_in"] = round(outcome.start_seconds, 3)
+    if outcome.usage is not None:
+        fields["cpu"], fields["mem"] = outcome.usage
     if outcome.skips:
         fields["skip"] = outcome.skips
     if outcome.log:

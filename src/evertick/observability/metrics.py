@@ -63,6 +63,17 @@ BACKFILL_RUNS = _counter("backfill_runs", "Runs created by backfills.")
 FIRE_LAG = _histogram("fire_lag", "From the due instant of a schedule to its run.", buckets=_LATE)
 SKIPPED_FIRES = _counter("skipped_fires", "Due instants that were skipped, with a recorded reason.", "reason")
 QUEUE_DEPTH = _gauge("queue_depth", "Queued tasks that can be claimed now, by queue. Counted by the leader.", "queue")
+TASKS_ENDED = _counter("task_ended", "Tasks of ended runs, of the busiest tasks.", "dag", "task", "state")
+TASK_RETRIES = _counter("task_retries", "Retries of these tasks.", "dag", "task")
+TASK_DURATION = _counter("task_duration_seconds", "Time that these tasks took, where they succeeded.", "dag", "task")
+TASK_WAIT = _counter(
+    "task_wait_seconds", "Time that these tasks waited for a slot or a gate, where they succeeded.", "dag", "task"
+)
+TASK_CPU = _counter("task_cpu_seconds", "CPU time of all attempts of these tasks.", "dag", "task")
+TASK_MEMORY = _gauge("task_peak_memory_bytes", "Largest peak memory in the latest runs of these tasks.", "dag", "task")
+DAG_RUNS = _counter("dag_runs_ended", "Runs that ended, of the busiest DAGs.", "dag", "state")
+DAG_RUN_DURATION = _counter("dag_run_duration_seconds", "Time that these runs took, where they succeeded.", "dag")
+DAG_LANDING = _gauge("dag_landing_seconds", "From when a run was due until it succeeded: the latest runs.", "dag")
 DRIFT_REPAIRED = _counter(
     "drift_repaired", "Inconsistencies that reconciliation found and repaired. Each is a bug to report.", "kind"
 )
@@ -106,6 +117,13 @@ HANDOFF_SECONDS = _histogram(
     "handoff_latency", "From a finished task to the start of its successor, or from enqueued to claimed."
 )
 ATTEMPTS_FINISHED = _counter("attempts_finished", "Attempts that ended on this runner, by outcome.", "outcome")
+ATTEMPT_CPU = _counter("attempts_cpu_seconds", "CPU time of the attempts that ended on this runner.")
+ATTEMPT_MEMORY = Histogram(
+    "evertick_attempt_peak_memory_bytes",
+    "Peak memory of the attempts that ended on this runner.",
+    buckets=[2.0**power for power in range(24, 38)],
+    registry=REGISTRY,
+)
 STALE_WRITES_REFUSED = _counter("stale_writes_refused", "Refused reports of an old epoch or session.")
 
 # Submitting to a remote executor

@@ -37,7 +37,7 @@ from evertick.api.auth import SAFE_METHODS, GuardedRoute, GuardedRouter
 from evertick.api.context import ApiCaller
 from evertick.api.problems import headers_of, status_of
 from evertick.domain.access import Permission, Principal
-from evertick.domain.durations import length
+from evertick.domain.durations import length, size
 from evertick.domain.errors import EvertickError, InvalidSchedule, Unauthenticated, UserError
 from evertick.domain.schedules.cron_text import cron_in_words
 from evertick.domain.schedules.spec import ScheduleKind, ScheduleSpec, describe
@@ -314,7 +314,11 @@ class Frame:
         )
         self.environment.filters |= {"lasting": length, "instant": instant, "json_text": json_text, "segment": segment}
         self.environment.filters |= {"detail_words": detail_words, "short_count": short_count, "markdown": markdown}
-        self.environment.filters |= {"summary": summary, "level_word": lambda level: LEVEL_WORDS.get(level, level)}
+        self.environment.filters |= {
+            "bytes_text": size,
+            "summary": summary,
+            "level_word": lambda level: LEVEL_WORDS.get(level, level),
+        }
         words = {"STATE_WORDS": STATE_WORDS, "MISFIRE_WORDS": MISFIRE_WORDS, "OVERLAP_WORDS": OVERLAP_WORDS}
         self.environment.globals |= {"static": self.files.url, "P": Permission, **words}
 

@@ -28,6 +28,30 @@ async def test_a_warm_process_is_replaced_after_its_number_of_attempts(tmp_path:
         await dead(pids[0])
 
 
+async def test_the_usage_of_an_attempt_is_its_own(tmp_path: Path) -> None:
+    """Not that of earlier attempts in a reused process; of a command and of a crash it is that of their process."""
+    burns = "def burns():\n    kept = bytearray(60_000_000)\n    while time.process_time() < 0.2: pass"
+    crashes = "def crashes():\n    kept = bytearray(60_000_000)\n    os.kill(os.getpid(), signal.SIGKILL)"
+    child = "def child():\n    subprocess.run([sys.executable, '-c', 'x = bytearray(200_000_000)'], check=True)"
+    async with rig(tmp_path, dag_of(burns, "def rests():\n    pass", crashes, child)) as it:
+        used = {
+            name: (await it.run(name, **fields)).usage
+            for name, fields in {
+                "burns": {"isolation": WARM},
+                "rests": {"isolation": WARM},
+                "crashes": {},
+                "child": {},
+            }.items()
+        }
+        shell = (await it.run("rests", command="head -c 3000000 /dev/zero | sha256sum")).usage
+    assert used["burns"] is not None and used["rests"] is not None
+    assert used["burns"].cpu_seconds >= 0.15 and used["rests"].cpu_seconds < 0.1
+    assert used["burns"].peak_memory_bytes - used["rests"].peak_memory_bytes > 40_000_000
+    assert used["crashes"] is not None and used["crashes"].peak_memory_bytes > 60_000_000
+    assert used["child"] is not None and used["child"].peak_memory_bytes > 200_000_000
+    assert shell is not None and 0 < shell.cpu_seconds < 5
+
+
 async def test_a_warm_process_is_replaced_after_a_failure(tmp_path: Path) -> None:
     source = dag_of(WHO, "def fails():\n    print(os.getpid())\n    raise ValueError")
     async with rig(tmp_path, source) as it:

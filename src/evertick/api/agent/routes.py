@@ -120,6 +120,7 @@ class FinishRequest(_Sent):
     no_retry: bool = False
     retry_after_seconds: Annotated[float | None, Field(ge=0, le=1e12, allow_inf_nan=False)] = None
     start_seconds: Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False)] = None
+    usage: tuple[Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)], Offset] | None = None
     log: LogUpload | None = None
 
 

@@ -101,6 +101,8 @@ class Report(Sent):
     retry_in: Seconds | None = None
     no_retry: bool | None = None
     start_in: Seconds | None = None
+    cpu: Seconds | None = None
+    mem: Big | None = None
     skip: list[Int] | None = None
     result: Any = None
     log: str | None = None

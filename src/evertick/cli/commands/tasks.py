@@ -26,7 +26,7 @@ from evertick.cli.output import Cell, heading, hint, line, print_json, show, sho
 from evertick.cli.run_view import attempt_text, task_note, task_table
 from evertick.client.connect import Client, open_client, read
 from evertick.db.queries.tasks import AttemptRow, TaskRow
-from evertick.domain.durations import relative, took
+from evertick.domain.durations import length, relative, size, took
 from evertick.domain.errors import Conflict, EvertickError, NotFound, UserError
 from evertick.domain.explain import Blocked, describe, describe_blocked, kind_of
 from evertick.domain.states import TERMINAL_TASK_STATES, TaskState
@@ -275,8 +275,11 @@ def _attempts(rows: list[AttemptRow], now: datetime) -> Table:
         lasted = took(row.started_at, row.finished_at, now)
         place = f"{row.runner_id} on {row.host}" if row.runner_id else None
         outcome = state(row.outcome)
-        cells.append([number, outcome, output.clock(row.started_at), lasted, row.exit_code, place, row.reason])
-    return table(("#NUMBER", "OUTCOME", "STARTED", "TOOK", "#EXIT", "RUNNER", "REASON"), cells)
+        cpu = None if row.cpu_seconds is None else length(row.cpu_seconds)
+        memory = None if row.peak_memory_bytes is None else size(row.peak_memory_bytes)
+        started = output.clock(row.started_at)
+        cells.append([number, outcome, started, lasted, cpu, memory, row.exit_code, place, row.reason])
+    return table(("#NUMBER", "OUTCOME", "STARTED", "TOOK", "CPU", "MEMORY", "#EXIT", "RUNNER", "REASON"), cells)
 
 
 def _relative_to(now: datetime) -> Callable[[str], str]:

@@ -504,13 +504,14 @@ end $$;
 create function record_attempts(p_session bigint, p_retried jsonb) returns void language plpgsql as $$
 begin
     insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, admitted_at,
-                         queued_at, started_at, startup_seconds, finished_at, retry_at)
+                         queued_at, started_at, startup_seconds, cpu_seconds, peak_memory_bytes, finished_at,
+                         retry_at)
     select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, coalesce(p_session, m.session), m.kind, m.reason,
-           m.exit_code, m.admitted_at, m.queued_at, m.started_at, m.startup_seconds, clock(),
-           coalesce(m.not_before, clock())
+           m.exit_code, m.admitted_at, m.queued_at, m.started_at, m.startup_seconds,
+           m.cpu_seconds, m.peak_memory_bytes, clock(), coalesce(m.not_before, clock())
     from jsonb_to_recordset(p_retried) as m(run_id bigint, idx int, map_index int, epoch int, attempt smallint,
         kind text, reason text, exit_code int, admitted_at timestamptz, queued_at timestamptz, started_at timestamptz,
-        startup_seconds real, not_before timestamptz, session bigint)
+        startup_seconds real, cpu_seconds real, peak_memory_bytes bigint, not_before timestamptz, session bigint)
     on conflict (run_id, idx, map_index, epoch) do nothing;
     insert into task_timer (shard, due_at, run_id, idx, map_index)
     select g.shard, m.not_before, m.run_id, m.idx, m.map_index

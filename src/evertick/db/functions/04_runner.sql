@@ -81,17 +81,19 @@ end $$;
 -- plan is made (6 ms of 13 at 10,000 tasks). Volatile: a stable function would be inlined and its estimate lost.
 create function read_reports(p_reports jsonb) returns table (
     run_id bigint, idx int, map_index int, epoch int, kind text, reason text, result jsonb, exit_code int,
-    retry_in double precision, no_retry boolean, log text, seq bigint, until bigint, start_in real) rows 5
+    retry_in double precision, no_retry boolean, log text, seq bigint, until bigint, start_in real, cpu real,
+    mem bigint) rows 5
 language sql volatile as $$
     select x.r, x.i, x.m, x.e, x.kind, x.reason, x.result, x.exit_code, x.retry_in, coalesce(x.no_retry, false), x.log,
-           coalesce(x.seq, 0), coalesce(x.until, 0), x.start_in
+           coalesce(x.seq, 0), coalesce(x.until, 0), x.start_in, x.cpu, x.mem
     from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text, reason text, result jsonb,
-         exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint, start_in real)
+         exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint, start_in real,
+         cpu real, mem bigint)
 $$;
 
 -- Records how attempts ended. p_reports: [{r, i, m, e, kind, reason, result, exit_code, retry_in, no_retry, log, seq,
--- until, start_in}]. Returns the reports that were refused because the attempt is no longer the session's. The same
--- report twice is one event: the second is dropped. p_unchosen: tasks that a branch has skipped, which end with it.
+-- until, start_in, cpu, mem}]. Returns the reports that were refused because the attempt is no longer the session's. The
+-- same report twice is one event: the second is dropped. p_unchosen: tasks that a branch has skipped, which end with it.
 create function finish_attempts(p_session bigint, p_reports jsonb, p_infra_retries int, p_unchosen task_ref[],
                                 fx effects) returns finish_result language plpgsql as $$
 declare
@@ -153,6 +155,7 @@ begin
             lost_attempts = case when d.kind = 'lost' then d.lost_attempts + 1 else d.lost_attempts end,
             session = case when d.kind in ('given_back', 'lost') then null else p_session end, request = null,
             not_before = case when d.not_before > t then d.not_before end, startup_seconds = d.start_in,
+            cpu_seconds = d.cpu, peak_memory_bytes = d.mem,
             finished_at = case when d.state not in ('pending', 'deferred') then t end, exit_code = d.exit_code,
             reason = case when d.request is null or d.state = 'canceled' or d.kind in ('failed', 'timed_out', 'lost')
                           then d.reason end
@@ -161,7 +164,7 @@ begin
           and k.state = 'running' and k.epoch = d.epoch and k.session = p_session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.kind, d.reason,
                   d.result, d.request, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until, d.is_gated,
-                  k.admitted_at, k.queued_at, k.startup_seconds
+                  k.admitted_at, k.queued_at, k.startup_seconds, k.cpu_seconds, k.peak_memory_bytes
     ), kept as (
         insert into result (run_id, idx, map_index, epoch, value)
         select m.run_id, m.idx, m.map_index, m.epoch, m.result from moved m

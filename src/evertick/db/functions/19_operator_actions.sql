@@ -131,9 +131,10 @@ end $$;
 create function record_cleared_attempts(p_tasks task_ref[]) returns void language plpgsql as $$
 begin
     insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, admitted_at,
-                         queued_at, started_at, startup_seconds, finished_at)
+                         queued_at, started_at, startup_seconds, cpu_seconds, peak_memory_bytes, finished_at)
     select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
-           k.admitted_at, k.queued_at, k.started_at, k.startup_seconds, k.finished_at
+           k.admitted_at, k.queued_at, k.started_at, k.startup_seconds, k.cpu_seconds, k.peak_memory_bytes,
+           k.finished_at
     from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
     where k.epoch > 0 and k.finished_at is not null and (k.started_at is not null or k.session is not null)
     on conflict (run_id, idx, map_index, epoch) do nothing;
@@ -397,10 +398,10 @@ begin
     end if;
     -- It had ended before, and maybe the run with it: keep that attempt, then evaluate again what it had blocked.
     insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, admitted_at,
-                         queued_at, started_at, startup_seconds, finished_at)
+                         queued_at, started_at, startup_seconds, cpu_seconds, peak_memory_bytes, finished_at)
     select before.run_id, before.idx, before.map_index, before.epoch, before.attempt, before.session,
            before.state::text, before.reason, before.exit_code, before.admitted_at, before.queued_at, before.started_at,
-           before.startup_seconds, before.finished_at
+           before.startup_seconds, before.cpu_seconds, before.peak_memory_bytes, before.finished_at
     where before.epoch > 0 and before.started_at is not null
     on conflict (run_id, idx, map_index, epoch) do nothing;
     with recursive below as (

@@ -274,7 +274,9 @@ left join task k on k.run_id = r.run_id and k.idx = s.idx;
 create view all_attempts as
 select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text as outcome, k.reason, k.exit_code,
        k.started_at, k.finished_at, k.admitted_at as let_in_at, k.queued_at as taken_at,
-       case when k.finished_at is not null then k.startup_seconds end as start_seconds, null::timestamptz as retry_at
+       case when k.finished_at is not null then k.startup_seconds end as start_seconds, null::timestamptz as retry_at,
+       case when k.finished_at is not null then k.cpu_seconds end as cpu_seconds,
+       case when k.finished_at is not null then k.peak_memory_bytes end as peak_memory_bytes
 from task k
 where (k.started_at is not null or (k.session is not null and k.finished_at is not null)) and not exists (
     select 1 from attempt a where a.run_id = k.run_id and a.idx = k.idx and a.map_index = k.map_index
@@ -282,5 +284,5 @@ where (k.started_at is not null or (k.session is not null and k.finished_at is n
 union all
 select a.run_id, a.idx, a.map_index, a.epoch, a.attempt, a.session, a.outcome, a.reason, a.exit_code, a.started_at,
        a.finished_at, a.admitted_at as let_in_at, a.queued_at as taken_at, a.startup_seconds as start_seconds,
-           a.retry_at
+           a.retry_at, a.cpu_seconds, a.peak_memory_bytes
 from attempt a;

@@ -503,6 +503,8 @@ create table task (
     queued_at         timestamptz,   -- when a runner took it for an executor elsewhere; its agent starts it
     started_at        timestamptz,
     startup_seconds   real,   -- how long after that its body began, if longer than a moment; known at its end
+    cpu_seconds       real,   -- what the attempt and its processes used, if it had a process of its own
+    peak_memory_bytes bigint,
     finished_at       timestamptz,
     n_success int, n_failed int, n_upstream_failed int, n_skipped int, n_setup_success int, n_setup_skipped int,
     n_extra           int,   -- how many upstream tasks there are in addition to those of the version, by mapping
@@ -563,6 +565,7 @@ create table attempt (
     outcome         text not null,
     reason text, exit_code int,
     admitted_at timestamptz, queued_at timestamptz, started_at timestamptz, startup_seconds real,
+    cpu_seconds real, peak_memory_bytes bigint,
     finished_at     timestamptz not null,
     retry_at        timestamptz,  -- from when the next one might begin; null where a person had to ask for it
     primary key (run_id, idx, map_index, epoch)
@@ -1020,6 +1023,26 @@ create table proof_violation (
     found_at timestamptz not null, seen_at timestamptz not null, ended_at timestamptz
 );
 create unique index proof_violation_open on proof_violation (check_name, subject) where ended_at is null;
+
+-- The figures of a task of a DAG, or of the runs of a DAG (task ''): sums over the runs that ended since the first one.
+-- The sums of seconds are of those that succeeded. `landed` and `landing_seconds`: from when the run was due to the end.
+create table task_figure (
+    dag_id int not null, task text not null,
+    succeeded bigint not null, failed bigint not null, other bigint not null, retries bigint not null,
+    duration_seconds double precision not null, wait_seconds double precision not null,
+    landed bigint not null, landing_seconds double precision not null,
+    cpu_seconds double precision not null, peak_memory_bytes bigint,
+    -- Of the latest 50 that succeeded, the newest first: from the first start to the end, with the waits for retries.
+    durations  real[] not null,
+    counted_at timestamptz not null,
+    primary key (dag_id, task)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
+
+-- How far the ended runs are counted.
+create table figure_cursor (
+    is_only  boolean primary key default true check (is_only),
+    ended_at timestamptz not null, run_id bigint not null
+);
 
 create table pending_cleanup (
     shard smallint not null,

@@ -79,6 +79,8 @@ class AttemptRow:
     runner_id: str | None
     host: str | None
     executor: str | None
+    cpu_seconds: float | None
+    peak_memory_bytes: int | None
 
 
 @query

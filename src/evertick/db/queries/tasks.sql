@@ -16,7 +16,7 @@ select state, count(*) as count from all_tasks where run_id = %(run_id)s group b
 
 -- name: attempts
 select a.epoch, a.attempt, a.outcome, a.reason, a.exit_code, a.started_at, a.finished_at, r.runner_id, r.host,
-    r.executor
+    r.executor, a.cpu_seconds, a.peak_memory_bytes
   from all_attempts a left join runner r on r.session = a.session
  where a.run_id = %(run_id)s and a.idx = %(idx)s and a.map_index = %(map_index)s order by a.epoch limit 1000
 

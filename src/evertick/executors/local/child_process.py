@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from evertick.attempts.child_setup import RECEIVE_BYTES, ReuseLimits
 from evertick.attempts.protocol import Frames, frame
-from evertick.domain.attempt import AttemptOrder, OutcomeKind
+from evertick.domain.attempt import AttemptOrder, OutcomeKind, Usage
 from evertick.logs.spool import AttemptLog, LogCap, SpoolFile
 from evertick.storage.result_files import ResultFiles
 
@@ -72,6 +72,8 @@ class ChildProcess:
     is_guarded: bool = False
     fate: str | None = None
     hung_up_at: float | None = None
+    # Of the whole process, once it is dead without a report.
+    usage: Usage | None = None
     born_at: float = 0.0
     _frames: Frames = field(default_factory=Frames)
     _unsent: bytes = b""
@@ -83,6 +85,10 @@ class ChildProcess:
         self.spool.acquire()
         self.sock.setblocking(False)
         self._loop.add_reader(self.sock.fileno(), self.receive)
+
+    def usage_of_only_attempt(self) -> Usage | None:
+        """What the dead process used, if it ran no more than one attempt."""
+        return self.usage if self.last_number == 1 and not self.is_shared else None
 
     def send(self, frames: bytes) -> None:
         """Usually one system call; only a large order has to wait until the child reads."""

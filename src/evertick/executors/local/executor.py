@@ -218,8 +218,11 @@ class LocalExecutor:
     def on_died(self, attempt: Attempt, wait_status: int) -> None:
         """The process ended without a report. A shell also ends this way."""
         is_shell = attempt.order.command is not None
+        report = Report(attempt.number, OutcomeKind.SUCCESS, exit_code=0, log_end=None)
+        if attempt.link is not None:
+            report = report._replace(usage=attempt.link.usage_of_only_attempt())
         if is_shell and wait_status == 0:
-            self.on_ended(attempt, Report(attempt.number, OutcomeKind.SUCCESS, exit_code=0, log_end=None))
+            self.on_ended(attempt, report)
             return
         reason, code = explain_exit(wait_status, has_oom_evidence=self._oom.has_new(), is_shell=is_shell)
         if attempt.order.is_trigger:
@@ -227,7 +230,7 @@ class LocalExecutor:
             return
         if code >= 0 and not is_shell:
             reason += " before the task returned"
-        self.on_ended(attempt, Report(attempt.number, OutcomeKind.FAILED, reason, exit_code=code, log_end=None))
+        self.on_ended(attempt, report._replace(kind=OutcomeKind.FAILED, reason=reason, exit_code=code))
 
     def on_lost(
         self,
@@ -252,7 +255,7 @@ class LocalExecutor:
             attempt.timer.cancel()
         if attempt.verdict is not None:
             trouble, end = report.log_trouble, report.log_end
-            report = Report(attempt.number, *attempt.verdict, log_end=end, log_trouble=trouble)
+            report = Report(attempt.number, *attempt.verdict, log_end=end, log_trouble=trouble, usage=report.usage)
         last = self._shipping.ended(attempt, report.log_end, report.log_trouble)
         if not self._outcomes:
             self._loop.call_soon(self._deliver)
@@ -268,6 +271,7 @@ class LocalExecutor:
                 retry_after_seconds=report.retry_after_seconds,
                 skip_names=tuple(report.skips),
                 start_seconds=attempt.told_start_seconds(),
+                usage=report.usage,
                 log=last.content + note,
                 log_offset=last.offset,
                 log_end=last.end,

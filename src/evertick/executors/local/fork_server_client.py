@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from evertick.attempts.fork_server import BATCH, LEASE_EXPIRED, ForkServerConfig
 from evertick.bundles.environments import Interpreter
 from evertick.bundles.zygote import Fds, Spawned, Zygote
-from evertick.domain.attempt import FORK_SERVER_MARK, OutcomeKind
+from evertick.domain.attempt import FORK_SERVER_MARK, OutcomeKind, Usage
 from evertick.executors.local.child_process import ChildProcess, ExecutorLimits
 from evertick.logs import format
 from evertick.logs.spool import SpoolFolder
@@ -187,9 +187,10 @@ class ForkServerClient:
                     self.children[number] = link
                     self._pool.on_born(link)
             case ["dead", announced]:
-                for number, status, is_log_finished in announced:
+                for number, status, used, is_log_finished in announced:
                     if (gone := self.children.pop(number, None)) is not None:
                         gone.receive()
+                        gone.usage = Usage(*used) if used else None
                         self._pool.on_child_died(gone, status)
                         gone.close()
                         if is_log_finished:

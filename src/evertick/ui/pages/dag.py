@@ -28,7 +28,8 @@ from evertick.domain.errors import InvalidDag, InvalidParams, NotFound, UserErro
 from evertick.engine.fire_schedules import UNPLANNABLE, read_spec
 from evertick.engine.publish import find_version
 from evertick.operations import dags as operations
-from evertick.operations.paging import LARGEST
+from evertick.operations import figures
+from evertick.operations.paging import LARGEST, MOST_ITEMS
 from evertick.operations.runs import find_run
 from evertick.ui.charts.calendar import DAYS_SHOWN, durations_of, year_of
 from evertick.ui.charts.graph import graph_of
@@ -266,9 +267,18 @@ async def show_durations(
         else:
             found = await overview.durations(conn, dag_id=dag_id, newest=newest)
         now = await shards.read_clock(conn)
+    counted = await figures.show_figures(caller, dag=dag, limit=MOST_ITEMS)
     chart = durations_of(found, now=now)
     axis = axis_of([each.run.due_at for each in chart.columns], zone_of(request), every=len(chart.columns) // 8 + 3)
-    return page(request, "dag_durations.html", **view.values("durations"), chart=chart, axis=axis, task=task)
+    return page(
+        request,
+        "dag_durations.html",
+        **view.values("durations"),
+        chart=chart,
+        axis=axis,
+        task=task,
+        figures=counted.items,
+    )
 
 
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
