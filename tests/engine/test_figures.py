@@ -10,9 +10,9 @@ from evertick.domain.access import Actor
 from evertick.domain.busiest import OTHER, Busiest
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.retry import RetryPolicy
-from evertick.engine.figures import AddedFigures, count_figures
 from evertick.engine.gates import set_pool
 from evertick.engine.maintenance import promote_due_tasks
+from evertick.engine.monitoring.figures import AddedFigures, count_figures
 from evertick.engine.tasks import clear, select_tasks
 from evertick.observability import metrics
 from evertick.scheduler.figures import Figures

@@ -138,7 +138,7 @@ def start_frame(number: int, order: AttemptOrder, *, is_joining: bool = False) -
 
 def read_report(message: list[Any]) -> Report:
     number, kind, *rest, used, skips = message
-    return Report(number, _KINDS[kind], *rest, Usage(*used) if used else None, tuple(skips))
+    return Report(number, _KINDS[kind], *rest)._replace(usage=Usage(*used) if used else None, skips=tuple(skips))
 
 
 _KINDS = {kind.value: kind for kind in OutcomeKind}

@@ -12,7 +12,7 @@ from prometheus_client import Counter, Gauge
 from psycopg import AsyncConnection
 
 from evertick.domain.busiest import Busiest
-from evertick.engine.figures import AddedFigures, count_figures
+from evertick.engine.monitoring.figures import AddedFigures, count_figures
 from evertick.observability import metrics
 from evertick.processes.system import boot_seconds
 from evertick.scheduler.leadership import LeaderKey

@@ -1,0 +1,1 @@
+"""Commands that show figures, forecasts and check-ins."""

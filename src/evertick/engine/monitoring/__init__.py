@@ -1,0 +1,1 @@
+"""Operations that observe: they count, predict and expect, and decide nothing about runs."""
