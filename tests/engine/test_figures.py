@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.db.queries import dags, figures
+from evertick.db.queries import dags
+from evertick.db.queries.monitoring import figures
 from evertick.domain.access import Actor
 from evertick.domain.busiest import OTHER, Busiest
 from evertick.domain.dags.gates import GateKind, GateSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from evertick.db.queries import figures
-from evertick.db.queries.figures import FigureRow
+from evertick.db.queries.monitoring import figures
+from evertick.db.queries.monitoring.figures import FigureRow
 from evertick.domain.quantiles import quantile
 from evertick.operations.caller import Caller
 from evertick.operations.dags import DagName

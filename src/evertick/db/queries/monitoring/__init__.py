@@ -1,0 +1,1 @@
+"""Statements about figures and forecasts."""
