@@ -37,6 +37,7 @@ LAYERS = (
         "airflow",
         "executors",
         "runner",
+        "launcher",
         "agent",
         "notifications",
         "scheduler",

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from evertick.domain.deployments import DEFAULT, NAME
-from evertick.domain.engine_options import ENGINE_OPTIONS
+from evertick.domain.engine_options import check_option_name
 from evertick.domain.errors import InvalidSettings, UserError, did_you_mean
-from evertick.domain.executor_options import POD_OPTIONS
+from evertick.domain.executor_options import check_pod_option
 from evertick.domain.notifications import parse_destination
 from evertick.domain.routing import read_pattern
 from evertick.domain.shards import MOST_SHARDS
@@ -80,17 +80,6 @@ class Checks(NamedTuple):
 def setting(default: T, *, secret: bool = False, **checks: Any) -> T:
     """A field of the settings with its checks. A secret is not printed with the settings."""
     return field(default=default, repr=not secret, metadata={"checks": Checks(**checks)})
-
-
-def _check_pod_option(text: str) -> None:
-    if text not in POD_OPTIONS:
-        raise UserError(f"{text!r} is unknown: use {', '.join(POD_OPTIONS)}.")
-
-
-def _check_engine_option(text: str) -> None:
-    known = {name for names in ENGINE_OPTIONS.values() for name in names}
-    if text not in known:
-        raise UserError(f"{text!r} is unknown: use {', '.join(sorted(known))}.")
 
 
 def _check_network(text: str) -> None:
@@ -157,6 +146,9 @@ class Settings:
     runner_name: str | None = None
     runner_slots: int = setting(max(32, 4 * (os.cpu_count() or 1)), minimum=1)
     runner_triggers: int = setting(1000, minimum=0)
+    # A runner that leaves by itself: after so long without work, or after so long at all; 0 for never.
+    runner_idle_seconds: float = setting(0.0, minimum=0)
+    runner_until_seconds: float = setting(0.0, minimum=0)
     runner_queues: tuple[str, ...] = ("default",)
     runner_task_patterns: tuple[str, ...] = setting((), each=read_pattern)
     priority_aging_seconds: float = setting(60.0, minimum=0)
@@ -167,8 +159,13 @@ class Settings:
         what="a valid label: use letters, digits, '-' and '.'",
     )
     executor_defaults: Path | None = None
-    executor_options: tuple[str, ...] = setting((), each=_check_engine_option)
+    executor_options: tuple[str, ...] = setting((), each=check_option_name)
     agent_command: str = "evertick agent"
+    launched_command: str = "evertick runner"
+    fleets_file: Path | None = None
+    fleet_lease_seconds: float = setting(
+        15.0, at_least=(Ratio(3, "tick_seconds", "the lease is renewed once per tick"),)
+    )
     dispatch_workers: int = setting(16, minimum=1)
     dispatch_queue: int = setting(256, minimum=0)
     dispatch_lost_seconds: float = setting(
@@ -256,7 +253,7 @@ class Settings:
     ray_token: str | None = setting(None, secret=True)
     pod_template: Path | None = None
     pod_image: str | None = None
-    pod_options: tuple[str, ...] = setting((), each=_check_pod_option)
+    pod_options: tuple[str, ...] = setting((), each=check_pod_option)
     pod_cleanup: str = setting("always", choices=("always", "on_success", "never"))
     pod_keep_seconds: float = setting(0.0, minimum=0)
     pod_start_timeout_seconds: float = setting(300.0, minimum=0)

@@ -484,7 +484,7 @@ tasks list 9|tasks show 9 x|tasks why 9 x|tasks logs 9 x|tasks clear 9 x|tasks m
 schedules list|schedules next x|schedules explain x|schedules simulate x|schedules set x y --cron @daily|schedules pause x y
 schedules unpause x y|schedules delete x y|schedules reset x y|schedules history x y|schedules skips
 backfills create x --from 2025-03-01|backfills list|backfills show 9|backfills pause 9|backfills unpause 9|backfills cancel 9
-blocked|shards list|pools list|pools show x|pools set x 3|pools delete x --yes|keys list|keys show x|queues list
+blocked|shards list|pools list|pools show x|pools set x 3|pools delete x --yes|keys list|keys show x|launchers list|queues list
 events send x|events list|assets list|assets update x|approvals list|approvals approve 9 x|approvals reject 9 x
 runners list|runners drain 0000000000000000|runners undrain 0000000000000000|runners token list|guarantees
 state list --asset x|state get k --asset x|state set k 1 --asset x|state delete k --asset x

@@ -13,7 +13,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from evertick.executors.kubernetes.manifest import OWNER_LABEL, read_template
+from evertick.executors.base import RunnerOrder
+from evertick.executors.kubernetes.manifest import OWNER_LABEL, pod_manifest, read_template
+from evertick.launcher.launcher import load_fleets
 from tests.deploy.names import strange_names, why_no_command
 from tests.source_tree import ROOT
 
@@ -110,6 +112,15 @@ SETS: dict[str, Values] = {
             "apiFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
         },
     },
+    "launched": {
+        "launcher": {
+            "enabled": True,
+            "fleets": '[default]\nengine = "kubernetes"\nmax = 4\n\n[gpu]\nengine = "ray"\nmax = 2\n',
+            "env": [{"name": "EVERTICK_RAY_ADDRESS", "value": "http://ray:8265"}],
+        },
+        "kubernetes": {"agentKeys": {"secret": "evertick-agents"}},
+        "networkPolicy": {"podsMayGoAnywhere": False, "apiFrom": [{"podSelector": {}}]},
+    },
 }
 
 
@@ -173,7 +184,7 @@ def test_no_pod_runs_as_root_writes_to_its_image_or_holds_what_it_does_not_need(
         assert spec["securityContext"]["runAsNonRoot"] is True, place
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, place
         assert spec["automountServiceAccountToken"] is ("serviceAccountName" in spec), place
-        assert ("serviceAccountName" in spec) is place.endswith("runner-pods"), place
+        assert ("serviceAccountName" in spec) is place.endswith(("runner-pods", "-launcher")), place
         assert "hostPath" not in str(spec["volumes"]), place
     for each in containers(name):
         assert each["securityContext"] == {
@@ -213,8 +224,9 @@ def test_whatever_selects_pods_selects_some_and_every_service_is_looked_after(na
     several = {place for place, each in of_kind(name, "Deployment").items() if each["spec"]["replicas"] > 1}
     assert set(of_kind(name, "PodDisruptionBudget")) == (several if name != "small" else set())
     policies = of_kind(name, "NetworkPolicy")
-    # Of pods that a runner makes later.
-    assert (policies.pop("live-evertick-tasks", None) is not None) is (name == "pods")
+    # Of pods that a runner or a launcher makes later.
+    assert (policies.pop("live-evertick-tasks", None) is not None) is (name in ("pods", "launched"))
+    assert (policies.pop("live-evertick-launched", None) is not None) is (name == "launched")
     for place, policy in policies.items():
         assert chosen(policy["spec"]["podSelector"]["matchLabels"]) == [place]
     assert set(policies) == (set(labels) if name != "small" else set())
@@ -293,6 +305,27 @@ def test_agents_reach_the_api_and_nobody_reaches_them() -> None:
     assert {"namespaceSelector": there, "podSelector": marked} in allowed and len(allowed) == 2
 
 
+def test_a_launcher_gets_its_fleets_and_its_pods_reach_the_api(tmp_path: Path) -> None:
+    """Its pods have the owner and the fleet as labels; the owner and the name of a fleet fit into one."""
+    file = tmp_path / "fleets.toml"
+    file.write_text(of_kind("launched", "ConfigMap")["live-evertick-fleets"]["data"]["fleets.toml"])
+    assert [fleet.engine for fleet in load_fleets(file)] == ["kubernetes", "ray"]
+    (launcher,) = [each for each in containers("launched") if each["name"] == "launcher"]
+    env = {each["name"]: each.get("value") for each in launcher["env"]}
+    assert env["EVERTICK_AGENT_API_URL"] == "http://live-evertick-api.ours.svc:80"
+    assert len(env["EVERTICK_EXECUTOR_OWNER"]) <= 38 and env["EVERTICK_RAY_ADDRESS"]
+    order = RunnerOrder(name="er-default-0", session=1, fleet="default", queue="default", token="t", api_url="http://a")
+    pod = pod_manifest(order, read_template(None, image="evertick:1"), owner="ours.default", allowed=())
+    policies = of_kind("launched", "NetworkPolicy")
+    fleet = {"matchExpressions": [{"key": "evertick.io/fleet", "operator": "Exists"}]}
+    assert pod["metadata"]["labels"]["evertick.io/fleet"] == "default"
+    assert policies["live-evertick-launched"]["spec"]["podSelector"] == fleet
+    assert fleet in [each["podSelector"] for each in policies["live-evertick-api"]["spec"]["ingress"][0]["from"]]
+    assert policies["live-evertick-launcher"]["spec"]["egress"] == [{}]
+    text = str(launcher["volumeMounts"]) + str(of_kind("launched", "Deployment")["live-evertick-launcher"])
+    assert "/etc/evertick/fleets" in text and "evertick.io/fleets" in text, "a change replaces the launcher"
+
+
 def test_settings_are_written_as_they_were_given_and_once() -> None:
     told = {"30", "true", "0.5", "10485760", "text"}
     for each in containers("large"):
@@ -310,6 +343,7 @@ def test_every_setting_that_the_chart_sets_is_known_as_its_own(name: str) -> Non
     free = {"EVERTICK_LOG", "EVERTICK_STOP_GRACE_SECONDS", "EVERTICK_DATABASE_URL", "EVERTICK_SECRET_KEYS"}
     free |= {"EVERTICK_ADMIN_PASSWORD", "EVERTICK_AGENT_KEY", "EVERTICK_STORAGE_SECRET_KEY"}
     given = set(SETS[name].get("settings", {})) | {variable["name"] for variable in SETS[name].get("env", [])}
+    given |= {variable["name"] for variable in SETS[name].get("launcher", {}).get("env", [])}
     for each in containers(name):
         for variable in each["env"]:
             if variable["name"] not in free | given:
@@ -388,6 +422,7 @@ def test_who_uses_the_storage_knows_it_and_may_go_there() -> None:
         ({"image": {"digest": "latest"}}, "digest"),
         ({"storage": {"url": "s3://attic"}}, "storage.url needs storage.secret"),
         ({"runners": {"a": {"executor": "kubernetes"}}}, "executor: kubernetes needs kubernetes.agentKeys.secret"),
+        ({"launcher": {"enabled": True}}, "launcher.enabled needs launcher.fleets"),
         ({"storage": {"logs": True}}, "storage.logs needs storage.url"),
         ({"settings": {"EVERTICK_HEALTH_PORT": 9}}, "settings.EVERTICK_HEALTH_PORT is what the chart sets itself"),
         ({"settings": {"EVERTICK_STORAGE": "s3://attic"}}, "the chart sets itself: use storage.url"),

@@ -99,7 +99,7 @@ class RayCluster:
                 variables = Path(f"/proc/{pid}/environ").read_bytes()
             except OSError:
                 continue
-            if name.encode() in variables and b"EVERTICK_AGENT_TOKEN=" in variables:
+            if name.encode() in variables and b"_TOKEN=" in variables:
                 os.kill(pid, signal.SIGKILL)
 
     async def names(self) -> set[str]:

@@ -56,7 +56,7 @@ async def test_a_container_of_somebody_else_is_not_taken_for_ours(docker: Contai
     one = order("hold", 3, "docker")
     create(docker, one.name)
     async with executor_of(docker) as executor:
-        with pytest.raises(SubmissionRefused, match="does not belong to this attempt"):
+        with pytest.raises(SubmissionRefused, match="is not the one of task"):
             await executor.submit(one)
         assert await executor.find(one.name) is None and await executor.observe() == {}
         await executor.cancel(one.name, 1.0)

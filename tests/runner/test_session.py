@@ -19,7 +19,7 @@ from tests.engine.world import run_state, value
 from tests.runner.reach import Reach
 from tests.system.hosting import Said, armed, hosted
 from tests.system.work import LONG, SMALL, Published, effects, executed_twice, let_go, loaded, publish_work, start_run
-from tests.waiting import eventually
+from tests.waiting import elapse, eventually
 
 
 @pytest.fixture(scope="session")
@@ -263,3 +263,29 @@ async def test_a_runner_that_leaves_reports_each_attempt_as_it_ends(
         let_go(effects_file)
     assert await value(there, "select state from all_tasks where task = 'hold'") == "success"
     assert await value(there, "select end_reason from runner") == "stopped"
+
+
+@pytest.mark.parametrize("why", ["idle", "until"])
+async def test_a_runner_leaves_by_itself_with_its_last_task(
+    why: str, reach: Reach, tmp_path: Path, there: AsyncConnection, long: Published, effects_file: Path
+) -> None:
+    """Not while a task runs, however long; and what comes then is left to others."""
+    await publish_work(there, long, only=["holding"])
+    said, limit = Said(), {f"runner_{why}_seconds": 0.5}
+    runner = make_runner(reach, tmp_path, said, **limit)
+    async with hosted(runner):
+        run_id = await start_run(there, "holding")
+        await eventually(lambda: any(each.task == "hold" for each in effects(effects_file)))
+        if why == "until":
+            await said.saw("leave_decided")
+            late = await start_run(there, "chain")
+        else:
+            await elapse(2 * limit["runner_idle_seconds"])
+        assert await run_state(there, run_id) == "running" and not runner.stop.is_set()
+        let_go(effects_file)
+        await said.saw("runner_exited")
+        await eventually(runner.stop.is_set)
+    assert await run_state(there, run_id) == "success"
+    assert await value(there, "select array_agg(end_reason) from runner") == ["stopped"]
+    if why == "until":
+        assert await value(there, "select attempt from task where run_id = %s and idx = 0", late) == 0

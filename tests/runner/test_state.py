@@ -369,3 +369,23 @@ def test_it_is_idle_when_nothing_runs_and_nothing_waits_to_be_reported() -> None
     state.add_claims([], NOW)
     state.reported(exchange.ended, NOW)
     assert state.is_idle
+
+
+def test_a_runner_that_leaves_by_itself_follows_no_other_request() -> None:
+    state = new_state()
+    state.leave()
+    assert state.next_exchange(NOW) is None and state.asked is None
+    assert not state.follow(RunnerRequest.DRAIN) and not state.follow(None)
+    assert state.request is RunnerRequest.LEAVE
+
+
+def test_it_is_idle_since_its_last_attempt_ended() -> None:
+    one = Claim(0)
+    state = holding(one)
+    assert state.idle_seconds(NOW + 60) == 0.0
+    state.end_attempts([one.ended()], NOW + 60)
+    exchange = state.next_exchange(NOW + 60)
+    assert exchange is not None
+    state.add_claims([], NOW + 61)
+    state.reported(exchange.ended, NOW + 61)
+    assert state.idle_seconds(NOW + 100) == 40.0

@@ -100,6 +100,7 @@ EVERTICK_EXECUTOR: executor of a runner
 EVERTICK_RESULTS_FOLDER: resultsVolume of a runner
 EVERTICK_POD_TEMPLATE: podTemplate of a runner
 EVERTICK_POD_IMAGE: kubernetes.image
+EVERTICK_FLEETS_FILE: launcher.fleets
 EVERTICK_EXECUTOR_OWNER: ""
 EVERTICK_KUBE_NAMESPACE: kubernetes.namespace
 EVERTICK_AGENT_API_URL: kubernetes.apiUrl
@@ -179,9 +180,10 @@ EVERTICK_LOG_ARCHIVE_AFTER_SECONDS: storage.logsAfterSeconds
 {{- end }}
 {{- end }}
 
-{{/* Whether some runner makes pods: "yes" or nothing. */}}
+{{/* Whether some runner or the launcher makes pods: "yes" or nothing. */}}
 {{- define "evertick.makesPods" -}}
 {{- $makes := "" }}
+{{- if .Values.launcher.enabled }}{{ $makes = "yes" }}{{ end }}
 {{- range .Values.runners }}{{ if eq (.executor | default $.Values.runnerDefaults.executor) "kubernetes" }}{{ $makes = "yes" }}{{ end }}{{ end }}
 {{- $makes -}}
 {{- end }}
@@ -189,6 +191,11 @@ EVERTICK_LOG_ARCHIVE_AFTER_SECONDS: storage.logsAfterSeconds
 {{/* Which pods those are, as the runner marks them. */}}
 {{- define "evertick.podOwner" -}}
 {{- printf "%s-%s" .Release.Namespace .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* Where pods of tasks and of launched runners reach the API. */}}
+{{- define "evertick.apiUrl" -}}
+{{- .Values.kubernetes.apiUrl | default (printf "http://%s-api.%s.svc:%v" (include "evertick.name" .) .Release.Namespace .Values.api.service.port) -}}
 {{- end }}
 
 {{/* Without them every pod would make its own, and the API would know no agent. */}}

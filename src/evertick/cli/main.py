@@ -27,6 +27,7 @@ _RUN: dict[str, Command] = {
     "init": ("init", "Create a project with an example DAG, its tests and their checks."),
     "scheduler": ("services:scheduler_app", "Run one scheduler; more of them stand by."),
     "runner": ("services:runner_app", "Run one runner: it claims tasks and executes them."),
+    "launcher": ("services:launcher_app", "Start runners on an engine, as many as their queues need."),
     "agent": ("services:agent_app", "Run one attempt on another machine; executors start it."),
     "publisher": ("services:publisher_app", "Watch a folder or a git repository, and publish the DAGs in it."),
     "deploy": ("deploy", "Publish a folder of DAGs as a whole, here or on a server."),
@@ -79,13 +80,30 @@ _MANAGE: dict[str, Command] = {
         "runners:shards",
         "List shards, parts of the DAGs with one leading scheduler each, or set their number.",
     ),
+    "launchers": (
+        "runners:launchers",
+        "List fleets: the runners that launchers have started, and why one does not run.",
+    ),
     "runners": ("runners:runners", "List live runners and how busy they are, drain and undrain them."),
 }
 COMMANDS = _RUN | _MANAGE
 
 # These commands work on this machine: they refuse a server's address.
 HERE_ONLY = {
-    *("up", "init", "agent", "scheduler", "runner", "publisher", "api", "envs", "health", "config", "doctor"),
+    *(
+        "up",
+        "init",
+        "agent",
+        "scheduler",
+        "runner",
+        "launcher",
+        "publisher",
+        "api",
+        "envs",
+        "health",
+        "config",
+        "doctor",
+    ),
     *("prove", "login", "logout", "airflow"),
 }
 

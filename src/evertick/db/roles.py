@@ -19,6 +19,7 @@ from evertick.db.statements import known_names, query, text_of
 RUNNER, SCHEDULER, PUBLISHER, API = "evertick_runner", "evertick_scheduler", "evertick_publisher", "evertick_api"
 # Of applications, which may ask for runs in their own transactions and do nothing else.
 ENQUEUE = "evertick_enqueue"
+LAUNCHER = "evertick_launcher"
 
 # The statements of every service: the schema check, the server's identity, the time.
 _EVERYBODY = (
@@ -79,6 +80,19 @@ MAY: dict[str, tuple[str, ...]] = {
         *("deployments.find", "note_deployment"),
         *("schedules.of_dag", "schedules.waits", "schedules.outlets", "gates.list_gates", "secrets.find"),
         "apply_due_fires",
+    ),
+    LAUNCHER: (
+        *_EVERYBODY,
+        *(
+            "runner_tokens.fleet_load",
+            "lead_fleet",
+            "leave_fleet",
+            "pilots_of",
+            "add_pilots",
+            "note_fleet",
+            "withdraw_pilot",
+        ),
+        "end_pilot",
     ),
     API: (
         "*.*",

@@ -175,8 +175,22 @@ def attempt_name(key: TaskKey, epoch: int, session: int) -> str:
     return f"et-h{hashlib.sha256(name.encode()).hexdigest()[:40]}-{mark}"
 
 
+_LAUNCHED = re.compile(r"er-[a-z0-9-]{1,24}-([0-9a-f]{16})")
+
+
+def launched_name(fleet: str, mark: int) -> str:
+    """Of a runner that a launcher starts, and of its object. `mark` is drawn once, in the place of a session."""
+    return f"er-{fleet}-{session_text(mark)}"
+
+
+def is_launched_name(name: str) -> bool:
+    return _LAUNCHED.fullmatch(name) is not None
+
+
 def parse_name(name: str) -> NamedAttempt | None:
     """None for a name that Evertick did not create."""
+    if match := _LAUNCHED.fullmatch(name):
+        return NamedAttempt(session=int(match[1], 16))
     if match := _HASHED.fullmatch(name):
         return NamedAttempt(session=int(match[1], 16))
     if not (match := _NAME.fullmatch(name)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from evertick.domain.errors import did_you_mean
+from evertick.domain.errors import UserError, did_you_mean
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:*/=@&|+-]*")
@@ -90,6 +90,19 @@ def _time(value: object) -> None:
         raise TypeError("it must be minutes, as in 30, or a text such as '02:00:00' or '1-12:00:00'")
 
 
+def slurm_seconds(time: object) -> float:
+    """A time limit in seconds: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
+    days, dash, clock = str(time).rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if dash:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return float(int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds)
+
+
 def _arguments(value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError('it must be a list of texts, as in ["--exclusive"]')
@@ -138,6 +151,13 @@ ENGINE_OPTIONS = {engine: tuple(checks) for engine, checks in _OPTIONS.items()}
 
 # Options that reach beyond the attempt's own container or account: an operator allows them explicitly.
 PRIVILEGED = frozenset({"mounts", "network", "user", "arguments"})
+
+
+def check_option_name(text: str) -> None:
+    """Raises UserError if no engine has this option."""
+    known = {name for names in ENGINE_OPTIONS.values() for name in names}
+    if text not in known:
+        raise UserError(f"{text!r} is unknown: use {', '.join(sorted(known))}.")
 
 
 def check_engine_options(engine: str, options: Mapping[str, object]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from evertick.domain.dags.params import JsonValue
 from evertick.domain.engine_options import ENGINE_OPTIONS, check_engine_options, check_image, environment_of
-from evertick.domain.errors import did_you_mean
+from evertick.domain.errors import UserError, did_you_mean
 
 # The container in which the task runs; a pod may have others.
 TASK_CONTAINER = "task"
@@ -231,6 +231,12 @@ _WRITERS: dict[str, Callable[[object], Patch]] = {
 
 
 POD_OPTIONS = tuple(_WRITERS)
+
+
+def check_pod_option(text: str) -> None:
+    """Raises UserError if a pod has no such option."""
+    if text not in POD_OPTIONS:
+        raise UserError(f"{text!r} is unknown: use {', '.join(POD_OPTIONS)}.")
 
 
 MOST_BYTES = 16_384

@@ -205,7 +205,27 @@ def _holders(holders: Sequence[Detail]) -> str:
     return f"{shown} and others" if len(holders) > 3 else shown
 
 
+def _fleet(it: Detail) -> str | None:
+    """What the launcher of the queue does about it."""
+    fleet = it["fleet"]
+    if not fleet:
+        return None
+    who = f"fleet {fleet['name']} on {fleet['engine']}"
+    if not fleet["is_led"]:
+        return f"{who} starts its runners, but no launcher is alive: `evertick launcher`"
+    trouble = f" ({fleet['trouble']})" if fleet["trouble"] else ""
+    if fleet["starting"]:
+        what = "a runner is" if fleet["starting"] == 1 else f"{fleet['starting']} runners are"
+        return f"{what} being started by {who}: {fleet['reason'] or 'not joined yet'}{trouble}"
+    if fleet["trouble"]:
+        return f"{who} can start no runner: {fleet['trouble']}"
+    return None
+
+
 def _no_runner(it: Detail, when: When) -> str:
+    if fleet := it["fleet"]:
+        soon = f"fleet {fleet['name']} on {fleet['engine']} is about to start one"
+        return f"no live runner serves queue {it['queue']}; {_fleet(it) or soon}"
     if it["others"] and not it["draining"]:
         names = ", ".join(it["others"][:5])
         return (
@@ -220,7 +240,11 @@ def _no_runner(it: Detail, when: When) -> str:
 
 
 def _queued_ahead(it: Detail, when: When) -> str:
-    return f"it waits in queue {it['queue']}: {it['ahead']} ahead, {it['busy']}/{it['slots']} slots of its runners busy"
+    place = (
+        f"it waits in queue {it['queue']}: {it['ahead']} ahead, {it['busy']}/{it['slots']} slots of its runners busy"
+    )
+    fleet = _fleet(it)
+    return f"{place}; {fleet}" if fleet else place
 
 
 def _deferred(it: Detail, when: When) -> str:

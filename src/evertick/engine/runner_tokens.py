@@ -1,15 +1,15 @@
-"""Runners over HTTPS: the tokens with which they join, and their sessions. A token is random, shown once and stored as a
-hash; it limits its runners to its queues.
+"""Runners over HTTPS: the tokens with which they join, their sessions, and the fleets of them that launchers start.
 
-Once a token is revoked or expired, its runners take no new work and end with their last attempt.
+A token is random or derived, shown once and stored as a hash; it limits its runners to its queues. Once it is revoked or
+expired, its runners take no new work and end with their last attempt.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from psycopg import AsyncConnection
 
@@ -19,7 +19,7 @@ from evertick.db.queries.runners import NewRunner
 from evertick.db.statements import sql_function
 from evertick.domain.access import Actor, check_name
 from evertick.domain.attempt import HeartbeatReply, TaskKey
-from evertick.domain.errors import Forbidden, NotFound, Unauthenticated, UserError
+from evertick.domain.errors import Forbidden, NotFound, NotLeader, Unauthenticated, UserError
 from evertick.domain.routing import check_queue
 from evertick.engine.runners import ExtendRow, heartbeat_reply
 
@@ -97,3 +97,101 @@ async def extend_over_https(
     conn: AsyncConnection, *, session: int, held: Sequence[tuple[TaskKey, int]]
 ) -> HeartbeatReply:
     return heartbeat_reply(await extend_joined(conn, session=session, held=[[*key, epoch] for key, epoch in held]))
+
+
+# Fleets of launched runners: the lead of one, and the changes of its leader, fenced by its epoch ------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PilotRow:
+    """A launched runner, and the session that joined. `is_expired`: its token, so that it leaves."""
+
+    name: str
+    phase: str
+    reason: str | None
+    is_submitted: bool
+    is_withdrawn: bool
+    has_joined: bool
+    is_expired: bool
+    session: int | None
+    request: str | None
+    busy: int
+    slots: int | None
+    joined_seconds: float | None
+    silent_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenPilot:
+    """What the engine says about a launched runner."""
+
+    name: str
+    phase: str
+    reason: str | None
+    is_submitted: bool
+
+
+@sql_function
+async def lead_fleet(
+    conn: AsyncConnection, fleet: str, *, leader: str, epoch: int | None, seconds: float, spec: dict[str, object]
+) -> int | None:
+    """The epoch of the lead, taken or kept; None: another launcher leads. `epoch`: of an earlier lead."""
+
+
+@sql_function
+async def leave_fleet(conn: AsyncConnection, fleet: str, *, epoch: int) -> bool: ...
+
+
+@sql_function
+async def pilots_of(conn: AsyncConnection, fleet: str) -> list[PilotRow]: ...
+
+
+@sql_function
+async def _add_pilots(
+    conn: AsyncConnection, fleet: str, *, epoch: int, token_seconds: float, pilots: list[dict[str, str]]
+) -> list[str] | None: ...
+
+
+@sql_function
+async def _note_fleet(
+    conn: AsyncConnection, fleet: str, *, epoch: int, desired: int, trouble: str | None, seen: list[dict[str, object]]
+) -> bool: ...
+
+
+@sql_function
+async def withdraw_pilot(conn: AsyncConnection, fleet: str, *, epoch: int, name: str) -> str | None:
+    """`draining`: it has joined, and ends with its last attempt. `withdrawn`: it cannot join any more. None: it has
+    ended, or the epoch is over."""
+
+
+@sql_function
+async def end_pilot(
+    conn: AsyncConnection, fleet: str, *, epoch: int, name: str, reason: str, infra_retries: int
+) -> int | None:
+    """The number of attempts that were taken from it. None: it was ended before, or the epoch is over."""
+
+
+async def add_pilots(
+    conn: AsyncConnection, fleet: str, *, epoch: int, token_seconds: float, secrets: Mapping[str, str]
+) -> list[str]:
+    """Those of these runners, by name, that the fleet's limit allows. `secrets`: their join tokens."""
+    pilots = [{"name": name, "hash": hash_of(secret).hex()} for name, secret in secrets.items()]
+    added = await _add_pilots(conn, fleet, epoch=epoch, token_seconds=token_seconds, pilots=pilots)
+    if added is None:
+        raise _over(fleet, epoch)
+    return added
+
+
+async def note_fleet(
+    conn: AsyncConnection, fleet: str, *, epoch: int, desired: int, trouble: str | None, seen: Sequence[SeenPilot]
+) -> None:
+    documents: list[dict[str, object]] = [
+        {"name": each.name, "phase": each.phase, "reason": each.reason, "is_submitted": each.is_submitted}
+        for each in seen
+    ]
+    if not await _note_fleet(conn, fleet, epoch=epoch, desired=desired, trouble=trouble, seen=documents):
+        raise _over(fleet, epoch)
+
+
+def _over(fleet: str, epoch: int) -> NotLeader:
+    return NotLeader(f"epoch {epoch} of fleet {fleet} is over; nothing was changed")

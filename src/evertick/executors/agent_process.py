@@ -1,4 +1,4 @@
-"""Agents as processes of this machine: an executor that starts them, and the directory with the state of each.
+"""Agents and runners as processes of this machine: an executor that starts them, and the directory with the state of each.
 
 The directory holds the process, its token and its outcome: enough to find the agent again after its runner is gone, and
 to distinguish it from a later process with the same pid.
@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Self
 
 from evertick.bundles.cache import LOOK_SECONDS, UNUSED_SECONDS, remove_unused
+from evertick.config import NO_FILE
 from evertick.domain.agent_protocol import MOST_BYTES, parse_name
 from evertick.domain.attempt import session_text
 from evertick.domain.errors import ExecutorUnavailable
-from evertick.executors.base import Observed, Phase, RemoteOrder
+from evertick.executors.base import Observed, Order, Phase, RemoteOrder
 from evertick.processes.system import boot_id, boot_seconds, exit_fd, facts_of
 from evertick.processes.tree import find_by_token, kill_orphans, kill_tree
 
-# Names the file with the agent's token; it also identifies the agent's process.
-TOKEN_VARIABLE = "EVERTICK_AGENT_TOKEN_FILE"
+# The end of the variable that names the file with the token; it also identifies the process.
+TOKEN_VARIABLE = "TOKEN_FILE"
 
 
 # Prefix of a directory that is being removed.
@@ -128,7 +129,8 @@ class AgentDirectory:
             draft.replace(self.path / name)
 
 
-AGENT = (sys.executable, "-P", "-m", "evertick.cli.main", "agent")
+_EVERTICK = (sys.executable, "-P", "-m", "evertick.cli.main")
+AGENT, RUNNER = (*_EVERTICK, "agent"), (*_EVERTICK, "runner")
 
 
 STRAYS_SECONDS = 2.0
@@ -156,7 +158,7 @@ class AgentProcesses:
         for name in list(self._watched):
             self._unwatch(name)
 
-    async def submit(self, order: RemoteOrder) -> None:
+    async def submit(self, order: Order) -> None:
         folder = self._of(order.name)
         try:
             with folder.locked():
@@ -166,25 +168,19 @@ class AgentProcesses:
             raise ExecutorUnavailable(f"the agent could not be started: {error}") from None
         self._watch(order.name, folder)
 
-    def _start(self, folder: AgentDirectory, order: RemoteOrder) -> None:
+    def _start(self, folder: AgentDirectory, order: Order) -> None:
         folder.keep_token(order.token)
-        environment = {
-            **self._environment,
-            "EVERTICK_SERVER": order.api_url,
-            TOKEN_VARIABLE: str(folder.token_file),
-            "EVERTICK_AGENT_OUTCOME_FILE": str(folder.outcome_file),
+        ours = order.variables(token_file=str(folder.token_file), outcome_file=str(folder.outcome_file))
+        if isinstance(order, RemoteOrder):
             # All share one cache, so that code is fetched once. Large files are stored per attempt.
-            "EVERTICK_HOME": str(self._home),
-            "EVERTICK_RESULTS_FOLDER": str(folder.path / "results"),
-        }
+            command, places = self._command, {"EVERTICK_HOME": str(self._home)}
+            places["EVERTICK_RESULTS_FOLDER"] = str(folder.path / "results")
+        else:
+            command, places = list(RUNNER), {"EVERTICK_HOME": str(folder.path / "home"), "EVERTICK_CONFIG": NO_FILE}
+        environment = {**self._environment, **ours, **places}
         with (folder.path / "output").open("wb") as output:
             child = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
             )
         folder.keep_pid(child.pid)
         self._children[order.name] = child

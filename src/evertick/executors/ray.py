@@ -21,7 +21,7 @@ from evertick.config import Settings
 from evertick.domain.agent_protocol import MOST_BYTES, parse_name
 from evertick.domain.engine_options import memory_bytes
 from evertick.domain.errors import ExecutorUnavailable, SubmissionRefused
-from evertick.executors.base import Observed, Phase, RemoteOrder
+from evertick.executors.base import Observed, Order, Phase
 from evertick.executors.http_endpoint import Answer, Ask, HttpEndpoint
 from evertick.executors.task_options import Options, TaskOptions
 
@@ -36,9 +36,9 @@ _LONGEST_REASON = 500
 # The agent in a folder of its own, which is gone with it. A shell that waits gets the signal, too, and must not end first.
 _ENTRYPOINT = """folder=$(mktemp -d) || exit 1
 trap : TERM INT
-EVERTICK_HOME=$folder/home {command} --outcome-file $folder/outcome
+EVERTICK_HOME=$folder/home EVERTICK_AGENT_OUTCOME_FILE=$folder/outcome {command}
 code=$?
-printf '\\n{mark}%s\\n' "$(base64 < $folder/outcome | tr -d '\\n')"
+printf '\\n{mark}%s\\n' "$(base64 2>/dev/null < $folder/outcome | tr -d '\\n')"
 rm -rf $folder
 exit $code"""
 
@@ -51,9 +51,8 @@ class RayExecutor:
     def __init__(self, settings: Settings) -> None:
         self._options, self._owner = TaskOptions("ray", settings), settings.executor_owner
         self._ray = HttpEndpoint(settings.ray_address, setting="EVERTICK_RAY_ADDRESS", token=settings.ray_token)
-        command = shlex.join(shlex.split(settings.agent_command))
+        self._settings = settings
         self._stopped: set[str] = set()
-        self._entrypoint = _ENTRYPOINT.format(command=command, mark=_MARK)
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,14 +60,14 @@ class RayExecutor:
     async def __aexit__(self, *_: object) -> None:
         """Jobs keep running."""
 
-    async def submit(self, order: RemoteOrder) -> None:
+    async def submit(self, order: Order) -> None:
         """Ray accepts a submission id once."""
         body = json.dumps(self._body(order, self._options.of(order))).encode()
         answer = await self._ask(Ask(method="POST", path=_JOBS, body=body))
         if answer.is_good or await self._job(order.name) is not None:
             return
         if answer.status in (400, 413, 422):
-            raise SubmissionRefused(f"Ray refuses the job of task {order.task!r}: {_last_line(answer)}")
+            raise SubmissionRefused(f"Ray refuses the job of {order.what}: {_last_line(answer)}")
         raise ExecutorUnavailable(_last_line(answer))
 
     async def observe(self) -> dict[str, Observed]:
@@ -120,13 +119,12 @@ class RayExecutor:
         await asyncio.Event().wait()
         yield
 
-    def _body(self, order: RemoteOrder, options: Options) -> dict[str, Any]:
-        ours = {"EVERTICK_SERVER": order.api_url, "EVERTICK_AGENT_TOKEN": order.token}
+    def _body(self, order: Order, options: Options) -> dict[str, Any]:
         body: dict[str, Any] = {
             "submission_id": order.name,
-            "entrypoint": self._entrypoint,
-            "metadata": {_OWNER: self._owner, "dag": order.dag, "task": order.task, "queue": order.queue},
-            "runtime_env": {"env_vars": {**options.get("env", {}), **ours}},
+            "entrypoint": _ENTRYPOINT.format(command=shlex.join(order.command(self._settings)), mark=_MARK),
+            "metadata": {_OWNER: self._owner, **order.labels},
+            "runtime_env": {"env_vars": {**options.get("env", {}), **order.variables()}},
             # Without any demand Ray runs a job on its head.
             "entrypoint_num_cpus": options.get("cpus", 1),
         }

@@ -24,7 +24,7 @@ from evertick.config import Settings
 from evertick.domain.agent_protocol import MOST_BYTES, parse_name
 from evertick.domain.engine_options import memory_bytes
 from evertick.domain.errors import ExecutorBusy, ExecutorUnavailable, InvalidSettings, SubmissionRefused
-from evertick.executors.base import Observed, Phase, RemoteOrder
+from evertick.executors.base import Observed, Order, Phase
 from evertick.executors.task_options import Options, TaskOptions
 
 _SECONDS = 30.0
@@ -87,7 +87,7 @@ class SlurmExecutor:
     async def __aexit__(self, *_: object) -> None:
         """Jobs keep running."""
 
-    async def submit(self, order: RemoteOrder) -> None:
+    async def submit(self, order: Order) -> None:
         options, folder = self._options.of(order), self._folder / order.name
         try:
             await asyncio.to_thread(_keep_token, folder, order.token)
@@ -177,17 +177,12 @@ class SlurmExecutor:
             since=_time(job.started),
         )
 
-    def _script(self, order: RemoteOrder, folder: Path, options: Options) -> str:
-        ours = {
-            "EVERTICK_SERVER": order.api_url,
-            "EVERTICK_AGENT_TOKEN_FILE": str(folder / "token"),
-            "EVERTICK_AGENT_OUTCOME_FILE": str(folder / "outcome"),
-            "EVERTICK_HOME": str(folder / "home"),
-        }
-        variables = {**options.get("env", {}), **ours}
+    def _script(self, order: Order, folder: Path, options: Options) -> str:
+        ours = order.variables(token_file=str(folder / "token"), outcome_file=str(folder / "outcome"))
+        variables = {**options.get("env", {}), **ours, "EVERTICK_HOME": str(folder / "home")}
         exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-        command = shlex.join(shlex.split(self._settings.agent_command))
-        # The agent takes the place of the shell, so that signals reach it.
+        command = shlex.join(order.command(self._settings))
+        # It takes the place of the shell, so that signals reach it.
         return "\n".join(["#!/bin/sh", "umask 077", *exports, f"exec {command}", ""])
 
 
@@ -248,14 +243,14 @@ async def _run(command: Sequence[str], *, given: str | None = None) -> tuple[int
     return code, (out if code == 0 else errors or out).decode("utf-8", "replace").strip()
 
 
-def _meaning(said: str, order: RemoteOrder) -> Exception:
+def _meaning(said: str, order: Order) -> Exception:
     text = " ".join(said.replace("sbatch: error:", "").split())
     if _UNREACHABLE.search(text):
         return ExecutorUnavailable(text)
     if _BUSY.search(text):
         return ExecutorBusy(text)
     if _REFUSED.search(text):
-        return SubmissionRefused(f"Slurm refuses the job of task {order.task!r}: {text}")
+        return SubmissionRefused(f"Slurm refuses the job of {order.what}: {text}")
     return ExecutorUnavailable(text)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from evertick.config import Settings
 from evertick.domain.engine_options import ENGINE_OPTIONS, PRIVILEGED, check_engine_options
 from evertick.domain.errors import InvalidSettings, SubmissionRefused
-from evertick.executors.base import RemoteOrder
+from evertick.executors.base import Order
 
 Options = dict[str, Any]
 
@@ -23,18 +23,18 @@ class TaskOptions:
         self._engine, self._defaults = engine, _defaults(engine, settings)
         self._allowed = set(settings.executor_options) or set(ENGINE_OPTIONS[engine]) - PRIVILEGED
 
-    def of(self, order: RemoteOrder) -> Options:
+    def of(self, order: Order) -> Options:
         """Raises SubmissionRefused for options that the engine does not have, or that DAGs may not set here."""
         engine, given = self._engine, order.place.get(self._engine) or {}
         if not isinstance(given, Mapping):
-            raise SubmissionRefused(f"the {engine} options of task {order.task!r} must be a dict.")
+            raise SubmissionRefused(f"the {engine} options of {order.what} must be a dict.")
         try:
             check_engine_options(engine, given)
         except (TypeError, ValueError) as error:
-            raise SubmissionRefused(f"the {engine} options of task {order.task!r} are wrong: {error}.") from None
+            raise SubmissionRefused(f"the {engine} options of {order.what} are wrong: {error}.") from None
         if forbidden := sorted(given.keys() - self._allowed):
             raise SubmissionRefused(
-                f"the {engine} options of task {order.task!r} set {', '.join(forbidden)}, which EVERTICK_EXECUTOR_OPTIONS"
+                f"the {engine} options of {order.what} set {', '.join(forbidden)}, which EVERTICK_EXECUTOR_OPTIONS"
                 " does not allow."
             )
         env = {**self._defaults.get("env", {}), **given.get("env", {})}

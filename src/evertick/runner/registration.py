@@ -78,12 +78,15 @@ class Registration:
         )
         self.over, self.hurry = asyncio.Event(), asyncio.Event()
         self.ending = Ending.STOPPED
+        # Whether it has work that is no attempt of its own: triggers, or attempts elsewhere.
+        self.has_other_work: Callable[[], bool] = lambda: False
         # A runner with a remote executor holds no attempts: they have their own leases, which their agents extend.
         self.heartbeat = Heartbeat(
             settings, open_line=access.open_heartbeat, held=self.state.held, put=events.put, log=self.log
         )
         self._peers = PeerCheck(settings, peers=access, put=events.put, log=self.log)
         self._settings, self._events = settings, events
+        self._is_registered = False
 
     async def serve(
         self,
@@ -112,7 +115,7 @@ class Registration:
 
     def _load(self) -> tuple[int, RunnerRequest | None]:
         takes_work = self.state.request is None and not self.state.is_stopping
-        return self.state.free if takes_work else 0, self.state.request
+        return self.state.free if takes_work else 0, self.state.asked
 
     def _on_notification(self, channel: Channel) -> None:
         if channel is Channel.STOP:
@@ -130,6 +133,20 @@ class Registration:
         """End the session without a grace period."""
         self.hurry.set()
         self.stop()
+
+    def idle_seconds(self) -> float:
+        return 0.0 if self.has_other_work() else self.state.idle_seconds(boot_seconds())
+
+    def leave(self, why: str) -> None:
+        """Take no new work, and end with the last attempt."""
+        self.state.leave()
+        self.log.info("leave_decided", reason=why)
+        if self._is_registered:
+            self._events.put(NotificationArrived(Channel.TASKS))
+        else:
+            # Nobody has heard of it, and it has nothing to return.
+            self.ending = Ending.DRAINED
+            self.stop()
 
     async def register(self, **served: str) -> bool:
         """False if a stop was requested before: then there is nothing to do."""
@@ -149,6 +166,7 @@ class Registration:
             self.ending = Ending.REFUSED
             self.log.error("join_refused", message=str(error))
             return False
+        self._is_registered = True
         self.log.info("runner_started", slots=self.me.slots, queues=",".join(self.me.queues), **served, pid=self.me.pid)
         return True
 

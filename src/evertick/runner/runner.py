@@ -10,12 +10,14 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import inf
 from typing import Protocol
 
 from evertick.config import Settings
 from evertick.domain.attempt import RunnerRequest
 from evertick.observability import metrics
 from evertick.observability.logging import Log
+from evertick.processes.system import boot_seconds
 from evertick.runner.registration import Registration
 from evertick.runner.session import LocalSession
 from evertick.runner.state import Ending
@@ -23,6 +25,8 @@ from evertick.runtime.loop import back_off
 
 # A session that lasted this long did not fail because of the runner itself: the next one begins at once.
 STEADY_SECONDS = 60.0
+# Bounds of the pause between two looks at whether it is time to leave.
+SHORTEST_WATCH_SECONDS, LONGEST_WATCH_SECONDS = 0.05, 3600.0
 
 
 class RunnerSession(Protocol):
@@ -57,6 +61,8 @@ class Runner:
         )
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
         self._hurry = asyncio.Event()
+        self._idle_seconds = settings.runner_idle_seconds or inf
+        self._leave_at = boot_seconds() + (settings.runner_until_seconds or inf)
         metrics.SLOTS.set(settings.runner_slots)
 
     def stop_now(self) -> None:
@@ -85,10 +91,23 @@ class Runner:
 
     async def _run_session(self, session: RunnerSession) -> Ending:
         async with asyncio.TaskGroup() as group:
-            stopping = group.create_task(self._pass_on_stop(session))
+            watches = [group.create_task(each) for each in (self._pass_on_stop(session), self._leave_in_time(session))]
             ending = await session.run()
-            stopping.cancel()
+            for watch in watches:
+                watch.cancel()
         return ending
+
+    async def _leave_in_time(self, session: RunnerSession) -> None:
+        """Of a runner that leaves by itself: when its time is over, or when it has been idle for long enough."""
+        registration = session.registration
+        while True:
+            now, idle_seconds = boot_seconds(), registration.idle_seconds()
+            if now >= self._leave_at:
+                return registration.leave("its time is over")
+            if idle_seconds >= self._idle_seconds:
+                return registration.leave(f"idle for {idle_seconds:.0f} s")
+            seconds = min(self._leave_at - now, self._idle_seconds - idle_seconds, LONGEST_WATCH_SECONDS)
+            await asyncio.sleep(max(seconds, SHORTEST_WATCH_SECONDS))
 
     async def _pass_on_stop(self, session: RunnerSession) -> None:
         await self.stop.wait()

@@ -139,6 +139,7 @@ class LocalSession:
             log=self._log,
         )
         spool, poll = settings.spool_folder, self._executor.poll_logs
+        registration.has_other_work = lambda: not self._triggers.is_idle
         self._logs = LogShipper(self._access.open_logs, spool=spool, session=self.session, poll=poll, log=self._log)
         self._round_trips = RoundTrips(settings.runner_slots)
         # When to look for tasks although nothing has happened, and whether something has happened.

@@ -116,9 +116,10 @@ class RunnerState:
         # slots that will be free when the answer arrives.
         self.active = self.ahead = 0
         self.is_stopping = False
-        self.request = request
-        self._is_drain_reported = False
-        self._answered_at = now
+        # `asked` is an operator's request; a runner that leaves by itself follows no other any more.
+        self.request = self.asked = request
+        self._is_leaving = self._is_drain_reported = False
+        self._answered_at = self._worked_at = now
         self._unsure_since: float | None = None
         self._exchanging_since: float | None = None
         # The server of the last exchange, and whether its list of this session's attempts is known to be complete.
@@ -174,6 +175,7 @@ class RunnerState:
         for outcome in outcomes:
             if self.holds(outcome.key, outcome.epoch):
                 self.active -= 1
+                self._worked_at = now
                 spec = self._attempts[outcome.key].branches
                 self._ended.append(outcome if spec is None else judge(spec, outcome))
                 self._ended_at = self._ended_at or now
@@ -210,6 +212,7 @@ class RunnerState:
         them for claims whose reply was lost."""
         self._exchanging_since = None
         for claim in claims:
+            self._worked_at = now
             self._attempts[TaskKey(claim.run_id, claim.idx, claim.map_index)] = RunningAttempt(
                 epoch=claim.epoch,
                 attempt=claim.attempt,
@@ -326,10 +329,20 @@ class RunnerState:
 
     def follow(self, request: RunnerRequest | None) -> bool:
         """Returns whether an operator's request to drain, or no longer to drain, is new."""
-        if request == self.request:
+        if request == self.asked:
             return False
-        self.request, self._is_drain_reported = request, False
-        return True
+        self.asked = request
+        if not self._is_leaving:
+            self.request, self._is_drain_reported = request, False
+        return not self._is_leaving
+
+    def idle_seconds(self, now: float) -> float:
+        """Since when it has had nothing to do."""
+        return now - self._worked_at if self.is_idle else 0.0
+
+    def leave(self) -> None:
+        """By itself: it takes no new work, and ends when its attempts have ended."""
+        self._is_leaving, self.request = True, RunnerRequest.LEAVE
 
     def report_drained(self) -> bool:
         """The runner is idle. Returns whether that ends a drain which was not reported yet."""

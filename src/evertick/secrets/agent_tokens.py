@@ -6,7 +6,9 @@ first signs, each verifies, so that you can rotate them. The database decides ab
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import hmac
 import re
 import secrets
 import time
@@ -49,6 +51,11 @@ class AgentKeys:
             raise InvalidSettings(f"a key for agents' tokens is shorter than {shortest}: use a random one.")
         self._signer = _key_id(keys[0])
         self._keys = {_key_id(key): key for key in keys}
+
+    def derive(self, name: str) -> str:
+        """A secret that every process with the same key derives for that name."""
+        digest = hmac.digest(self._keys[self._signer].encode(), f"launched {name}".encode(), "sha256")
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
     def sign(self, bearer: AgentIdentity) -> str:
         key = bearer.key

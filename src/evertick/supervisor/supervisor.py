@@ -45,6 +45,8 @@ from evertick.supervisor.postgres import EmbeddedPostgres
 from evertick.supervisor.up_health import ChildService, UpHealth
 
 SERVICES = ("scheduler", "runner", "publisher", "api")
+# Only with a file of fleets.
+LAUNCHER = "launcher"
 READY_EVENTS = {"scheduler": "leadership_acquired", "runner": "runner_started"}
 Print = Callable[[str], None]
 
@@ -54,6 +56,10 @@ def first_login(address: str, secret: str) -> str:
     return (
         f"\nWeb       {address}\nSign in   {address}/auth/link/{secret}\n          as admin, once and within an hour\n"
     )
+
+
+def services_of(settings: Settings) -> tuple[str, ...]:
+    return SERVICES if settings.fleets_file is None else (*SERVICES, LAUNCHER)
 
 
 class Supervisor:
@@ -70,7 +76,7 @@ class Supervisor:
         self._fork_server = fork_server
         fork_server.lost = self._on_fork_server_lost
         self._postgres = None if settings.database_url else EmbeddedPostgres(settings.home)
-        self.children = [ChildService(name) for name in SERVICES]
+        self.children = [ChildService(name) for name in services_of(settings)]
         self.health = UpHealth(self.children, owner=process_name())
         self.port = HealthEndpoint("up", self.health.routes(), settings=settings, log=log)
         self.stop = asyncio.Event()

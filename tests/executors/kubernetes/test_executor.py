@@ -91,7 +91,7 @@ async def test_a_secret_of_a_pod_that_is_gone_is_replaced(server: ApiServer, exe
 async def test_a_pod_of_somebody_else_is_not_taken_for_ours(server: ApiServer, executor: RemoteExecutor) -> None:
     theirs = {"metadata": {"name": order().name}, "spec": {"containers": [{"name": "a", "image": "b"}]}}
     server.objects.create("pods", "default", theirs)
-    with pytest.raises(SubmissionRefused, match="does not belong to this attempt"):
+    with pytest.raises(SubmissionRefused, match="is not the one of task"):
         await executor.submit(order())
     assert await executor.find(order().name) is None
     assert await executor.observe() == {}

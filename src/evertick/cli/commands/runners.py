@@ -30,9 +30,11 @@ from evertick.domain.routing import Address, Routing, Tried, address_text, read_
 from evertick.domain.schedules.time_zones import DAY_SECONDS
 from evertick.engine.runner_tokens import TOKEN_DAYS
 from evertick.engine.shards import set_shards
+from evertick.operations import launchers as launchers_operations
 from evertick.operations import runner_tokens as tokens_operations
 from evertick.operations import runners as operations
 from evertick.operations.caller import Caller
+from evertick.operations.launchers import FleetStatus
 from evertick.operations.paging import MOST_LISTED
 from evertick.operations.runner_tokens import NewRunnerToken, RunnerToken
 from evertick.operations.runners import MOST_QUEUED, DrainRunnersRequest, RunnerStatus, UndrainRequest
@@ -41,6 +43,7 @@ from evertick.publisher.routing_file import load_routing
 runners = Group()
 tokens = Group()
 runners.add_typer(tokens, name="token", help="Create, list and revoke join tokens of runners over HTTPS.")
+launchers = Group()
 queues = Group()
 shards = Group()
 routing = Group()
@@ -205,6 +208,49 @@ def revoke_token_command(token: TokenNumber) -> None:
     """Revoke a join token. Its runners take no new work from now on, and end with their last task."""
     revoked = call(tokens_operations.revoke_runner_token, token_id=token)
     show(line(f"Token {token} is revoked; {noun(revoked.runners, 'runner')} will end."))
+
+
+# Fleets of launched runners --------------------------------------------------------------------------------------------
+
+
+_FLEET_COLUMNS = (
+    "FLEET",
+    "ENGINE",
+    "QUEUES",
+    "#DESIRED",
+    "#STARTING",
+    "#RUNNING",
+    "#DRAINING",
+    "#MIN",
+    "#MAX",
+    "LAUNCHER",
+)
+
+
+@launchers.command("list", epilog="Example: evertick launchers list")
+def list_launchers_command(limit: Limit = 1000, as_json: Json = False) -> None:
+    """List the fleets: the runners that their queues need, those that start, run and drain, and why one does not run."""
+    found, now = read_pages(launchers_operations.list_launchers, limit)
+
+    def cells(it: FleetStatus) -> list[Cell]:
+        counts: list[Cell] = [it.desired, it.starting, it.running, it.draining, it.min, it.max]
+        leader: Cell = it.leader if it.is_led else state("failed", "none")
+        return [it.fleet, it.engine, ", ".join(it.queues), *counts, leader]
+
+    show_list(
+        "launchers",
+        found,
+        _FLEET_COLUMNS,
+        cells,
+        as_json=as_json,
+        empty="No launcher has led a fleet yet. Start one with: evertick launcher --fleets fleets.toml",
+    )
+    for fleet in () if as_json else found:
+        if fleet.trouble:
+            show(line(f"Fleet {fleet.fleet} can start no runner: {fleet.trouble}"))
+        for each in fleet.runners:
+            said = f": {each.reason}" if each.reason else ""
+            show(line(f"{each.name} {each.state} (requested {relative(each.requested_at, now)}){said}"))
 
 
 # Queues ---------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`evertick scheduler`, `runner`, `publisher`, `api` and `agent`: one service in this process.
+"""`evertick scheduler`, `runner`, `launcher`, `publisher`, `api` and `agent`: one service in this process.
 
 Each command imports only its own service. The agent loads neither a database driver nor a web framework.
 """
@@ -28,6 +28,7 @@ runner_app = Single()
 publisher_app = Single()
 api_app = Single()
 agent_app = Single()
+launcher_app = Single()
 
 Queues = Annotated[str | None, typer.Option("--queues", metavar="A,B", help="The queues to serve.")]
 TaskPatterns = Annotated[
@@ -91,6 +92,15 @@ CaFile = Annotated[
 ]
 OutcomeFile = Annotated[Path | None, typer.Option("--outcome-file", metavar="FILE", help="The file for the outcome.")]
 
+Fleets = Annotated[
+    Path | None,
+    typer.Option("--fleets", metavar="TOML", help="The file with the fleets; EVERTICK_FLEETS_FILE by default."),
+]
+Idle = Annotated[float | None, duration("--idle", "Leave after so long without work, such as 5m; by default it stays.")]
+Until = Annotated[
+    float | None, duration("--until", "Take new work for so long, such as 8h, and leave with the last task.")
+]
+
 # By name: the API imports the framework and the pages with its first request.
 APPLICATION = "evertick.ui.app"
 # The modules that each command below imports when it is called.
@@ -99,6 +109,7 @@ _IMPORTS = {
     "runner": ("evertick.supervisor.service", "evertick.runner.runner"),
     "publisher": ("evertick.supervisor.service", "evertick.publisher.publisher"),
     "api": ("evertick.supervisor.service", "evertick.api.service"),
+    "launcher": ("evertick.supervisor.service", "evertick.launcher.launcher"),
     "agent": ("evertick.agent.agent",),
 }
 
@@ -159,6 +170,8 @@ def runner(
     server: Server = None,
     token_file: JoinTokenFile = None,
     ca_file: CaFile = None,
+    idle: Idle = None,
+    until: Until = None,
 ) -> None:
     """Run one runner. It claims tasks and executes each in its own process.
 
@@ -179,6 +192,8 @@ def runner(
         runner_server=server,
         runner_token_file=token_file,
         runner_ca_file=ca_file,
+        runner_idle_seconds=idle,
+        runner_until_seconds=until,
     )
     if settings.runner_server is not None:
         return _serve_over_https(settings, settings.runner_server)
@@ -264,6 +279,19 @@ def api(host: ApiHost = None, port: ApiPort = None) -> None:
     _serve("api", settings, lambda url, log: Api(settings, url=url, log=log, application=APPLICATION))
 
 
+@launcher_app.command(epilog="Example: evertick launcher --fleets fleets.toml")
+def launcher(fleets: Fleets = None) -> None:
+    """Start runners on Docker, Podman, Slurm, Ray or Kubernetes, as many as their queues need, and end them by draining.
+
+    One launcher leads each fleet; more of them stand by. Launched runners keep running when it stops.
+    """
+    from evertick.launcher.launcher import Launcher
+    from evertick.processes.identity import process_name
+
+    settings = read_settings(fleets_file=fleets)
+    _serve("launcher", settings, lambda url, log: Launcher(settings, url=url, owner=process_name(), log=log))
+
+
 @agent_app.command(
     epilog="Example: EVERTICK_SERVER=https://evertick.example.com evertick agent --token-file /run/evertick/token"
 )
@@ -313,4 +341,5 @@ COMMANDS: Mapping[str, Callable[[], None]] = {
     "runner": runner,
     "publisher": publisher,
     "api": api,
+    "launcher": launcher,
 }

@@ -29,7 +29,7 @@ from evertick.processes.system import forget_variable
 from evertick.publisher.routing_file import load_routing
 from evertick.supervisor.fork_server import ServiceForkServer
 from evertick.supervisor.postgres_home import PostgresDirectory, holder_of, shown
-from evertick.supervisor.supervisor import SERVICES, Supervisor
+from evertick.supervisor.supervisor import Supervisor, services_of
 
 app = Single()
 
@@ -69,7 +69,7 @@ def up(
     forget_variable("EVERTICK_ADMIN_PASSWORD")  # before any process is started, so that no task can read it
     load_routing(settings.routing_file)
     log = configure(service="evertick", owner=process_name(), as_json=settings.log == "json")
-    fork_server = ServiceForkServer(_services())
+    fork_server = ServiceForkServer(_services(settings))
     supervisor = Supervisor(settings, environment=environment_for(settings), fork_server=fork_server, say=_say, log=log)
     # If another one runs already, the supervisor reports it, and there is nothing to announce.
     if settings.database_url or holder_of(settings.home) is None:
@@ -87,10 +87,10 @@ def up(
         supervisor.port.stop()
 
 
-def _services() -> Callable[[list[str]], int]:
+def _services(settings: Settings) -> Callable[[list[str]], int]:
     """Runs a service by its name. All services are imported first, so that forked ones share their memory. None of them parses
     a command line: making all commands would write to 2.5 MB of that memory in each service."""
-    for name in SERVICES:
+    for name in services_of(settings):
         preload(name)
     run: Callable[[Callable[[], object]], int] = import_module("evertick.cli.main").run
 

@@ -205,6 +205,7 @@ create function queue_facts(p_queue text, p_version_id int, p_idx int) returns j
            'draining', count(*) filter (where r.ended_at is null and r.request is not null),
            'slots', coalesce(sum(r.slots) filter (where r.ended_at is null and r.request is null), 0),
            'busy', coalesce(sum(busy_slots(r.session)) filter (where r.ended_at is null and r.request is null), 0),
+           'fleet', fleet_facts(p_queue),
            'last', (select jsonb_build_object('runner', x.runner_id, 'until', x.ended_at) from runner x
                     where p_queue = any(x.queues) and x.ended_at is not null
                       and matches_patterns(x.task_patterns, p_version_id, p_idx) order by x.ended_at desc limit 1))

@@ -939,6 +939,32 @@ create table runner_token (
     revoked_at  timestamptz
 );
 
+-- Fleets of runners that a launcher starts on an engine. One launcher leads a fleet, by its epoch until its lease ends;
+-- it writes here what it decided, and why nothing can be started.
+create table fleet (
+    name        text primary key,
+    engine      text not null,
+    queues      text[] not null,
+    least int not null, most int not null, slots int not null,
+    epoch       bigint not null,
+    leader      text not null,
+    lease_until timestamptz not null,
+    desired     int not null default 0,
+    trouble     text
+);
+
+-- The launched runners: a row from before their object is submitted until the object has ended. The token is their own.
+create table pilot (
+    name         text primary key,   -- of the object, and of the runner
+    fleet        text not null,
+    token_id     int not null unique,
+    created_at   timestamptz not null,
+    submitted_at timestamptz,
+    phase        text not null default 'waiting' check (phase in ('waiting', 'running')),
+    reason       text,   -- the engine's words
+    withdrawn_at timestamptz   -- it is not needed: its object is to be removed
+);
+
 -- Whether an agent, or a runner over HTTPS, could reach any API: every API renews this row while there are some
 -- (detect_dead_runners).
 create table agent_api (

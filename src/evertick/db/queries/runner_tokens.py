@@ -101,3 +101,58 @@ async def append_logs(conn: AsyncConnection, *, session: int, chunks: list[NewCh
 @query
 async def called(conn: AsyncConnection, *, sessions: list[int], requests: list[str]) -> set[int]:
     """Those of these waiting runners that have something to learn; `requests`: what each knows, '' for none."""
+
+
+# Fleets of launched runners, and the load that decides their size
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """`triggers`: 1 if a trigger waits for a runner."""
+
+    queued: int
+    triggers: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRow:
+    """`is_led`: its launcher is alive."""
+
+    name: str
+    engine: str
+    queues: list[str]
+    least: int
+    most: int
+    slots: int
+    leader: str
+    is_led: bool
+    desired: int
+    trouble: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPilotRow:
+    """A launched runner. `session`: of the runner that joined."""
+
+    fleet: str
+    name: str
+    phase: str
+    reason: str | None
+    created_at: datetime
+    submitted_at: datetime | None
+    is_withdrawn: bool
+    session: int | None
+    request: str | None
+    busy: int
+
+
+@query
+async def fleet_load(conn: AsyncConnection, *, queues: list[str], cap: int) -> FleetLoad: ...
+
+
+@query
+async def list_fleets(conn: AsyncConnection, *, limit: int) -> list[FleetRow]: ...
+
+
+@query
+async def list_pilots(conn: AsyncConnection, *, limit: int) -> list[ListedPilotRow]: ...

@@ -19,7 +19,7 @@ select *, false as is_expired, 0 as runners from made
 select t.token_id, t.name, t.queues, t.created_by, t.created_at, t.expires_at, t.used_at, t.used_from, t.revoked_at,
        t.expires_at <= clock() as is_expired,
        (select count(*) from runner r where r.ended_at is null and r.token_id = t.token_id)::int as runners
-  from runner_token t where t.revoked_at is null order by t.token_id limit %(limit)s
+  from runner_token t where t.revoked_at is null and t.created_by <> 'launcher' order by t.token_id limit %(limit)s
 
 -- name: find
 select t.token_id, t.name, t.queues, t.created_by, t.created_at, t.expires_at, t.used_at, t.used_from, t.revoked_at,
@@ -87,3 +87,24 @@ select s.session from unnest(%(sessions)s::bigint[], %(requests)s::text[]) s(ses
                  join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
                      and k.epoch = l.epoch
                 where l.session = s.session and k.request is not null)
+
+-- Fleets of launched runners.
+
+-- name: fleet_load
+-- The queued tasks of these queues, each counted up to the cap, and the triggers that no runner runs there.
+select (select count(*) from unnest(%(queues)s::text[]) q(queue)
+         cross join lateral (select 1 from ready_task r where r.queue = q.queue limit %(cap)s) c) as queued,
+       (select count(*) from (select 1 from task_trigger w
+                               where w.session is null and w.event is null and w.queue = any(%(queues)s::text[]) limit 1) x) as triggers
+
+-- name: list_fleets
+select f.name, f.engine, f.queues, f.least, f.most, f.slots, f.leader, f.lease_until > clock() as is_led, f.desired,
+       f.trouble
+  from fleet f order by f.name limit %(limit)s
+
+-- name: list_pilots
+-- Those of all fleets, the oldest first.
+select p.fleet, p.name, p.phase, p.reason, p.created_at, p.submitted_at, p.withdrawn_at is not null as is_withdrawn,
+       r.session, r.request, coalesce(busy_slots(r.session), 0) as busy
+  from pilot p left join runner r on r.token_id = p.token_id and r.ended_at is null
+ order by p.fleet, p.created_at, p.name, r.started_at limit %(limit)s

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import io
 import math
-import shlex
 import tarfile
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from evertick.config import Settings
 from evertick.domain.agent_protocol import MOST_BYTES
 from evertick.domain.attempt import session_text
 from evertick.domain.engine_options import memory_bytes
-from evertick.executors.base import Observed, Phase, RemoteOrder
+from evertick.executors.base import Observed, Order, Phase
 from evertick.executors.task_options import Options
 
 OWNER_LABEL = "io.evertick.owner"
@@ -29,29 +29,21 @@ OUTCOME_FILE = f"{FOLDER}/outcome"
 Json = dict[str, Any]
 
 
-def container_of(order: RemoteOrder, options: Options, *, owner: str, image: str, command: str) -> Json:
+def container_of(order: Order, options: Options, *, owner: str, image: str, settings: Settings) -> Json:
     """The body of the request that creates it."""
-    ours = {
-        "EVERTICK_SERVER": order.api_url,
-        "EVERTICK_AGENT_TOKEN_FILE": f"{FOLDER}/token",
-        "EVERTICK_AGENT_OUTCOME_FILE": OUTCOME_FILE,
-        "EVERTICK_HOME": f"{FOLDER}/home",
-    }
-    environment = {**options.get("env", {}), **ours}
+    ours = order.variables(token_file=f"{FOLDER}/token", outcome_file=OUTCOME_FILE)
+    environment = {**options.get("env", {}), **ours, "EVERTICK_HOME": f"{FOLDER}/home"}
     found: Json = {
         "Image": options.get("image", image),
         # Whatever the image's entry point is.
-        "Entrypoint": shlex.split(command),
+        "Entrypoint": order.command(settings),
         "Cmd": [],
         "Env": [f"{name}={text}" for name, text in environment.items()],
         "WorkingDir": FOLDER,
         "Labels": {
             OWNER_LABEL: owner,
             SESSION_LABEL: session_text(order.session),
-            "io.evertick.dag": order.dag,
-            "io.evertick.task": order.task,
-            "io.evertick.run": str(order.key.run_id),
-            "io.evertick.queue": order.queue,
+            **{f"io.evertick.{name}": text for name, text in order.labels.items()},
         },
         "HostConfig": _host_config(options),
     }
@@ -93,7 +85,7 @@ def _host_config(options: Options) -> Json:
     return host
 
 
-def files_of(order: RemoteOrder, *, user: int, group: int) -> bytes:
+def files_of(order: Order, *, user: int, group: int) -> bytes:
     """The token and an empty home, which only that user can read, as an archive for the root of the container."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as tar:

@@ -20,7 +20,7 @@ from typing import Any, Self
 from evertick.config import Settings
 from evertick.domain.attempt import session_text
 from evertick.domain.errors import ExecutorUnavailable, InvalidSettings, SubmissionRefused
-from evertick.executors.base import Observed, Phase, RemoteOrder
+from evertick.executors.base import Observed, Order, Phase
 from evertick.executors.docker.container import (
     OUTCOME_FILE,
     OWNER_LABEL,
@@ -77,10 +77,10 @@ class DockerExecutor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def submit(self, order: RemoteOrder) -> None:
+    async def submit(self, order: Order) -> None:
         """Idempotent: if the attempt's own container exists, continue from its state."""
         options, image = self._options.of(order), f"evertick:{version('evertick')}"
-        body = container_of(order, options, owner=self._owner, image=image, command=self._settings.agent_command)
+        body = container_of(order, options, owner=self._owner, image=image, settings=self._settings)
         if options.get("pull") == "always" and await self._inspect(order.name) is None:
             await self._pull(body["Image"])
         container = await self._create(order, body, may_pull=options.get("pull") != "never")
@@ -131,7 +131,7 @@ class DockerExecutor:
                 return
             yield
 
-    async def _create(self, order: RemoteOrder, body: Json, *, may_pull: bool) -> Json:
+    async def _create(self, order: Order, body: Json, *, may_pull: bool) -> Json:
         """The container's state, whether it was created now or before. Docker answers 409 if it exists, Podman 500."""
         create = Ask(method="POST", path="/containers/create", query={"name": order.name}, body=_bytes(body))
         answer = await self._ask(create)
@@ -151,11 +151,11 @@ class DockerExecutor:
         labels = (container.get("Config") or {}).get("Labels") or {}
         if labels.get(SESSION_LABEL) != session_text(order.session) or not self._is_ours(container):
             raise SubmissionRefused(
-                f"a container {order.name} exists that does not belong to this attempt. Remove it, and run the task again."
+                f"a container {order.name} exists that is not the one of {order.what}. Remove it, and try again."
             )
         return container
 
-    async def _start(self, order: RemoteOrder, container: Json) -> None:
+    async def _start(self, order: Order, container: Json) -> None:
         user, group = await self._user_of(order.name, container)
         where = {"path": "/"}
         content = files_of(order, user=user, group=group)
@@ -237,12 +237,12 @@ class DockerExecutor:
         return await self._engine.ask(ask, seconds=_SECONDS)
 
 
-def _accepted(answer: Answer, order: RemoteOrder) -> None:
+def _accepted(answer: Answer, order: Order) -> None:
     """Raises what an answer that is not 2xx means for this attempt."""
     if answer.is_good:
         return
     if answer.status in (400, 404) or _OF_THE_TASK.search(answer.message):
-        raise SubmissionRefused(f"the engine refuses the container of task {order.task!r}: {answer.message}")
+        raise SubmissionRefused(f"the engine refuses the container of {order.what}: {answer.message}")
     raise ExecutorUnavailable(answer.message)
 
 

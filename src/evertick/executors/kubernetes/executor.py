@@ -21,7 +21,7 @@ from evertick.config import Settings
 from evertick.domain.attempt import session_text
 from evertick.domain.errors import ExecutorUnavailable, SubmissionRefused
 from evertick.domain.executor_options import POD_OPTIONS, TASK_CONTAINER
-from evertick.executors.base import Observed, Phase, RemoteOrder
+from evertick.executors.base import Observed, Order, Phase
 from evertick.executors.kubernetes.api import Json, KubeApi, Refusal, connected, meaning
 from evertick.executors.kubernetes.manifest import (
     KEPT_LABEL,
@@ -68,7 +68,7 @@ class KubernetesExecutor:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def submit(self, order: RemoteOrder) -> None:
+    async def submit(self, order: Order) -> None:
         """Idempotent: if the attempt's own pod exists, continue from there."""
         allowed = self._settings.pod_options or POD_OPTIONS
         manifest = pod_manifest(order, self._template, owner=self._owner, allowed=allowed)
@@ -143,7 +143,7 @@ class KubernetesExecutor:
                 await asyncio.sleep(longest * random.uniform(0.5, 1.0))
             yield
 
-    async def _create(self, order: RemoteOrder, manifest: Manifest) -> Json:
+    async def _create(self, order: Order, manifest: Manifest) -> Json:
         try:
             return await self._api.create_pod(manifest)
         except Refusal as refusal:
@@ -154,11 +154,11 @@ class KubernetesExecutor:
             raise ExecutorUnavailable(f"pod {order.name} existed and is gone: try again")
         if pod["metadata"].get("labels", {}).get(SESSION_LABEL) != session_text(order.session):
             raise SubmissionRefused(
-                f"a pod {order.name} exists that does not belong to this attempt. Delete it, and run the task again."
+                f"a pod {order.name} exists that is not the one of {order.what}. Delete it, and try again."
             )
         return pod
 
-    async def _give_token(self, order: RemoteOrder, pod_uid: str) -> None:
+    async def _give_token(self, order: Order, pod_uid: str) -> None:
         secret = secret_manifest(order, owner=self._owner, pod_uid=pod_uid)
         try:
             await self._api.create_secret(secret)

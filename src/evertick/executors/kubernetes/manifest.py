@@ -17,7 +17,7 @@ import yaml  # type: ignore[import-untyped]
 from evertick.domain.attempt import session_text
 from evertick.domain.errors import InvalidSettings, SubmissionRefused
 from evertick.domain.executor_options import TASK_CONTAINER, merge, pod_patch
-from evertick.executors.base import RemoteOrder
+from evertick.executors.base import Order, RemoteOrder
 
 OWNER_LABEL = "evertick.io/owner"
 
@@ -71,19 +71,19 @@ DEFAULT_TEMPLATE: Manifest = {
 }
 
 
-def pod_manifest(order: RemoteOrder, template: Manifest, *, owner: str, allowed: Collection[str]) -> Manifest:
+def pod_manifest(order: Order, template: Manifest, *, owner: str, allowed: Collection[str]) -> Manifest:
     """Raises SubmissionRefused for options that a pod does not have, or that DAGs may not set here."""
     options = order.place.get("kubernetes") or {}
     if not isinstance(options, dict):
-        raise SubmissionRefused(f"the kubernetes options of task {order.task!r} must be a dict.")
+        raise SubmissionRefused(f"the kubernetes options of {order.what} must be a dict.")
     if forbidden := sorted(options.keys() - set(allowed)):
         raise SubmissionRefused(
-            f"the kubernetes options of task {order.task!r} set {', '.join(forbidden)}, which EVERTICK_POD_OPTIONS does not allow."
+            f"the kubernetes options of {order.what} set {', '.join(forbidden)}, which EVERTICK_POD_OPTIONS does not allow."
         )
     try:
         patched = merge(template, pod_patch(options))
     except (TypeError, ValueError) as error:
-        raise SubmissionRefused(f"the kubernetes options of task {order.task!r} are wrong: {error}.") from None
+        raise SubmissionRefused(f"the kubernetes options of {order.what} are wrong: {error}.") from None
     ours = _ours(order, owner)
     written = patched.get("metadata") or {}
     for part in ("labels", "annotations"):
@@ -93,7 +93,7 @@ def pod_manifest(order: RemoteOrder, template: Manifest, *, owner: str, allowed:
     return {**ours, "spec": merge(patched["spec"], ours["spec"])}
 
 
-def secret_manifest(order: RemoteOrder, *, owner: str, pod_uid: str) -> Manifest:
+def secret_manifest(order: Order, *, owner: str, pod_uid: str) -> Manifest:
     """The pod owns it: Kubernetes deletes it with the pod."""
     return {
         "apiVersion": "v1",
@@ -109,8 +109,11 @@ def secret_manifest(order: RemoteOrder, *, owner: str, pod_uid: str) -> Manifest
     }
 
 
-def _ours(order: RemoteOrder, owner: str) -> Manifest:
-    key = order.key
+def _ours(order: Order, owner: str) -> Manifest:
+    names = {f"{_OUR_KEYS}{name}": text for name, text in order.labels.items() if name != "queue"}
+    notes = {f"{_OUR_KEYS}queue": order.queue}
+    if isinstance(order, RemoteOrder):
+        notes |= {f"{_OUR_KEYS}map-index": str(order.key.map_index), f"{_OUR_KEYS}epoch": str(order.epoch)}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -120,17 +123,9 @@ def _ours(order: RemoteOrder, owner: str) -> Manifest:
                 "app.kubernetes.io/managed-by": "evertick",
                 OWNER_LABEL: owner,
                 SESSION_LABEL: session_text(order.session),
-                "evertick.io/dag": _label(order.dag),
-                "evertick.io/task": _label(order.task),
-                "evertick.io/run": str(key.run_id),
+                **{name: _label(text) for name, text in names.items()},
             },
-            "annotations": {
-                "evertick.io/dag": order.dag,
-                "evertick.io/task": order.task,
-                "evertick.io/map-index": str(key.map_index),
-                "evertick.io/epoch": str(order.epoch),
-                "evertick.io/queue": order.queue,
-            },
+            "annotations": names | notes,
         },
         "spec": {
             "restartPolicy": "Never",
@@ -144,18 +139,18 @@ def _ours(order: RemoteOrder, owner: str) -> Manifest:
     }
 
 
-def _container(order: RemoteOrder) -> Manifest:
+def _container(order: Order) -> Manifest:
+    if isinstance(order, RemoteOrder):
+        command = {"command": ["evertick", "agent"], "args": ["--outcome-file", OUTCOME_FILE]}
+    else:
+        command = {"command": ["evertick", "runner"]}
+    variables = {**order.variables(token_file=f"{TOKEN_FOLDER}/token"), "EVERTICK_HOME": HOME_FOLDER}
     return {
         "name": TASK_CONTAINER,
-        "command": ["evertick", "agent"],
-        "args": ["--outcome-file", OUTCOME_FILE],
+        **command,
         "terminationMessagePath": OUTCOME_FILE,
         "terminationMessagePolicy": "File",
-        "env": [
-            {"name": "EVERTICK_SERVER", "value": order.api_url},
-            {"name": "EVERTICK_AGENT_TOKEN_FILE", "value": f"{TOKEN_FOLDER}/token"},
-            {"name": "EVERTICK_HOME", "value": HOME_FOLDER},
-        ],
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
         "volumeMounts": [
             {"name": "evertick-start", "mountPath": TOKEN_FOLDER, "readOnly": True},
             {"name": "evertick-home", "mountPath": HOME_FOLDER},

@@ -17,7 +17,7 @@ from typing import assert_never
 from evertick.config import Settings
 from evertick.db.queries import runners
 from evertick.db.queries.runners import DispatchRow
-from evertick.domain.agent_protocol import parse_name
+from evertick.domain.agent_protocol import is_launched_name, parse_name
 from evertick.domain.attempt import RunnerRequest
 from evertick.domain.errors import ExecutorBusy, ExecutorUnavailable
 from evertick.engine.remote_attempts import DispatchResult, adopt_dispatches, end_queued
@@ -79,6 +79,7 @@ class RemoteSession:
         self._settings, self._executor = settings, executor
         self._hot, self._side, self._notifier, self._claims = access.hot, access.side, access.notifier, access.claims
         self.session = registration.session
+        registration.has_other_work = lambda: bool(self._listed)
         self._listed: list[DispatchRow] = []
         # By the session of an attempt: since when its stop or end is known, the listing after which its last action was
         # chosen, and since when the executor reports it as running.
@@ -330,7 +331,11 @@ class Observer:
     async def _delete_orphans(self, seen: Mapping[str, Observed]) -> None:
         """Rows are read after the listing and are created before an attempt is submitted: an attempt without a row then
         is an orphan. One that has ended and is being deleted is not: a kubelet takes a second or more to remove it."""
-        here = [name for name, each in seen.items() if each.phase is not Phase.ENDED or not each.is_being_deleted]
+        here = [
+            name
+            for name, each in seen.items()
+            if not is_launched_name(name) and (each.phase is not Phase.ENDED or not each.is_being_deleted)
+        ]
         named = {name: attempt.session for name in here if (attempt := parse_name(name)) is not None}
         if not named:
             self._orphans, self._deleted, self._undeletable = set(), set(), set()

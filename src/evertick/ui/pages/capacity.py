@@ -16,6 +16,7 @@ from evertick.domain.access import Permission
 from evertick.domain.attempt import session_text
 from evertick.domain.errors import UserError
 from evertick.operations import gates as gate_operations
+from evertick.operations import launchers
 from evertick.operations import runners as runner_operations
 from evertick.operations.gates import KEY_KINDS, POOL_KINDS, PoolRequest
 from evertick.operations.runners import DrainRequest
@@ -83,6 +84,7 @@ async def list_runners(request: Request, caller: Who) -> Response:
         silent_seconds = SILENT_HEARTBEATS * caller.context.settings.heartbeat_seconds
         agents = await runners.count_agents(conn, silent_seconds=silent_seconds)
         waiting = await runners.not_started(conn, limit=_SHOWN_TASKS)
+    fleets = await launchers.read_fleets(caller)
     return page(
         request,
         "runners.html",
@@ -90,6 +92,7 @@ async def list_runners(request: Request, caller: Who) -> Response:
         rows=found,
         waiting=waiting,
         agents=agents,
+        fleets=fleets,
         is_cut=len(waiting) == _SHOWN_TASKS,
         silent_seconds=silent_seconds,
         slots=sum(each.slots for each in found),

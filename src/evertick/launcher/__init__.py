@@ -1,0 +1,1 @@
+"""Starting and ending runners on engines, as many as their queues need."""
