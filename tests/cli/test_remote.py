@@ -720,6 +720,22 @@ async def test_signing_in_keeps_a_token_that_only_the_person_can_read(
     kept = json.loads(path.read_text())[address]["token"]
     assert kept not in signed.out and "correct horse" not in path.read_text()
     assert (await cli("--server", address, "runs", "list")).status == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("correct horse\n"))
+    assert (await cli("login", address, "--user", "bob", "--name", "here")).status == 0
+    assert (await cli("--server", "here", "runs", "list")).status == 0
+    assert "no server named 'there'" in await cli.refused("--server", "there", "runs", "list")
+    away = {"user": "bob", "token": "evt_x", "is_session": False, "name": "away"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "http://127.0.0.1:9": away}))
+    listed = json.loads((await cli("servers", "--json")).out)["servers"]
+    assert [(each["name"], each["error"] is None) for each in listed] == [("away", False), ("here", False)]
+    assert (
+        listed[1]["runners"] == 0
+        and "no scheduler leads" in listed[1]["error"]
+        and address in (await cli("servers")).out
+    )
+    assert "Another server has the name" in await cli.refused("login", address, "--name", "away")
+    assert (await cli("logout", "away")).status == 0
+    kept = json.loads(path.read_text())[address]["token"]
     path.chmod(0o644)
     assert "chmod 600" in await cli.refused("--server", address, "runs", "list")
     path.chmod(0o600)

@@ -48,6 +48,7 @@ _RUN: dict[str, Command] = {
     "tokens": ("users:tokens_app", "Manage tokens for the API: list, create, revoke."),
     "login": ("users:login_app", "Sign in at a server, for --server."),
     "logout": ("users:logout_app", "Sign out at a server."),
+    "servers": ("users:servers_app", "Show the servers that you are signed in to, side by side."),
     "audit": ("users:audit_app", "Show the audit log: actions and refusals, with time, actor and origin."),
 }
 _MANAGE: dict[str, Command] = {
@@ -104,7 +105,7 @@ HERE_ONLY = {
         "config",
         "doctor",
     ),
-    *("prove", "login", "logout", "airflow"),
+    *("prove", "login", "logout", "servers", "airflow"),
 }
 
 
@@ -175,7 +176,11 @@ def _evertick(
     context: typer.Context,
     server: Annotated[
         str | None,
-        typer.Option("--server", metavar="URL", help="Use this server instead of the database; see `evertick login`."),
+        typer.Option(
+            "--server",
+            metavar="URL",
+            help="Use this server instead of the database: its address, or its name; see `evertick login`.",
+        ),
     ] = None,
     version: Annotated[
         bool,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import tempfile
 from contextvars import ContextVar
@@ -17,23 +18,40 @@ from urllib.parse import urlsplit
 from evertick.config import login_file, read_settings
 from evertick.domain.errors import Unauthenticated, UserError
 
+# Of a server on this machine; an address has a colon.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
+
 # The value of --server on this command line.
 SERVER_OPTION: ContextVar[str | None] = ContextVar("server_option", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLogin:
-    """`is_session`: the token was made by signing in, so signing out revokes it. Any other token stays valid."""
+    """`is_session`: the token was made by signing in, so signing out revokes it. Any other token stays valid. `name`: what
+    the server is called on this machine."""
 
     user: str
     token: str
     is_session: bool
+    name: str | None = None
 
 
 def chosen_server() -> str | None:
     """The server that commands use; None for the database."""
     found = SERVER_OPTION.get() or read_settings().server
-    return read_address(found) if found else None
+    return find_address(found) if found else None
+
+
+def find_address(text: str) -> str:
+    """Of a server that was named when the user signed in, or of an address."""
+    if not NAME.fullmatch(text):
+        return read_address(text)
+    for address, login in read_logins().items():
+        if login.name == text:
+            return address
+    raise UserError(
+        f"There is no server named {text!r}. List yours with `evertick servers`, or name one: evertick login URL --name {text}"
+    )
 
 
 def read_address(text: str) -> str:

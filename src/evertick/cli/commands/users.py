@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 from urllib.parse import urlsplit
 
 import typer
 
 from evertick.cli.app import Group, Single
 from evertick.cli.options import Json, Limit, Yes, confirm, read_number
-from evertick.cli.output import Cell, clock, document, hint, line, print_json, show, show_list, state
+from evertick.cli.output import Cell, clock, document, hint, line, print_json, show, show_list, state, table
 from evertick.client.connect import call, open_client, read_pages
-from evertick.client.credentials import StoredLogin, chosen_server, keep_login, read_address, read_logins
+from evertick.client.credentials import (
+    NAME,
+    StoredLogin,
+    chosen_server,
+    find_address,
+    keep_login,
+    read_address,
+    read_logins,
+)
 from evertick.config import read_settings
 from evertick.db.queries.accounts import AuditEntry
 from evertick.domain.access import Role
@@ -25,7 +34,7 @@ from evertick.domain.durations import relative
 from evertick.domain.errors import EvertickError, UserError
 from evertick.engine.accounts import TOKEN_DAYS
 from evertick.observability.health_endpoint import living_notes
-from evertick.operations import users
+from evertick.operations import runners, users
 from evertick.operations.users import NewToken, NewUser, Token, User, UserChange
 from evertick.runtime.listen_socket import API_NOTES, DEFAULT_PORT
 
@@ -37,6 +46,7 @@ tokens_app = Group()
 audit_app = Single()
 login_app = Single()
 logout_app = Single()
+servers_app = Single()
 
 UserName = Annotated[str, typer.Argument(metavar="NAME", help="The user's name.")]
 NewRole = Annotated[Role, typer.Option("--role", help="The user's role; see docs/reference/permissions.md.")]
@@ -62,6 +72,10 @@ DagFilter = Annotated[str | None, typer.Option("--dag", help="Only about this DA
 RunFilter = Annotated[int | None, typer.Option("--run", parser=read_number, help="Only about this run.")]
 Address = Annotated[str, typer.Argument(metavar="URL", help="The server: https://evertick.example.com:8080")]
 LoginUser = Annotated[str | None, typer.Option("--user", "-u", help="The user's name; asked for if left out.")]
+ServerAddress = Annotated[str, typer.Argument(metavar="URL", help="The server's address, or its name.")]
+ServerName = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="A short name for the server, for --server.")
+]
 WithToken = Annotated[
     bool, typer.Option("--token", help="Sign in with a token instead of a password: asked for, or from a pipe.")
 ]
@@ -224,9 +238,20 @@ def audit_command(
 
 
 @login_app.command(epilog="Example: evertick login https://evertick.example.com --user ann")
-def login_command(url: Address, user: LoginUser = None, token: WithToken = False) -> None:
-    """Sign in at a server. Later commands use its token with --server URL, or with EVERTICK_SERVER=URL set."""
+def login_command(url: Address, user: LoginUser = None, token: WithToken = False, called: ServerName = None) -> None:
+    """Sign in at a server. Later commands use its token with --server URL, or with EVERTICK_SERVER=URL set.
+
+    With --name that name does for the address: evertick --server NAME runs list.
+    """
     address = read_address(url)
+    known = read_logins()
+    if called is not None:
+        if not NAME.fullmatch(called):
+            raise UserError(f"{called[:100]!r} is no name of a server: use up to 31 letters, digits, '_' and '-'.")
+        if any(login.name == called for other, login in known.items() if other != address):
+            raise UserError(f"Another server has the name {called!r}. List them with `evertick servers`.")
+    elif address in known:
+        called = known[address].name
     if token and user is not None:
         raise UserError("A token already belongs to a user: leave out --user.")
     if urlsplit(address).scheme == "http" and urlsplit(address).hostname not in ("127.0.0.1", "localhost", "::1"):
@@ -240,15 +265,19 @@ def login_command(url: Address, user: LoginUser = None, token: WithToken = False
             secret = client.request("POST", "/auth/token", {"username": name, "password": password})["access_token"]
     with _http_client(address, secret) as client:
         session = client.request("GET", "/auth/session")
-    path = keep_login(address, StoredLogin(user=session["user"], token=secret, is_session=not token))
+    path = keep_login(address, StoredLogin(user=session["user"], token=secret, is_session=not token, name=called))
     show(line(f"Signed in at {address} as {session['user']} ({session['role']}); the token is in {path}."))
-    show(hint(f"Try: evertick --server {address} runs list. Or for all commands: export EVERTICK_SERVER={address}"))
+    show(
+        hint(
+            f"Try: evertick --server {called or address} runs list. Or for all commands: export EVERTICK_SERVER={address}"
+        )
+    )
 
 
 @logout_app.command(epilog="Example: evertick logout https://evertick.example.com")
-def logout_command(url: Address) -> None:
+def logout_command(url: ServerAddress) -> None:
     """Sign out: end the session, and remove its token from this machine. A token of your own stays valid."""
-    address = read_address(url)
+    address = find_address(url)
     known = read_logins().get(address)
     if known is None:
         raise UserError(f"You are not signed in at {address}.")
@@ -260,6 +289,40 @@ def logout_command(url: Address) -> None:
         sys.stderr.write(f"The session could not be ended there: {error}\n")
     keep_login(address, None)
     show(line(f"Signed out at {address}."))
+
+
+@servers_app.command(epilog="Example: evertick servers")
+def servers_command(as_json: Json = False) -> None:
+    """Show the servers that you are signed in to, side by side: whether each fires and runs, and how busy it is."""
+    found = sorted(read_logins().items(), key=lambda each: (each[1].name or "", each[0]))
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        answers = list(pool.map(lambda each: _health_of(*each), found))
+    servers = [
+        {"name": login.name, "server": address, "user": login.user, **answer}
+        for (address, login), answer in zip(found, answers, strict=True)
+    ]
+    if as_json:
+        return print_json({"servers": servers})
+    if not servers:
+        return show(line("You are not signed in anywhere. Sign in with: evertick login URL --name NAME"))
+    rows: list[list[Cell]] = []
+    for each in servers:
+        is_well = each["status"] == "healthy"
+        status: Cell = each["status"] if is_well else state("failed", str(each["status"]))
+        counts: list[Cell] = [each["runners"], each["busy"], each["slots"]]
+        rows.append([each["name"], each["server"], each["user"], status, *counts, each["error"]])
+    show(table(("NAME", "SERVER", "USER", "STATUS", "#RUNNERS", "#BUSY", "#SLOTS", "DETAIL"), rows))
+
+
+def _health_of(address: str, login: StoredLogin) -> dict[str, Any]:
+    try:
+        with _http_client(address, login.token) as client:
+            found = client.call(runners.show_health)
+    except EvertickError as error:
+        return {"status": "unknown", "runners": None, "busy": None, "slots": None, "error": str(error)}
+    why = None if found.scheduler == "healthy" else "no scheduler leads, so nothing fires"
+    counts = {"runners": found.runners, "busy": found.busy, "slots": found.slots}
+    return {"status": found.scheduler, **counts, "error": why}
 
 
 def _http_client(address: str, token: str | None) -> HttpClient:
