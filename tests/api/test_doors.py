@@ -200,6 +200,11 @@ def test_only_these_routes_are_open(app: FastAPI) -> None:
 OPEN = {
     "GET /login",
     "POST /login",
+    # A provider of OpenID Connect, and a program with the token of its platform: what they send is verified.
+    "GET /login/999999",
+    "GET /login/999999/callback",
+    "POST /auth/oidc/999999/logout",
+    "POST /auth/workload",
     "GET /static/999999/999999",
     "GET /favicon.ico",
     # The documentation of the release. It has no data.

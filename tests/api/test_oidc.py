@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -379,3 +380,33 @@ def test_a_wrong_configuration_is_refused_with_the_place(tmp_path: Path, text: s
     (tmp_path / "oidc.toml").write_text(text)
     with pytest.raises(InvalidSettings, match=why):
         read_providers(tmp_path / "oidc.toml")
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_a_real_provider_signs_in_and_decides_until_it_revokes(
+    app: FastAPI, browser: Client, conn: AsyncConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the oidc-provider-mock package: an independent implementation of the protocol."""
+    mock = pytest.importorskip("oidc_provider_mock", reason="needs the group dev")
+    monkeypatch.setenv("AUTHLIB_INSECURE_TRANSPORT", "1")
+    monkeypatch.setenv("EVERTICK_OIDC_SECRET__REAL", SECRET)
+    with mock.run_server_in_thread() as server:
+        url = f"http://localhost:{server.server_port}"
+        place = tmp_path / "real.toml"
+        place.write_text(
+            f'[oidc.real]\nissuer = "{url}"\nclient_id = "e"\nuser_claim = "email"\n[oidc.real.groups]\ndata = "operator"'
+        )
+        context = app.state.context
+        monkeypatch.setattr(context, "settings", replace(context.settings, oidc_file=place))
+        async with httpx.AsyncClient(base_url=url) as outside:
+            await outside.put("/users/u1", json={"email": "kim@acme.test", "groups": ["data"]})
+            begun = await browser.get("/login/real")
+            answer = await outside.post(begun.headers["location"], data={"sub": "u1"})
+            assert (await browser.get(answer.headers["location"].removeprefix(BASE))).status_code == 200
+            session = await browser.ok("GET", "/auth/session")
+            assert (session["user"], session["role"]) == ("kim@acme.test", "operator")
+            await age(conn, accounts.CHECK_AFTER_SECONDS + 1)
+            assert (await browser.get("/auth/session")).status_code == 200
+            await outside.put("/users/u1", json={"email": "kim@acme.test", "groups": []})
+            await age(conn, accounts.CHECK_AFTER_SECONDS + 1)
+            assert (await browser.get("/auth/session")).status_code == 401

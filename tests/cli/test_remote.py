@@ -478,7 +478,7 @@ async def test_a_dag_is_watched_from_afar(both: Both, failed: int) -> None:
 
 # Every command with the least that it takes to be called; of what is named there is nothing. A new one needs a line here.
 SERVED = """
-dags list|dags show x|dags pause x|dags unpause x|dags delete x --yes|dags trigger x|dags versions x|dags diff x|dags rollback x
+mcp|dags list|dags show x|dags pause x|dags unpause x|dags delete x --yes|dags trigger x|dags versions x|dags diff x|dags rollback x
 runs list|runs show 9|runs logs 9|runs watch 9|runs cancel 9|runs clear 9
 tasks list 9|tasks show 9 x|tasks why 9 x|tasks logs 9 x|tasks clear 9 x|tasks mark 9 x success
 schedules list|schedules next x|schedules explain x|schedules simulate x|schedules set x y --cron @daily|schedules pause x y

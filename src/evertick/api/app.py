@@ -22,7 +22,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from evertick.api import sessions
+from evertick.api import mcp, sessions
 from evertick.api.agent import files as agent_files
 from evertick.api.agent import routes as agent_routes
 from evertick.api.agent.auth import PREFIX as AGENT_PREFIX
@@ -164,6 +164,7 @@ def make_app(context: ApiContext) -> FastAPI:
     app = _part(context, title="Evertick", description="Sign-in, health and metrics.")
     app.include_router(sessions.router)
     app.include_router(oidc_routes.router)
+    app.include_router(mcp.router)
     _add_front(app)
     about = "All functions of Evertick. See docs/howto/api.md; docs/reference/errors.md lists the errors."
     native = _part(context, title="Evertick API", description=about, kind=_Native)

@@ -16,7 +16,7 @@ INTERRUPTED = 130
 
 _CODES = {
     1: "error conflict lease_lost delivery_failed result_lost report_refused storage_unavailable not_leader refused "
-    "forbidden too_many stale executor_unavailable executor_busy environment_failed",
+    "provider_unavailable forbidden too_many stale executor_unavailable executor_busy environment_failed",
     2: "invalid invalid_dag broken_files invalid_params invalid_schedule invalid_routing invalid_settings secret_locked "
     "invalid_template bad_choice not_found too_large submission_refused",
     4: "unanswered postgres_unavailable schema_mismatch migration_blocked wrong_server answer_lost",

@@ -44,6 +44,7 @@ _RUN: dict[str, Command] = {
     "guarantees": ("prove:guarantees_app", "Show what the leader has checked of the guarantees, and any violation."),
     "db": ("db", "Migrate and prune the database, make its roles, or show its status."),
     "api": ("services:api_app", "Serve the web pages and the HTTP API."),
+    "mcp": ("services:mcp_app", "Serve tools for MCP clients over standard input and output."),
     "users": ("users", "Manage users of the API: list, add, set, password, link."),
     "tokens": ("users:tokens_app", "Manage tokens for the API: list, create, revoke."),
     "login": ("users:login_app", "Sign in at a server, for --server."),

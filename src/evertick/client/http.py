@@ -30,7 +30,7 @@ from evertick.domain.errors import (
     UserError,
 )
 from evertick.operations.paging import MOST_ITEMS, Tagged
-from evertick.operations.routes import HEADERS, ROUTES, Route
+from evertick.operations.routes import HEADERS, Route, route_of
 
 PREFIX = "/api/v1"
 TIMEOUT_SECONDS, DEPLOY_TIMEOUT_SECONDS = 75.0, 600.0
@@ -156,13 +156,6 @@ class HttpClient(Client):
             detail = f"{detail} Use: evertick login {self.address}"
         unknown = PostgresUnavailable if answer.status_code == 503 else EvertickError
         return _ERRORS.get(code, unknown)(detail)
-
-
-def route_of(operation: Callable[..., Awaitable[Any]], params: Mapping[str, Any]) -> Route:
-    for route in ROUTES:
-        if operation in (route.function, route.stream) and route.fixed.items() <= params.items():
-            return route
-    raise LookupError(f"{operation.__name__} has no row in operations/routes.py")
 
 
 def encoded(route: Route, params: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, str], bytes | None]:

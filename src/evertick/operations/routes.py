@@ -251,3 +251,11 @@ ROUTES: tuple[Route, ...] = (
     *(*_RUNS, *_TASKS, *_DAGS, *_SCHEDULES, *_WAITS, *_BACKFILLS, *_DEPLOYMENTS),
     *(*_NOTIFICATIONS, *_STATE, *_GATES, *_RUNNERS, *_USERS, *_VALUES),
 )
+
+
+def route_of(operation: Operation, params: Mapping[str, Any]) -> Route:
+    """The row of an operation with these parameters."""
+    for route in ROUTES:
+        if operation in (route.function, route.stream) and route.fixed.items() <= params.items():
+            return route
+    raise LookupError(f"{operation.__name__} has no row in operations/routes.py")

@@ -1,4 +1,4 @@
-"""`evertick scheduler`, `runner`, `launcher`, `publisher`, `api` and `agent`: one service in this process.
+"""`evertick scheduler`, `runner`, `launcher`, `publisher`, `api`, `agent` and `mcp`: one service in this process.
 
 Each command imports only its own service. The agent loads neither a database driver nor a web framework.
 """
@@ -29,6 +29,9 @@ publisher_app = Single()
 api_app = Single()
 agent_app = Single()
 launcher_app = Single()
+mcp_app = Single()
+
+AllowTrigger = Annotated[bool, typer.Option("--allow-trigger", help="Also offer trigger_run, which starts runs.")]
 
 Queues = Annotated[str | None, typer.Option("--queues", metavar="A,B", help="The queues to serve.")]
 TaskPatterns = Annotated[
@@ -343,3 +346,9 @@ COMMANDS: Mapping[str, Callable[[], None]] = {
     "api": api,
     "launcher": launcher,
 }
+
+
+@mcp_app.command(epilog="Example: evertick mcp --allow-trigger")
+def mcp(allow_trigger: AllowTrigger = False) -> None:
+    """Serve tools for MCP clients on standard input and output, here or for a server. Reads only by default."""
+    import_module("evertick.client.mcp").serve(allows_writes=allow_trigger)
