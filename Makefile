@@ -112,6 +112,10 @@ durable: $(STAMP) ## kill tasks with steps at every boundary (KILLS=1000), and w
 enqueue: $(STAMP) ## applications that commit, roll back and die while leaders are cut off: one run or none for each request (COUNT=100000 SEED=n)
 	@$(BIN)/python -m tests.system.enqueue_proof $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
+.PHONY: events
+events: $(STAMP) ## senders of events that are cut off and try again, while leaders are: one run for each (COUNT=100000 SEED=n)
+	@$(BIN)/python -m tests.system.enqueue_proof --events $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+
 canaries: $(STAMP) ## 50 secrets that 1,000 tasks print, raise, template and return; then they are searched for everywhere
 	@$(BIN)/python -m tests.secrets.canaries
 

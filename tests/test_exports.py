@@ -26,6 +26,7 @@ def test_the_names_that_dag_files_import() -> None:
         "finished",
         "http",
         "notify",
+        "on_event",
         "program",
         "push",
         "setup",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evertick.domain.schedules.dependencies import Asset, after, all_of, any_of, finished
+    from evertick.domain.schedules.events import on_event
     from evertick.sdk import notify
     from evertick.sdk.builder import chain
     from evertick.sdk.dag import dag
@@ -39,6 +40,7 @@ __all__ = [
     "finished",
     "http",
     "notify",
+    "on_event",
     "program",
     "push",
     "setup",
@@ -54,6 +56,7 @@ __all__ = [
 
 _NAMES = {
     "domain.schedules.dependencies": ("Asset", "after", "all_of", "any_of", "finished"),
+    "domain.schedules.events": ("on_event",),
     "sdk.builder": ("chain",),
     "sdk.dag": ("dag",),
     "sdk.decorators": ("setup", "task", "teardown"),

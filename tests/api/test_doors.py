@@ -223,6 +223,7 @@ OPEN = {
     "POST /auth/link/999999",
     # It has a signature of its own.
     "POST /api/v1/deployments/999999/push",
+    "POST /api/v1/hooks/999999",
     "GET /api/v2/version",
     "GET /api/v2/monitor/health",
 }

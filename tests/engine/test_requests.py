@@ -212,7 +212,9 @@ async def test_a_request_that_can_never_become_a_run_is_refused(
         await rollback_conn.execute(f"select evertick.enqueue({arguments})")  # type: ignore[arg-type]
 
 
-async def test_one_run_or_none_while_applications_and_leaders_die(database: str) -> None:
-    did, wrong = await enqueue_proof.play(database, count=300)
+@pytest.mark.parametrize("has_events", [False, True], ids=["requests", "events"])
+async def test_one_run_or_none_while_applications_and_leaders_die(database: str, has_events: bool) -> None:
+    did, wrong = await enqueue_proof.play(database, count=300, has_events=has_events)
     assert wrong == [] and not did["dead letters"]
-    assert did["die in commit"] and did["leaders"] > 1
+    assert did["cut off"] if has_events else did["die in commit"]
+    assert did["leaders"] > 1

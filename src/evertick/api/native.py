@@ -13,7 +13,7 @@ from annotated_doc import Doc
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
-from evertick.api import push_webhook
+from evertick.api import push_webhook, webhooks
 from evertick.api.auth import GuardedRouter, NativeRoute, refuse_foreign_reader, requires
 from evertick.api.context import ApiCaller, Who
 from evertick.api.event_hub import EventStream, TextStream, event, heartbeat
@@ -30,7 +30,7 @@ from evertick.operations.tasks import MapIndex, TaskName, find_task
 
 
 def native_routers() -> list[APIRouter]:
-    return [router_of(ROUTES), streams, push_webhook.router]
+    return [router_of(ROUTES), streams, push_webhook.router, webhooks.router]
 
 
 def router_of(routes: tuple[Route, ...]) -> APIRouter:

@@ -73,12 +73,15 @@ async def receive_push(
 
 async def _secret_of(caller: ApiCaller, name: str) -> bytes | None:
     """None for an unknown deployment, too: the answer must not tell which ones there are."""
-    context = caller.context
     async with caller.read() as conn:
         row = await deployments.find(conn, name)
     secret = (row.source or {}).get("webhook_secret") if row is not None else None
-    if not isinstance(secret, str):
-        return None
+    return await stored_secret(caller, secret, deployment=name) if isinstance(secret, str) else None
+
+
+async def stored_secret(caller: ApiCaller, secret: str, **where: str) -> bytes | None:
+    """The stored secret of that name. None if there is none, or a short one; the log says so, and where."""
+    context = caller.context
     wanted = (ValueKind.SECRET.value, secret)
     try:
         async with caller.read() as conn:
@@ -88,11 +91,11 @@ async def _secret_of(caller: ApiCaller, name: str) -> bytes | None:
 
             value = (await context.secret_provider.values(context.secret_provider.stored(connect), [wanted]))[wanted]
     except EvertickError as error:
-        context.log.error("webhook_secret_missing", deployment=name, error=error)
+        context.log.error("webhook_secret_missing", **where, error=error)
         return None
     if len(value) < SHORTEST_SECRET:
         context.log.error(
-            "webhook_secret_missing", deployment=name, error=f"the secret is shorter than {SHORTEST_SECRET} characters"
+            "webhook_secret_missing", **where, error=f"the secret is shorter than {SHORTEST_SECRET} characters"
         )
         return None
     return value.encode()

@@ -67,6 +67,10 @@ _MANAGE: dict[str, Command] = {
     "keys": ("gates:keys", "Show mutex keys and limits in use: their holders, and the tasks that wait."),
     "events": ("waits:events_app", "Send and list events that tasks wait for."),
     "dead-letters": ("waits:dead_letters_app", "List, show and replay requests that could not become a run."),
+    "webhooks": (
+        "waits:webhooks_app",
+        "Manage webhooks, through which other programs send signed events: set, list, delete.",
+    ),
     "assets": ("waits:assets_app", "List and update data assets."),
     "approvals": ("waits:approvals_app", "List, approve and reject the approvals that tasks wait for."),
     "state": ("values:state_app", "List, get, set and delete what tasks and assets keep between runs."),

@@ -70,7 +70,8 @@ MAY: dict[str, tuple[str, ...]] = {
         *("dags.find", "dags.names", "runs.find", "secrets.find", "trigger_run", "proofs.*", "record_proof"),
         "count_figures",
         *("runs.has_failed", "pause_dag", "tasks.list_of_run", "mark_task"),
-        *("requests.inbox", "take_requests", "start_delayed_runs"),
+        *("requests.inbox", "take_requests", "start_delayed_runs", "requests.arrivals", "requests.sent_events"),
+        *("requests.event_schedules", "requests.due_windows", "requests.windows", "apply_events"),
     ),
     PUBLISHER: (
         *_EVERYBODY,
@@ -113,7 +114,7 @@ MAY: dict[str, tuple[str, ...]] = {
         *("create_backfill", "pause_backfill", "cancel_backfill", "set_pool", "delete_pool", "retry_deliveries"),
         *("send_event", "decide_approval", "update_asset", "discard_asset_events", "set_shard_count"),
         *("sign_in_with_provider", "claim_provider_check", "record_provider_check", "end_provider_sessions"),
-        "replay_dead_letters",
+        *("replay_dead_letters", "put_webhook", "delete_webhook"),
         *("change_account", "record_login_attempt", "put_value", "delete_value", "reencrypt_value"),
         *("start_attempt", "finish_attempt", "extend_leases", "task_inputs", "values_of_attempt", "mark_runner_dead"),
         # For runners over HTTPS.

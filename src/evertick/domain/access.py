@@ -98,6 +98,10 @@ class Permission(StrEnum):
     READ_EVENTS = "events.read", Rule(Role.VIEWER, False, "events that were sent")
     SEND_EVENTS = "events.send", Rule(Role.OPERATOR, False, "send events that tasks wait for, and report asset updates")
     REPLAY = "events.replay", Rule(Role.OPERATOR, False, "put requests that could not become a run back into the inbox")
+    EDIT_WEBHOOKS = (
+        "webhooks.edit",
+        Rule(Role.EDITOR, False, "create, change and delete webhooks, whose senders send events"),
+    )
     READ_NOTIFICATIONS = (
         "notifications.read",
         Rule(Role.OPERATOR, False, "notifications: deliveries by destination, and their failures"),

@@ -268,7 +268,8 @@ def schedule_row(spec: DagSpec, schedule: NamedSchedule, now: datetime, *, old: 
     return {
         "name": schedule.name,
         "spec": spec_json(schedule.spec),
-        "params": check_run_params(spec, schedule.params),
+        # Of events they are only a part: the rest comes with each event, and all are checked then.
+        "params": dict(schedule.params) if schedule.spec.event else check_run_params(spec, schedule.params),
         "misfire": misfire,
         "window_seconds": DEFAULT_WINDOW_SECONDS if window is None else window,
         "catchup_limit": schedule.catchup_limit or spec.catchup_limit,

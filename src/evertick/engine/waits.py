@@ -119,7 +119,13 @@ LONGEST_KEY = 200
 
 
 async def send_event(
-    conn: AsyncConnection, *, name: str, payload: object, actor: Actor, key: str | None = None
+    conn: AsyncConnection,
+    *,
+    name: str,
+    payload: object,
+    actor: Actor,
+    key: str | None = None,
+    most_bytes: int = MOST_PAYLOAD_BYTES,
 ) -> SentEvent:
     """Sending the same key under the same name again returns the first event. It must have the same payload."""
     if problem := check_event_name(name):
@@ -130,10 +136,8 @@ async def send_event(
         plain = as_json(payload)
     except ValueError as error:
         raise UserError(f"The payload of event {name!r}: {error}.") from None
-    if (size := len(json.dumps(plain))) > MOST_PAYLOAD_BYTES:
-        raise UserError(
-            f"The payload of event {name!r} takes {size:,} bytes; at most {MOST_PAYLOAD_BYTES:,} are allowed."
-        )
+    if (size := len(json.dumps(plain, ensure_ascii=False).encode())) > most_bytes:
+        raise UserError(f"The payload of event {name!r} takes {size:,} bytes; at most {most_bytes:,} are allowed.")
     sent = await _send_event(conn, name=name, key=key, payload=Jsonb(plain), actor=actor)
     if sent is None:
         raise Conflict(f"Key {key!r} belongs to an event {name!r} with another payload: choose another key.")

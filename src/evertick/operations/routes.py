@@ -33,6 +33,7 @@ from evertick.operations import (
     users,
     values,
     waits,
+    webhooks,
 )
 
 Operation = Callable[..., Awaitable[Any]]
@@ -164,6 +165,10 @@ _WAITS = (
     _get("/dead-letters/{letter_id}", requests.show_dead_letter, Permission.READ_EVENTS, tag="events"),
     _post("/dead-letters/replay", requests.replay_dead_letters, Permission.REPLAY, tag="events"),
     _post("/dead-letters/{letter_id}/replay", requests.replay_dead_letter, Permission.REPLAY, tag="events"),
+    _get("/webhooks", webhooks.list_webhooks, Permission.READ_EVENTS, tag="webhooks"),
+    _get("/webhooks/{name}", webhooks.show_webhook, Permission.READ_EVENTS, tag="webhooks"),
+    _put("/webhooks/{name}", webhooks.put_webhook, Permission.EDIT_WEBHOOKS, tag="webhooks"),
+    _delete("/webhooks/{name}", webhooks.delete_webhook, Permission.EDIT_WEBHOOKS, tag="webhooks"),
     _get("/assets", waits.list_assets, Permission.READ_GATES, tag="assets"),
     _post("/assets/{name}/updates", waits.record_asset_update, Permission.SEND_EVENTS, tag="assets", status=201),
 )

@@ -18,6 +18,7 @@ from evertick.domain.errors import NotLeader
 from evertick.engine import maintenance as engine_maintenance
 from evertick.engine.backfills import advance
 from evertick.engine.gates import admit_gated_tasks, reconcile_gates, release_admissions
+from evertick.engine.inbound.events import route_events
 from evertick.engine.inbound.requests import start_delayed_runs, take_requests
 from evertick.engine.maintenance import (
     deliver_dependencies,
@@ -144,19 +145,19 @@ class MaintenanceJobs:
         return at_instant(done.next_wake, in_seconds=0.0 if done.looked_at else LATER_SECONDS)
 
     async def take_requests(self, conn: AsyncConnection, leader: LeaderKey) -> Rerun:
-        """Delayed runs whose time has come begin, and requests of the inbox become runs."""
-        done = await start_delayed_runs(conn, **leader, limit=self._batch)
+        """Delayed runs whose time has come begin, and events and requests of the inbox become runs."""
+        routed = await route_events(conn, **leader, limit=self._batch)
         taken = await take_requests(conn, **leader, limit=self._batch)
-        if taken is not None and taken.dead:
-            metrics.DEAD_LETTERS.inc(taken.dead)
-            self._log.warning(
-                "requests_refused", count=taken.dead, advice="list them with `evertick dead-letters list`"
-            )
-        if done.started or (taken is not None and taken.made):
+        done = await start_delayed_runs(conn, **leader, limit=self._batch)
+        found = [each for each in (routed, taken) if each is not None]
+        if dead := sum(each.dead for each in found):
+            metrics.DEAD_LETTERS.inc(dead)
+            self._log.warning("requests_refused", count=dead, advice="list them with `evertick dead-letters list`")
+        if done.started or any(each.made for each in found):
             self._notifier.wake(Channel.TASKS)
-        # A run that begins may wait for something outside; the inbox is read until it is empty.
-        also: dict[str, list[int]] = {"wake": []} if done.defers or (taken is not None and taken.defers) else {}
-        if taken is not None:
+        # A run that begins may wait for something outside. Both are read until nothing is left.
+        also: dict[str, list[int]] = {"wake": []} if done.defers or any(each.defers for each in found) else {}
+        if found:
             return Rerun(in_seconds=0.0, also=also)
         return replace(at_instant(done.next_start, in_seconds=SOON_SECONDS), also=also)
 

@@ -29,6 +29,7 @@ from evertick.domain.executor_options import read_executor_options
 from evertick.domain.notifications import RUN_EVENTS, callback_dag
 from evertick.domain.schedules.computed import Instant
 from evertick.domain.schedules.dependencies import Condition, Source
+from evertick.domain.schedules.events import EventTrigger
 from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, OverlapPolicy
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.domain.schedules.time_zones import find_zone
@@ -78,15 +79,23 @@ _SCHEDULE_FIELDS = ("schedule", "params", *_WHEN, *_RULES)
 
 
 Schedule: TypeAlias = (
-    str | timedelta | datetime | Collection[str | datetime] | Mapping[str, object] | Condition | Source | Timetable
+    str
+    | timedelta
+    | datetime
+    | Collection[str | datetime]
+    | Mapping[str, object]
+    | Condition
+    | Source
+    | EventTrigger
+    | Timetable
 )
 
 
 class DagOptions(TypedDict, total=False):
     """The options of `@dag(...)`. `executor_options` are merged with those of each task.
 
-    `schedule` is a cron expression, "@every 5s", a timedelta, a datetime, a list of datetimes, `after(...)`, or a function
-    that returns the instant after a given one; `schedules` names
+    `schedule` is a cron expression, "@every 5s", a timedelta, a datetime, a list of datetimes, `after(...)`, `on_event(...)`, or a
+    function that returns the instant after a given one; `schedules` names
     several, each such a value or a dict with one (`{"schedule": ..., "params": ...}`), which may have its own time zone, bounds,
     jitter, catchup and policies (misfire, catchup_window, catchup_limit, overlap, start_within, finish_within). `task_defaults` are
     options for every task that does not set them.
@@ -195,7 +204,8 @@ class DagDefinition(Generic[P]):
             validate(spec)
         except InvalidDag as error:
             raise self._at_definition(error.message) from None
-        only = spec.schedules[0].spec if len(spec.schedules) == 1 and not spec.schedules[0].spec.after else None
+        one = spec.schedules[0].spec if len(spec.schedules) == 1 else None
+        only = None if one is None or one.after or one.event else one
         bound = [replace(each, schedule=only) if only is not None else each for each in builder.bound]
         called = tuple(_called_by(self.name, each) for each in builder.callbacks.values())
         made = {each.name: each for each in bound}
@@ -324,7 +334,7 @@ def _schedule(name: str, own: Mapping[str, object], shared: Mapping[str, object]
     if not isinstance(params, Mapping):
         raise TypeError(f"schedule {name!r}: params must be a dict, not {params!r}.")
     # The DAG's options about times apply only to schedules that have times.
-    inherited = {} if isinstance(own["schedule"], Condition | Source) else shared
+    inherited = {} if isinstance(own["schedule"], Condition | Source | EventTrigger) else shared
     when: dict[str, Any] = {**inherited, **{key: own[key] for key in own if key in _WHEN}}
     rules: dict[str, Any] = {}
     try:

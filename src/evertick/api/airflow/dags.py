@@ -226,7 +226,8 @@ def _document(row: DagRow, plans: list[ListedSchedule], is_broken: bool) -> dict
     words = "; ".join(in_words(each.spec) for each in plans)
     readable = list(_readable(plans))
     # As in Airflow, other DAGs run once, after assets or when they are triggered.
-    is_periodic = any(each.kind not in (ScheduleKind.ONCE, ScheduleKind.AFTER) for each in readable)
+    others = (ScheduleKind.ONCE, ScheduleKind.AFTER, ScheduleKind.EVENT)
+    is_periodic = any(each.kind not in others for each in readable)
     return {
         "dag_id": row.name,
         "dag_display_name": row.name,
@@ -276,7 +277,7 @@ def _summary(spec: ScheduleSpec) -> str:
         case ScheduleKind.AFTER:
             is_of_assets = {each.kind for each in sources_of(read_text(spec.after or ""))} <= {"asset", "alias"}
             return "Asset" if is_of_assets else describe(spec)
-        case ScheduleKind.TIMES | ScheduleKind.COMPUTED:
+        case ScheduleKind.TIMES | ScheduleKind.COMPUTED | ScheduleKind.EVENT:
             return describe(spec)
         case _:
             assert_never(spec.kind)

@@ -304,5 +304,5 @@ def _status(row: Schedule) -> Cell:
 def _next(row: Schedule, now: datetime) -> str:
     if row.is_paused or row.error or row.deleted_at:
         return "-"
-    waits = "after" in row.spec
+    waits = "after" in row.spec or "event" in row.spec
     return relative(row.next_due, now) if row.next_due else "-" if waits else "ended"

@@ -127,8 +127,8 @@ def next_fires(
             show(state("failed", each.row.error))
         elif each.row is not None and each.row.is_paused and since is None:
             show(state("paused", "paused: it does not fire until it is unpaused"))
-        elif not fires and each.spec.after:
-            show(hint("It waits for other DAGs or assets, not for a time."))
+        elif not fires and (each.spec.after or each.spec.event):
+            show(hint("It waits for other DAGs, assets or events, not for a time."))
         elif not fires:
             show(hint("It has ended: no fire is left."))
         else:

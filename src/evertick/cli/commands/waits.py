@@ -1,4 +1,4 @@
-"""`evertick events`, `evertick dead-letters`, `evertick assets` and `evertick approvals`: what comes from outside."""
+"""`evertick events`, `webhooks`, `dead-letters`, `assets` and `approvals`: what comes from outside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from evertick.cli.app import Group
-from evertick.cli.options import Json, Limit, Run, Task, noun, read_object, read_pairs
+from evertick.cli.options import Json, Limit, Run, Task, Yes, confirm, noun, read_object, read_pairs
 from evertick.cli.output import Cell, clock, document, facts, hint, line, print_json, show, show_list
 from evertick.client.connect import call, open_client, read, read_pages
 from evertick.db.queries.assets import Asset
@@ -20,10 +20,12 @@ from evertick.domain.dags.spec import read_form
 from evertick.domain.dags.waits import WaitKind
 from evertick.domain.durations import relative
 from evertick.domain.errors import UserError
-from evertick.operations import requests, waits
+from evertick.domain.inbound.webhooks import USUAL_TOLERANCE_SECONDS, Digest, HmacHeaders, WebhookKind
+from evertick.operations import requests, waits, webhooks
 from evertick.operations.paging import MOST_LISTED
 from evertick.operations.requests import ReplayRequest
 from evertick.operations.waits import Approval, ApprovalDecision, AssetUpdate, EventRequest
+from evertick.operations.webhooks import WebhookDetails, WebhookRequest
 
 events_app = Group('Send and list events from outside, which tasks wait for with `wait_for_event("NAME")`.')
 assets_app = Group(
@@ -32,6 +34,7 @@ assets_app = Group(
 )
 approvals_app = Group()
 dead_letters_app = Group()
+webhooks_app = Group()
 
 EventName = Annotated[str, typer.Argument(metavar="NAME", help="The event's name, as tasks wait for it.")]
 Payload = Annotated[
@@ -83,6 +86,89 @@ def list_events_command(name: OfName = None, limit: Limit = 50, as_json: Json = 
         as_json=as_json,
         empty="No event was sent. Send one with: evertick events send NAME",
     )
+
+
+# Webhooks -------------------------------------------------------------------------------------------------------------
+
+Hook = Annotated[str, typer.Argument(metavar="NAME", help="The webhook's name, the last part of its path.")]
+HookKind = Annotated[WebhookKind, typer.Option("--kind", help="The sender, whose way of signing is checked.")]
+HookSecret = Annotated[str, typer.Option("--secret", metavar="SECRET", help="The name of the stored secret.")]
+HookEvent = Annotated[
+    str, typer.Option("--event", metavar="EVENT", help="The events' name; {type} in it is the type of the message.")
+]
+Tolerance = Annotated[
+    float, typer.Option("--tolerance", metavar="SECONDS", help="How far the time of a signature may be from now.")
+]
+SignatureHeader = Annotated[
+    str, typer.Option("--signature-header", metavar="HEADER", help="Of the kind hmac: the header with the signature.")
+]
+TimeHeader = Annotated[
+    str | None,
+    typer.Option(
+        "--time-header", metavar="HEADER", help="Of the kind hmac: the header with the time, which is signed as well."
+    ),
+]
+IdHeader = Annotated[
+    str | None,
+    typer.Option("--id-header", metavar="HEADER", help="Of the kind hmac: the header with the id of the delivery."),
+]
+Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Of the kind hmac: what precedes the signature.")]
+DigestOption = Annotated[Digest, typer.Option("--digest", help="Of the kind hmac: the digest.")]
+
+
+@webhooks_app.command(
+    "set", epilog="Example: evertick webhooks set repo --kind github --secret hook --event 'github.{type}'"
+)
+def set_webhook_command(
+    name: Hook,
+    kind: HookKind,
+    secret: HookSecret,
+    event: HookEvent,
+    tolerance: Tolerance = USUAL_TOLERANCE_SECONDS,
+    signature_header: SignatureHeader = "X-Signature",
+    time_header: TimeHeader = None,
+    id_header: IdHeader = None,
+    prefix: Prefix = "",
+    digest: DigestOption = Digest.SHA256,
+    as_json: Json = False,
+) -> None:
+    """Create a webhook, or replace it: what is signed with its secret becomes an event."""
+    headers = HmacHeaders(
+        signature=signature_header, digest=digest, prefix=prefix, timestamp=time_header, delivery=id_header
+    )
+    body = WebhookRequest(
+        kind=kind,
+        secret=secret,
+        event=event,
+        tolerance_seconds=tolerance,
+        headers=headers if kind is WebhookKind.HMAC else None,
+    )
+    done = call(webhooks.put_webhook, name=name, body=body)
+    if as_json:
+        print_json({"is_new": done.is_new})
+    else:
+        show(line(f"{'Created' if done.is_new else 'Changed'} webhook {name}."))
+        show(hint(f"Its address is that of the API, with the path /api/v1/hooks/{name}"))
+
+
+@webhooks_app.command("list", epilog="Example: evertick webhooks list")
+def list_webhooks_command(limit: Limit = 100, as_json: Json = False) -> None:
+    """List webhooks by name."""
+    found, now = read_pages(webhooks.list_webhooks, limit)
+
+    def cells(each: WebhookDetails) -> list[Cell]:
+        return [each.name, each.kind, each.event, each.secret, relative(each.changed_at, now), each.changed_by]
+
+    columns = ("WEBHOOK", "KIND", "EVENT", "SECRET", "CHANGED", "BY")
+    show_list("webhooks", found, columns, cells, as_json=as_json, empty="There is no webhook.")
+
+
+@webhooks_app.command("delete", epilog="Example: evertick webhooks delete repo")
+def delete_webhook_command(name: Hook, yes: Yes = False) -> None:
+    """Delete a webhook. What is sent to it from then on is refused."""
+    confirm(f"Delete webhook {name}?", yes=yes)
+    call(webhooks.delete_webhook, name=name)
+    show(line(f"Deleted webhook {name}."))
 
 
 # Dead letters ---------------------------------------------------------------------------------------------------------

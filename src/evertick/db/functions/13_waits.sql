@@ -29,6 +29,7 @@ begin
     if found then
         fx.wakes_planner := true;
     end if;
+    fx := release_event_windows(p_closed, fx);
 end $$;
 
 -- Due child runs that are not started yet: the leader reads the other DAG, and starts the run or records why not.
@@ -248,10 +249,17 @@ returns table (event_id bigint, is_new boolean, sent_at timestamptz, sent_by tex
 #variable_conflict use_column
 begin
     return query
-    insert into event as e (name, key, payload, sent_at, sent_by)
-    values (p_name, p_key, p_payload, clock(), p_actor.name)
-    on conflict (name, key) where key is not null do nothing
-    returning e.event_id, true, e.sent_at, e.sent_by;
+    with made as (
+        insert into event as e (name, key, payload, sent_at, sent_by)
+        values (p_name, p_key, p_payload, clock(), p_actor.name)
+        on conflict (name, key) where key is not null do nothing
+        returning e.event_id, e.sent_at, e.sent_by
+    ), arrived as (
+        insert into event_arrival (event_id)
+        select m.event_id from made m
+        where exists (select 1 from schedule c where c.spec->>'kind' = 'event' and c.deleted_at is null)
+    )
+    select m.event_id, true, m.sent_at, m.sent_by from made m;
     if not found then
         return query select e.event_id, false, e.sent_at, e.sent_by from event e
             where e.name = p_name and e.key = p_key and e.payload is not distinct from p_payload;

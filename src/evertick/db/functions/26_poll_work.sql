@@ -203,8 +203,8 @@ begin
             when 'notify' then
                 has_deliveries := exists (select 1 from outbox o where o.shard = p_shard and o.state = 'waiting');
             when 'inbox' then
-                has_requests := exists (select 1 from inbox);
-                next_start := (select min(w.start_at) from delayed_run w);
+                has_requests := exists (select 1 from inbox) or exists (select 1 from event_arrival);
+                next_start := next_start();
             when 'mark' then
                 update server_timeline c
                 set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(),

@@ -131,9 +131,15 @@ begin
     fx := open_runs(begun, fx);
     fx := apply_effects(fx);
     made := cardinality(begun) + cardinality(delayed);
-    next_start := (select min(w.start_at) from delayed_run w);
+    next_start := next_start();
     defers := coalesce(fx.wakes_planner, false);
 end $$;
+
+-- When a delayed run begins next, or events become a run.
+create function next_start() returns timestamptz language sql stable as $$
+    select least((select min(w.start_at) from delayed_run w), (
+        select w.due_at from event_window w where not is_schedule_held(w.schedule_id) order by w.due_at limit 1))
+$$;
 
 -- Delayed runs whose time has come are queued like all others, and start as far as their DAGs allow.
 create function start_delayed_runs(p_shard smallint, p_epoch bigint, p_limit int, out started int,
@@ -156,7 +162,7 @@ begin
         done := admit_runs(array(select distinct r.dag_id from run_status r where r.run_id = any(due) order by 1), fx);
         fx := apply_effects(done.fx);
     end if;
-    next_start := (select min(w.start_at) from delayed_run w);
+    next_start := next_start();
     defers := coalesce(fx.wakes_planner, false);
 end $$;
 

@@ -294,6 +294,7 @@ create table schedule (
     deleted_at     timestamptz,
     unique (dag_id, name)
 );
+create index schedule_of_events on schedule (schedule_id) where spec->>'kind' = 'event' and deleted_at is null;
 
 create table schedule_state (
     schedule_id        int primary key references schedule on delete restrict,
@@ -663,6 +664,36 @@ create table event (
 create index event_of_name on event (name, sent_at);
 create unique index event_key on event (name, key) where key is not null;
 create index event_new on event (event_id) where not is_delivered;
+
+-- Events that the leader has not yet given to the schedules that run for events; none if there are no such schedules.
+create table event_arrival (
+    event_id bigint primary key
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+        vacuum_truncate = off);
+
+-- Events of such a schedule that are not a run yet: a group that is open, or of an ordered key those that wait for the
+-- run of the event before.
+create table event_window (
+    schedule_id int not null, group_key text not null,
+    event_ids   bigint[] not null,
+    first_at timestamptz, last_at timestamptz,
+    due_at      timestamptz not null,
+    run_id      bigint,
+    primary key (schedule_id, group_key)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+create index event_window_due on event_window (due_at);
+create index event_window_run on event_window (run_id) where run_id is not null;
+
+-- Webhooks from outside: how each is signed, with the name of its secret, and the events that it becomes.
+create table webhook (
+    name              text primary key,
+    kind              text not null,
+    secret            text not null,
+    event             text not null,
+    tolerance_seconds double precision not null,
+    headers           jsonb,                     -- of the kind hmac: which headers have the signature, time and id
+    changed_by text not null, changed_at timestamptz not null
+);
 
 -- A question to people, and its answer. Each epoch of the task asks again. `request`: of an attempt that asked, with
 -- its options; `chosen` are those of the answer, and another attempt goes on with it.

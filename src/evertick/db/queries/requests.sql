@@ -20,3 +20,36 @@ select l.letter_id, l.dag, l.params, l.key, l.run_at, extract(epoch from l.uniqu
 
 -- name: start_of_run
 select w.start_at from delayed_run w where w.run_id = %(run_id)s::bigint
+
+-- name: arrivals
+select a.event_id, e.name, e.key, e.payload, e.sent_at, clock() as read_at
+  from event_arrival a join event e on e.event_id = a.event_id order by a.event_id limit %(limit)s
+
+-- name: sent_events
+select e.event_id, e.name, e.key, e.payload, e.sent_at, clock() as read_at
+  from event e where e.event_id = any(%(event_ids)s::bigint[])
+
+-- name: event_schedules
+select c.schedule_id, c.name, d.name as dag, d.dag_id, c.params, c.spec->>'event' as event,
+       is_schedule_held(c.schedule_id) as is_held
+  from schedule c join dag d on d.dag_id = c.dag_id and d.deleted_at is null
+ where c.spec->>'kind' = 'event' and c.deleted_at is null order by c.schedule_id limit 10000
+
+-- name: due_windows
+select w.schedule_id, w.group_key, w.event_ids, w.first_at, w.last_at, w.run_id,
+       coalesce(is_run_open(w.run_id), false) as is_run_open, clock() as read_at
+  from event_window w where w.due_at <= clock() and not is_schedule_held(w.schedule_id) order by w.due_at limit %(limit)s
+
+-- name: windows
+select w.schedule_id, w.group_key, w.event_ids, w.first_at, w.last_at, w.run_id,
+       coalesce(is_run_open(w.run_id), false) as is_run_open, clock() as read_at
+  from event_window w join unnest(%(schedule_ids)s::int[], %(group_keys)s::text[]) x(schedule_id, group_key)
+    on w.schedule_id = x.schedule_id and w.group_key = x.group_key
+
+-- name: webhooks
+select w.name, w.kind, w.secret, w.event, w.tolerance_seconds, w.headers, w.changed_by, w.changed_at
+  from webhook w order by w.name limit 10000
+
+-- name: find_webhook
+select w.name, w.kind, w.secret, w.event, w.tolerance_seconds, w.headers, w.changed_by, w.changed_at
+  from webhook w where w.name = %(name)s

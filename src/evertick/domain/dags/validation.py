@@ -21,6 +21,7 @@ from evertick.domain.dags.spec import BranchChoice, DagSpec, NamedSchedule, Task
 from evertick.domain.dags.waits import WaitKind, check_wait
 from evertick.domain.errors import InvalidDag, InvalidParams
 from evertick.domain.notifications import NotificationEvent
+from evertick.domain.schedules import events
 from evertick.domain.schedules.dependencies import read_text, sources_of
 from evertick.domain.schedules.misfire import MisfirePolicy
 
@@ -256,6 +257,11 @@ def _check_schedules(spec: DagSpec) -> Iterator[str]:
         sources = sources_of(read_text(schedule.spec.after)) if schedule.spec.after else ()
         if any(each.name == spec.name and each.kind != "asset" for each in sources):
             yield f"schedule {schedule.name!r} waits for its own DAG: each run would start the next. Name another DAG."
+        if schedule.spec.event is not None:
+            trigger = events.read_text(schedule.spec.event)
+            for problem in events.check_declared(trigger, {param.name for param in spec.params}):
+                yield f"schedule {schedule.name!r} {problem}."
+            continue  # its events give the parameters
         try:
             check_run_params(spec, schedule.params)
         except InvalidParams as error:

@@ -1,6 +1,6 @@
 """Events that start runs: `on_event("orders.{region}", ...)`. Which events fit, how they are grouped, and the run's parameters.
 
-Pure, and by the times at which the events were sent: what becomes a run does not depend on when somebody looks.
+Pure, and by the times at which the events were sent, so the runs do not depend on when the leader decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_EVENTS = 1000
 LONGEST_WINDOW = timedelta(days=1)
 _MOST_FILTERS = 20
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-# What a payload is filtered by, besides a value and a list of values.
+# The bounds of a filter, besides a value and a list of values.
 _BOUNDS = frozenset({"min", "max"})
 
 Filters = Mapping[str, object]
@@ -172,7 +172,9 @@ def close(trigger: EventTrigger, window: EventWindow, now: datetime) -> tuple[li
 
 
 def due(trigger: EventTrigger, window: EventWindow) -> datetime | None:
-    """When the window is complete without a further event."""
+    """When the window is complete without a further event. One of single events waits for a run, and not for a time."""
+    if trigger.mode is EventMode.EACH:
+        return None
     since = window.last_at if trigger.mode is EventMode.DEBOUNCE else window.first_at
     return None if since is None else since + timedelta(seconds=trigger.seconds or 0)
 
@@ -192,7 +194,7 @@ def run_params(
 
 
 def check_declared(trigger: EventTrigger, declared: set[str]) -> Iterator[str]:
-    """What is missing in a DAG that this trigger shall start."""
+    """The parameters that the DAG of this trigger lacks."""
     if trigger.mode is EventMode.BATCH and "events" not in declared:
         yield "needs a parameter for its events: declare `events=Param([])`, or use each=True or debounce"
 
@@ -237,11 +239,12 @@ def _seconds(what: str, given: str | float | timedelta) -> float:
     try:
         return parse_duration(given).total_seconds() if isinstance(given, str) else float(given)
     except ValueError as error:
-        raise InvalidSchedule(f"{what}: {error}") from None
+        raise InvalidSchedule(f"{what} {given!r}: {error}") from None
 
 
 def _length(trigger: EventTrigger) -> str:
-    return describe_duration(timedelta(seconds=trigger.seconds or 0))
+    length = describe_duration(timedelta(seconds=trigger.seconds or 0))
+    return length if length[0].isdigit() else f"1 {length}"
 
 
 def _check(trigger: EventTrigger) -> None:

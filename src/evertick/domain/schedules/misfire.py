@@ -194,7 +194,7 @@ def count_between(spec: ScheduleSpec, after: datetime, through: datetime) -> int
             return (through - spec.anchor) // spec.every - (after - spec.anchor) // spec.every
         case ScheduleKind.ONCE | ScheduleKind.TIMES | ScheduleKind.COMPUTED:
             return bisect_right(spec.instants, through) - bisect_right(spec.instants, after)
-        case ScheduleKind.AFTER:
+        case ScheduleKind.AFTER | ScheduleKind.EVENT:
             return 0
     assert_never(spec.kind)
 
@@ -212,7 +212,7 @@ def latest_between(spec: ScheduleSpec, after: datetime, through: datetime) -> da
             return spec.anchor + (through - spec.anchor) // spec.every * spec.every
         case ScheduleKind.ONCE | ScheduleKind.TIMES | ScheduleKind.COMPUTED:
             return spec.instants[bisect_right(spec.instants, through) - 1]
-        case ScheduleKind.AFTER:
+        case ScheduleKind.AFTER | ScheduleKind.EVENT:
             return first
     assert_never(spec.kind)
 

@@ -17,7 +17,7 @@ from typing import assert_never
 
 from evertick.domain.durations import describe_duration, parse_duration
 from evertick.domain.errors import InvalidSchedule
-from evertick.domain.schedules import dependencies
+from evertick.domain.schedules import dependencies, events
 from evertick.domain.schedules.cron import Cron, parse_cron
 from evertick.domain.schedules.time_zones import EPOCH, find_zone, first_instant
 
@@ -64,6 +64,10 @@ def read_times(raw: object, zone: str) -> tuple[datetime, ...]:
 
 def read_condition(raw: object) -> str:
     return dependencies.to_text(dependencies.read_text(str(raw)))
+
+
+def read_event(raw: object) -> str:
+    return events.to_text(events.read_text(str(raw)))
 
 
 def read_jitter(raw: object) -> float | None:
@@ -129,6 +133,7 @@ class ScheduleKind(StrEnum):
     TIMES = "times"
     AFTER = "after"
     COMPUTED = "computed"
+    EVENT = "event"
 
 
 _OWN_FIELD = {
@@ -138,6 +143,7 @@ _OWN_FIELD = {
     ScheduleKind.TIMES: "times",
     ScheduleKind.AFTER: "after",
     ScheduleKind.COMPUTED: "timetable",
+    ScheduleKind.EVENT: "event",
 }
 
 
@@ -146,7 +152,7 @@ _BOUNDS = frozenset(("start_at", "end_at", "jitter_seconds", "catchup"))
 
 _FITTING = {
     kind: frozenset(("kind", "timezone", own))
-    | (frozenset() if kind is ScheduleKind.AFTER else _BOUNDS)
+    | (frozenset() if kind in (ScheduleKind.AFTER, ScheduleKind.EVENT) else _BOUNDS)
     | (frozenset(("anchor_at",)) if kind is ScheduleKind.INTERVAL else frozenset())
     | (frozenset(("times", "intervals")) if kind is ScheduleKind.COMPUTED else frozenset())
     for kind, own in _OWN_FIELD.items()
@@ -176,6 +182,7 @@ class ScheduleSpec:
     catchup: bool | None = None
     timetable: str | None = None
     intervals: tuple[tuple[datetime, datetime], ...] | None = None
+    event: str | None = None
 
     def to_json(self) -> str:
         """Canonical text: equal schedules give equal bytes. Sorted keys, no spaces, only what is set."""
@@ -251,7 +258,7 @@ def next_after(spec: ScheduleSpec, instant: datetime) -> datetime | None:
         case ScheduleKind.ONCE | ScheduleKind.TIMES | ScheduleKind.COMPUTED:
             place = bisect_right(spec.instants, instant)
             found = spec.instants[place] if place < len(spec.instants) else None
-        case ScheduleKind.AFTER:
+        case ScheduleKind.AFTER | ScheduleKind.EVENT:
             pass  # never due by time alone
         case _:
             assert_never(spec.kind)
@@ -265,6 +272,8 @@ def describe(spec: ScheduleSpec) -> str:
             words = f"cron {spec.expression} ({spec.timezone})"
         case ScheduleKind.AFTER:
             words = f"after {dependencies.in_words(dependencies.read_text(spec.after or ''))}"
+        case ScheduleKind.EVENT:
+            words = events.in_words(events.read_text(spec.event or ""))
         case ScheduleKind.INTERVAL:
             words = f"every {describe_duration(spec.every)}"
         case ScheduleKind.ONCE:
@@ -313,6 +322,8 @@ def _fields_of(raw: object) -> Mapping[str, object]:
             return {str(name): value for name, value in raw.items()}
         case dependencies.Condition() | dependencies.Source():
             return {"kind": ScheduleKind.AFTER, "after": dependencies.to_text(raw)}
+        case events.EventTrigger():
+            return {"kind": ScheduleKind.EVENT, "event": events.to_text(raw)}
         case list() | tuple() | set() | frozenset():
             return {"kind": ScheduleKind.TIMES, "times": raw}
         case _:
@@ -372,6 +383,7 @@ def _checked(given: Mapping[str, object]) -> ScheduleSpec:
         catchup=read_catchup(given["catchup"]) if "catchup" in given else None,
         timetable=read_timetable(given["timetable"]) if "timetable" in given else None,
         intervals=read_intervals(given["intervals"]) if "intervals" in given else None,
+        event=read_event(given["event"]) if "event" in given else None,
     )
     return _within_bounds(spec)
 

@@ -1,1 +1,1 @@
-"""What comes in from outside: requests for runs, events, and what watchers find."""
+"""Work from outside: requests for runs, and events."""

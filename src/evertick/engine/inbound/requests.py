@@ -105,4 +105,4 @@ async def _apply(conn: AsyncConnection, decisions: list[JsonObject], *, shard: i
 
 @sql_function
 async def replay_dead_letters(conn: AsyncConnection, *, letter_ids: list[int], actor: Actor) -> int:
-    """How many went back into the inbox; those that were replayed before are left out."""
+    """The number of letters that went back into the inbox, without those that were replayed before."""

@@ -1,0 +1,1 @@
+"""Rules for what arrives from outside: signatures of webhooks."""
