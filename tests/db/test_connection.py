@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
@@ -41,6 +42,37 @@ async def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_called_u
         await line.execute("select pg_sleep(60)")
     assert time.monotonic() - began < 20
     assert line.closed or line.broken
+
+
+def cancel_after_answer(line: TimedConnection, asked: asyncio.Task[object], steps: int) -> asyncio.Future[bool]:
+    """Cancel so many steps of the event loop after the answer has arrived. The result: whether it was still running."""
+    loop, socket = asyncio.get_running_loop(), os.dup(line.fileno())
+    was_running = loop.create_future()
+
+    def cancel(left: int) -> None:
+        if loop.remove_reader(socket):
+            os.close(socket)
+        if left:
+            loop.call_soon(cancel, left - 1)
+        else:
+            was_running.set_result(asked.cancel())
+
+    loop.add_reader(socket, cancel, steps)
+    return was_running
+
+
+@pytest.mark.requirement("A1")
+@pytest.mark.parametrize("column", ["1", "1 / g"], ids=["answer", "error"])
+async def test_a_cancellation_that_comes_with_the_answer_is_not_lost(shared_database: str, column: str) -> None:
+    """A loop that loses it never ends, nor does its service."""
+    for steps in range(8):
+        async with await line_to(shared_database) as line:
+            query = f"select pg_sleep(0.01), {column} from generate_series(0, 0) g"
+            asked: asyncio.Task[object] = asyncio.create_task(line.execute(query))
+            was_running = cancel_after_answer(line, asked, steps)
+            await asyncio.wait([asked])
+            assert asked.cancelled() is await was_running, f"{steps} steps after the answer"
+            assert asked.cancelled() or (asked.exception() is None) is (column == "1")
 
 
 async def test_an_answer_in_time_leaves_no_timer_behind(shared_database: str) -> None:

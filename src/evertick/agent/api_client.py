@@ -173,7 +173,8 @@ async def keep_asking(
             pause = longest * random.uniform(0.5, 1.0)
             log.warning("api_unreachable", what=what, failures=failures, error=error, again_in=round(pause, 1))
             with suppress(TimeoutError):
-                await asyncio.wait_for(until.wait(), min(pause, max(0.0, give_up_at - time.monotonic())))
+                async with asyncio.timeout(min(pause, max(0.0, give_up_at - time.monotonic()))):
+                    await until.wait()
         else:
             if failures:
                 log.info("api_recovered", what=what, after_failures=failures)

@@ -67,7 +67,8 @@ class StopRequests:
             self._polling = asyncio.create_task(self._poll())
         try:
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await stopped.wait()
         finally:
             # A newer request of the same agent may have replaced the entry.
             if self._waiting.get(session) is stopped:

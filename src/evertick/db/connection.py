@@ -56,6 +56,21 @@ class TimedConnection(AsyncConnection[Any]):
             yield begun
 
     async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
+        """Raise CancelledError if the caller was canceled while it waited. psycopg loses a cancellation that comes with
+        the answer (`asyncio.wait_for` of Python 3.11) or with an error: a loop would go on, and its service never end."""
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        try:
+            answer = await self._timed_wait(gen, *args, **options)
+        except Exception as error:
+            if task and task.cancelling() > before:
+                raise asyncio.CancelledError from error
+            raise
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError
+        return answer
+
+    async def _timed_wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
         if self.answer_timeout is None:
             return await super().wait(gen, *args, **options)
         timer = asyncio.get_running_loop().call_later(self.answer_timeout, self.abort)

@@ -186,7 +186,8 @@ class Sending:
         """The caller continues in time, even if the job hangs in a call that cannot be aborted."""
         cuts: list[Callable[[], None]] = []
         try:
-            return await asyncio.wait_for(self._threads.do(partial(job, cuts.append)), SEND_SECONDS)
+            async with asyncio.timeout(SEND_SECONDS):
+                return await self._threads.do(partial(job, cuts.append))
         except TimeoutError:
             raise DeliveryFailed(f"it did not answer within {SEND_SECONDS:g} s") from None
         finally:

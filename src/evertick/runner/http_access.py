@@ -227,7 +227,8 @@ class HttpAccess:
             on_notification(Channel(channel))
         if Channel.TASKS in told["channels"]:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_exchanged.wait(), LONGEST_PAUSE_SECONDS)
+                async with asyncio.timeout(LONGEST_PAUSE_SECONDS):
+                    await self._has_exchanged.wait()
         return float(told["rest_seconds"])
 
     async def leave(self) -> None:

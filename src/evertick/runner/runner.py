@@ -87,7 +87,8 @@ class Runner:
             request = session.registration.state.request
             deaths = 1 if time.monotonic() - started > STEADY_SECONDS else deaths + 1
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.stop.wait(), 0 if deaths == 1 else back_off(deaths))
+                async with asyncio.timeout(0 if deaths == 1 else back_off(deaths)):
+                    await self.stop.wait()
 
     async def _run_session(self, session: RunnerSession) -> Ending:
         async with asyncio.TaskGroup() as group:

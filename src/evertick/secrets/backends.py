@@ -151,7 +151,8 @@ class SecretProvider:
         name = type(backend).__name__
         try:
             asked = asyncio.get_running_loop().run_in_executor(self._threads, ask)
-            return await asyncio.wait_for(asked, ASK_SECONDS)
+            async with asyncio.timeout(ASK_SECONDS):
+                return await asked
         except TimeoutError:
             raise EvertickError(f"the secrets backend {name} did not answer within {ASK_SECONDS:g} s") from None
         except Exception as error:

@@ -277,7 +277,8 @@ class ServiceForkServer:
         self._asked[number] = asked
         try:
             socket.send_fds(to, [json.dumps(request).encode()], [writing])
-            forked = await asyncio.wait_for(asked.answer, _LONGEST_ANSWER_SECONDS)
+            async with asyncio.timeout(_LONGEST_ANSWER_SECONDS):
+                forked = await asked.answer
         except (OSError, TimeoutError):  # it is gone or hangs, or the environment exceeds the message size
             forked = None
         finally:

@@ -244,7 +244,8 @@ async def _end_server(process: Process) -> None:
         if process.returncode is None:
             process.send_signal(with_signal)
             with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), within_seconds)
+                async with asyncio.timeout(within_seconds):
+                    await process.wait()
 
 
 def backoff_seconds(failures: int) -> float:

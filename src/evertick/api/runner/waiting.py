@@ -87,7 +87,8 @@ class WaitingRunners:
         self._wake.set()
         try:
             with suppress(TimeoutError):
-                await asyncio.wait_for(waiter.is_over.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await waiter.is_over.wait()
         finally:
             # A newer request of the same session may have replaced the entry.
             if self._waiting.get(waiter.session) is waiter:
@@ -128,7 +129,8 @@ class WaitingRunners:
                 self._checks_all = are_queued = True
             pause = FIRST_PAUSE_SECONDS if is_new else min(2 * pause, tick_seconds)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause if are_queued else tick_seconds)
+                async with asyncio.timeout(pause if are_queued else tick_seconds):
+                    await self._wake.wait()
                 await asyncio.sleep(COALESCE_SECONDS)
 
     async def _check(self) -> bool:

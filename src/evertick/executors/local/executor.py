@@ -358,7 +358,8 @@ class LocalExecutor:
         self._is_empty.clear()
         if self._attempts and seconds > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_empty.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._is_empty.wait()
 
     async def _close_executors(self) -> None:
         self._retired += self._executors.values()
