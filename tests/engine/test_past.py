@@ -228,7 +228,10 @@ async def test_a_cleared_run_is_admitted_past_the_limit_if_a_running_one_waits_f
         await clear(db, run_id=first, chosen=chosen, actor=Actor("test"))
         assert await run_state(db, first) == "queued", "nobody waits for it yet"
         # Neither a key of that name, for which a task waits, nor its own gate, for which none does, is a reason.
-        await put(db, make_dag("b", {"x": [], "y": []}, task_gates=(GateSpec(kind=GateKind.MUTEX, name=f"{first}/1"),)))
+        await put(
+            db,
+            make_dag("b", {"x": [], "y": []}, task_gates=(GateSpec(kind=GateKind.KEY, name=f"{first}/1", capacity=1),)),
+        )
         await start(db, "b")
         assert not await wants_admission(db)
         await finish_ups(runner)
