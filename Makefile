@@ -131,6 +131,10 @@ chaos: $(STAMP) ## break everything and prove that nothing is lost (SCENARIO=N13
 bench: $(STAMP) ## measure it (ONLY=chain,hop ROUNDS=5 SLOTS=8); keeps bench/latest.json
 	@$(BIN)/python -m bench.run $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SLOTS),--slots $(SLOTS))
 
+.PHONY: bench-smoke
+bench-smoke: $(STAMP) ## measure each figure once at a tiny size: whether it can be measured; `make test` does that with most of them
+	@EVERTICK_TEST_BENCH=1 $(BIN)/pytest tests/test_bench.py
+
 bench-compare: $(STAMP) ## this tree and another one in turn, as ratios (WITH=origin/main ONLY=chain,hop ROUNDS=5)
 	@$(BIN)/python -m bench.compare $(or $(WITH),origin/main) $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
 

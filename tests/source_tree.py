@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "evertick"
@@ -25,9 +26,9 @@ class Module:
         return self.name.split("/")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A node and the function that it stands in, as `module.Class.function`; at the top it is the module alone."""
+class Place(NamedTuple):
+    """A node and the function that it stands in, as `module.Class.function`; at the top it is the module alone. Half a million of
+    them are made."""
 
     module: Module
     function: str
@@ -57,9 +58,11 @@ def places(module: Module) -> list[Place]:
 
 def _add_places(found: list[Place], module: Module, node: ast.AST, where: str, *, in_function: bool) -> None:
     for child in ast.iter_child_nodes(node):
-        inside = where
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not in_function:
-            inside = f"{where}.{child.name}"
-        found.append(Place(module=module, function=inside, node=child))
-        is_function = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        inside, is_function = where, in_function
+        match child:
+            case ast.expr_context() | ast.operator() | ast.cmpop():
+                continue
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() if not in_function:
+                inside, is_function = f"{where}.{child.name}", not isinstance(child, ast.ClassDef)
+        found.append(Place(module, inside, child))
         _add_places(found, module, child, inside, in_function=is_function)

@@ -27,11 +27,20 @@ def bench(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=inherited, capture_output=True, text=True, timeout=1200)
 
 
+# Each starts an installation: of every kind of installation and of load the cheapest one, and the others by `make bench-smoke`.
+ALONE = "idle,fleet,dispatch,history,api_crowd"
+HEAVY = "runners,fleet_https,fire_50k,idle_schedules,api_reads,api_pollers"
+heavy = pytest.mark.skipif(not os.environ.get("EVERTICK_TEST_BENCH"), reason="make bench-smoke")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "only",
-    ["", "idle,runners,fleet,fleet_https,dispatch,history,fire_50k,idle_schedules,api_reads,api_pollers,api_crowd"],
-    ids=["in one house", "on their own"],
+    [
+        pytest.param("", id="in one house"),
+        pytest.param(ALONE, id="on their own"),
+        pytest.param(HEAVY, id="on their own, heavy", marks=heavy),
+    ],
 )
 def test_every_figure_can_be_measured(tmp_path: Path, only: str) -> None:
     done = bench(tmp_path / "figures.json", *(["--only", only] if only else []))
@@ -49,21 +58,12 @@ def test_every_figure_can_be_measured(tmp_path: Path, only: str) -> None:
 
 def test_the_smoke_test_and_its_other_half_leave_out_only_what_takes_an_hour() -> None:
     assert set(ON_THEIR_OWN) == NOT_QUICK
-    assert set(ON_THEIR_OWN) - {
-        "idle",
-        "runners",
-        "fleet",
-        "fleet_https",
-        "agents",
-        "dispatch",
-        "history",
-        "retention",
-        "fire_50k",
-        "idle_schedules",
-        "api_reads",
-        "api_pollers",
-        "api_crowd",
-    } == {"airflow", "soak", "ui", "retention_10m"}
+    assert set(ON_THEIR_OWN) - {*ALONE.split(","), *HEAVY.split(","), "agents", "retention"} == {
+        "airflow",
+        "soak",
+        "ui",
+        "retention_10m",
+    }
 
 
 def test_a_name_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from typing import LiteralString
 
@@ -28,20 +29,16 @@ def decorators(function: ast.AsyncFunctionDef) -> set[str]:
     return {each.id for each in calls if isinstance(each, ast.Name)}
 
 
-def declarations() -> Iterator[tuple[str, LiteralString]]:
+@cache
+def declared() -> dict[str, LiteralString]:
     """The stored functions that the program declares, and how it calls them."""
+    found: dict[str, LiteralString] = {}
     for module in modules(SOURCE):
-        for place in places(module):
-            if isinstance(place.node, ast.AsyncFunctionDef) and decorators(place.node) & {
-                "sql_function",
-                "leader_verb",
-            }:
-                known = import_module(f"evertick.{module.name.replace('/', '.')}")
-                declared = getattr(known, place.node.name)
-                yield place.node.name.removeprefix("_"), function_statement(declared.__wrapped__).text
-
-
-DECLARED = dict(declarations())
+        for node in module.tree.body:
+            if isinstance(node, ast.AsyncFunctionDef) and decorators(node) & {"sql_function", "leader_verb"}:
+                known = getattr(import_module(f"evertick.{module.name.replace('/', '.')}"), node.name)
+                found[node.name.removeprefix("_")] = function_statement(known.__wrapped__).text
+    return found
 
 
 @pytest.mark.parametrize("noun", nouns())
@@ -51,7 +48,7 @@ async def test_every_statement_can_be_prepared(rollback_conn: AsyncConnection, n
 
 
 async def test_every_declared_function_can_be_called(rollback_conn: AsyncConnection) -> None:
-    for name, text in DECLARED.items():
+    for name, text in declared().items():
         await rollback_conn.execute(f"prepare {name} as {numbered(text)}")
 
 
@@ -166,7 +163,7 @@ async def functions(rollback_conn: AsyncConnection) -> dict[str, str]:
 async def test_every_function_is_called(rollback_conn: AsyncConnection, functions: dict[str, str]) -> None:
     views = "select string_agg(definition, ';') from pg_views where schemaname = %s"
     (seen,) = await (await rollback_conn.execute(views, [own_set().schema])).fetchone() or ("",)
-    outside = " ".join([str(seen), *DECLARED.values(), *(sql(noun, name) for noun, name in ALL)])
+    outside = " ".join([str(seen), *declared().values(), *(sql(noun, name) for noun, name in ALL)])
     for name in functions:
         inside = " ".join(body for other, body in functions.items() if other != name)
         assert re.search(rf"\b{name}\(", f"{outside} {inside}"), f"nothing calls {name}"
@@ -383,7 +380,7 @@ def events(name: str, functions: dict[str, str], seen: set[str] | None = None) -
 
 
 def entrances(functions: dict[str, str]) -> set[str]:
-    texts = [*DECLARED.values(), *(sql(noun, name) for noun, name in ALL)]
+    texts = [*declared().values(), *(sql(noun, name) for noun, name in ALL)]
     return {name for name in functions if any(re.search(rf"\b{name}\(", text) for text in texts)}
 
 

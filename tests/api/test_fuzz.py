@@ -1,4 +1,4 @@
-"""The short form of `make fuzz`: a few requests of every operation of both documents, as every role."""
+"""The short form of `make fuzz`: a few requests of every operation of both documents, as an admin and as one other role."""
 
 from __future__ import annotations
 
@@ -45,10 +45,14 @@ async def served(
 @pytest.mark.parametrize("prefix", DOCUMENTS)
 async def test_no_request_makes_it_fail(served: tuple[str, str, Path], prefix: str, role: Role) -> None:
     url, address, _ = served
-    wish, tally = Wish(examples=2 if role is Role.ADMIN else 1), Tally()
-    await asyncio.to_thread(fuzz, document_of(prefix), f"{address}{prefix}", await token_of(url, role), wish, tally)
+    wish, tally, document = Wish(examples=2 if role is Role.ADMIN else 1), Tally(), document_of(prefix)
+    if role is not Role.ADMIN:
+        # The others share the paths: each request takes hundreds of times as long to invent as to answer.
+        others = [each for each in Role if each is not Role.ADMIN]
+        document["paths"] = dict([*document["paths"].items()][others.index(role) :: len(others)])
+    await asyncio.to_thread(fuzz, document, f"{address}{prefix}", await token_of(url, role), wish, tally)
     assert tally.failures == []
-    assert tally.operations > 30 and tally.statuses.total() >= tally.operations
+    assert tally.operations > 10 and tally.statuses.total() >= tally.operations
     assert tally.statuses.keys() & {200, 204}, "something was answered, and not only refused"
 
 

@@ -15,7 +15,7 @@ from evertick.db.function_sets import own_set
 from evertick.db.migrate import MIGRATIONS_DIRECTORY, migrate, migrations, status
 from evertick.db.roles import API, MAY, PUBLISHER, RUNNER, SCHEDULER, statements_of
 from evertick.db.statements import text_of
-from tests.test_sql import ALL, DECLARED, numbered
+from tests.test_sql import ALL, declared, numbered
 
 # What a runner that somebody else has got hold of must not be able to do.
 NOT_THE_RUNNERS = {
@@ -110,7 +110,7 @@ async def test_a_runner_may_do_nothing_but_run(shared: AsyncConnection) -> None:
 
 
 def test_every_statement_is_somebodys_or_the_owners() -> None:
-    known = {f"{noun}.{name}" for noun, name in ALL} | DECLARED.keys()
+    known = {f"{noun}.{name}" for noun, name in ALL} | declared().keys()
     anybodys = {name for role in MAY for name in statements_of(role)}
     owners = ("lock", "lock_session", "unlock_session", "set_lock_timeout", "in_the_way", "record")
     assert known - anybodys == {

@@ -62,7 +62,7 @@ async def test_fan_out_and_fan_in_cost_in_proportion_to_their_edges(database: st
             await put(conn, make_dag(f"fan{size}", {"first": [], **middle, "last": list(middle)}))
         await _spend(conn, "fan1000", runner, 1)
         assert not await _proportion(
-            lambda: _spend(conn, "fan1000", runner, 8), lambda: _spend(conn, "fan10000", runner, 2), 12
+            lambda: _spend(conn, "fan1000", runner, 4), lambda: _spend(conn, "fan10000", runner, 1), 12
         )
 
 
@@ -76,7 +76,7 @@ async def test_a_mapped_task_costs_in_proportion_to_its_instances(database: str)
         rows = [{"id": number, "name": f"row {number}"} for number in range(10_000)]
         await _spend(conn, "mapped", runner, 1, rows[:1000])
         assert not await _proportion(
-            lambda: _spend(conn, "mapped", runner, 8, rows[:1000]), lambda: _spend(conn, "mapped", runner, 2, rows), 13
+            lambda: _spend(conn, "mapped", runner, 4, rows[:1000]), lambda: _spend(conn, "mapped", runner, 1, rows), 13
         )
 
 

@@ -1,4 +1,4 @@
-"""kill -9 of the scheduler and of a runner at every commit boundary: the outcome equals an uninterrupted run.
+"""kill -9 of the scheduler and of a runner at every commit boundary, both in one play: the outcome equals an uninterrupted run.
 
 Which statements there are to be killed at is found out by listening to an uninterrupted run, so a new one is covered.
 `make boundaries` kills at every execution of each.
@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from tests.system.boundaries import SERVICES, Rehearsed, Stage, chosen_sites, failures
+from tests.system.boundaries import SERVICES, Rehearsed, Stage, chosen_sites, failures, in_pairs
 
 
 @pytest.mark.requirement(
@@ -37,14 +37,14 @@ from tests.system.boundaries import SERVICES, Rehearsed, Stage, chosen_sites, fa
     "F5",
 )
 @pytest.mark.long
-@pytest.mark.parametrize("kind", SERVICES)
 async def test_a_service_that_is_killed_at_a_commit_boundary_changes_nothing(
-    stage: Stage, rehearsed: Rehearsed, kind: str
+    stage: Stage, rehearsed: Rehearsed
 ) -> None:
     seed = int(os.environ.get("EVERTICK_TEST_SEED") or random.randrange(10**6))
     expected, counts = rehearsed
-    sites = list(chosen_sites(counts, kind, random.Random(seed)))
-    wrong, reached = await failures(stage, sites, expected)
+    sites = {kind: list(chosen_sites(counts, kind, random.Random(seed))) for kind in SERVICES}
+    wrong, reached = await failures(stage, in_pairs(*sites.values()), expected)
     assert not wrong, f"EVERTICK_TEST_SEED={seed} chooses the same places:\n" + "\n\n".join(wrong)
-    missed = {(site.statement, site.when) for site in sites} - {(site.statement, site.when) for site in reached}
+    wanted = {(site.statement, site.when) for chosen in sites.values() for site in chosen}
+    missed = wanted - {(site.statement, site.when) for site in reached}
     assert not missed, f"nobody was killed there: {missed}"

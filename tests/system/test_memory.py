@@ -32,7 +32,6 @@ async def run_many(there: Installation, dag: str, until: int) -> None:
     await eventually(lambda: there.value(over, until), 120, pause_seconds=0.1)
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("dag", ["warm", "alone"])
 async def test_a_runner_does_not_grow_with_the_runs_it_has_made(there: Installation, dag: str) -> None:
     """Attempts in reused processes and in single-use ones."""

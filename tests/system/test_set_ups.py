@@ -60,6 +60,7 @@ class SetUp:
         ours = {"TEST_TOKEN": self.token, "EFFECTS": str(self.effects_file), "RUNNER_NAME": "any"}
         self.environment = {**kept, **ours, **SETTINGS, **environment}
         self._started: list[subprocess.Popen[bytes]] = []
+        self._conn: psycopg.Connection | None = None
         self._output = (folder / "output.txt").open("wb")
 
     def start(self, command: str) -> None:
@@ -103,8 +104,10 @@ class SetUp:
             self.start(kind)
 
     def rows(self, query: str, *params: object) -> list[tuple[object, ...]]:
-        with psycopg.connect(self.url, options=f"-c search_path={own_set().search_path}", autocommit=True) as conn:
-            return conn.execute(query, params).fetchall()  # type: ignore[arg-type]
+        if self._conn is None:
+            path = f"-c search_path={own_set().search_path}"
+            self._conn = psycopg.connect(self.url, options=path, autocommit=True)
+        return self._conn.execute(query, params).fetchall()  # type: ignore[arg-type]
 
     def trigger(self, dag: str) -> int:
         done = self.evertick("dags", "trigger", dag, "--key", (key := uuid.uuid4().hex))
@@ -127,6 +130,8 @@ class SetUp:
         return str(found)
 
     def end(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
         for process in self._started:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -273,9 +278,10 @@ def test_a_canceled_run_ends_when_its_body_is_dead(set_up: SetUp) -> None:
     assert not is_running(body.pid)
 
 
-def test_settings_that_are_not_safe_are_refused_in_the_same_words(set_up: SetUp) -> None:
-    unsafe = {"EVERTICK_LOST_AFTER_SECONDS": "2"}
-    said = {command: set_up.evertick(command, **unsafe) for command in ("up", "scheduler", "runner")}
+def test_settings_that_are_not_safe_are_refused_in_the_same_words(tmp_path: Path) -> None:
+    place = SetUp(tmp_path / "place", EVERTICK_LOST_AFTER_SECONDS="2")
+    said = {command: place.evertick(command) for command in ("up", "scheduler", "runner")}
+    place.end()
     assert {done.returncode for done in said.values()} == {2}
     (message,) = {done.stderr for done in said.values()}
     assert "EVERTICK_LOST_AFTER_SECONDS=2.0" in message and "EVERTICK_HEARTBEAT_SECONDS=1.0" in message

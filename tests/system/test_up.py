@@ -41,6 +41,7 @@ class Up:
 
     def __init__(self, folder: Path, *options: str, **settings: str) -> None:
         self.folder, self.token = folder, uuid.uuid4().hex
+        self._conn: psycopg.Connection | None = None
         self._output = (folder / "output.txt").open("w+")
         environment = {key: value for key, value in os.environ.items() if not key.startswith("EVERTICK_")}
         self.process = subprocess.Popen(
@@ -64,11 +65,12 @@ class Up:
         eventually_sync(seen, within_seconds)
 
     def finished_runs(self) -> int:
-        holder = holder_of(self.folder / ".evertick")
-        assert holder is not None
-        with psycopg.connect(holder.url) as conn:
-            row = conn.execute("select count(*) from evertick.run_status where state = 'success'").fetchone()
-            return int(row[0]) if row else 0
+        if self._conn is None or self._conn.closed:
+            holder = holder_of(self.folder / ".evertick")
+            assert holder is not None
+            self._conn = psycopg.connect(holder.url, autocommit=True)
+        row = self._conn.execute("select count(*) from evertick.run_status where state = 'success'").fetchone()
+        return int(row[0]) if row else 0
 
     def wait_for_more_runs(self) -> None:
         """Scheduling and running both work now."""
@@ -100,6 +102,8 @@ class Up:
         return [pid for pid in find_by_token(self.token) if pid != os.getpid()]
 
     def end(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
