@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shlex
+import sys
 import tomllib
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator
@@ -22,7 +23,6 @@ from typer.main import get_command
 from evertick.attempts import body
 from evertick.attempts.child_setup import ReuseLimits
 from evertick.bundles import bundle
-from evertick.bundles.loader import load_file
 from evertick.cli.main import COMMANDS, load_app, main
 from evertick.config import Settings, read_settings
 from evertick.domain import retry
@@ -30,6 +30,7 @@ from evertick.domain.errors import InvalidSettings
 from evertick.domain.schedules import misfire, spec
 from evertick.publisher import publisher
 from evertick.runner import session as runner_session
+from evertick.sdk.dag import load_dags
 from tests.source_tree import ROOT, SOURCE, modules
 
 DOCS = ROOT / "docs"
@@ -85,11 +86,13 @@ def spans() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.place)
-async def test_a_python_snippet_is_a_dag_file_that_loads(block: Block, tmp_path: Path) -> None:
-    (tmp_path / "snippet.py").write_text(block.text, encoding="utf-8")
-    loaded = await load_file(tmp_path, "snippet.py")
-    assert loaded.error is None, f"{block.place}: {loaded.error}"
-    assert bool(loaded.dags) is ("@dag" in block.text)
+def test_a_python_snippet_is_a_dag_file_that_loads(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = re.sub(r"\W", "_", block.place) + ".py"
+    (tmp_path / file).write_text(block.text, encoding="utf-8")
+    assert bool(load_dags(tmp_path, file)) is ("@dag" in block.text)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
