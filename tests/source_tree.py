@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,14 +12,18 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "evertick"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Module:
     """One source file. `name` is its path inside the package without the ending."""
 
     path: Path
     name: str
     text: str
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Parsed when it is needed: the tests have twice as much text as the program."""
+        return ast.parse(self.text)
 
     @property
     def layer(self) -> str:
@@ -41,7 +45,7 @@ class Place(NamedTuple):
 def read(path: Path, root: Path) -> Module:
     text = path.read_text(encoding="utf-8")
     name = str(path.relative_to(root).with_suffix(""))
-    return Module(path=path, name=name, text=text, tree=ast.parse(text))
+    return Module(path=path, name=name, text=text)
 
 
 @cache

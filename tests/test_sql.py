@@ -34,7 +34,7 @@ def declared() -> dict[str, LiteralString]:
     """The stored functions that the program declares, and how it calls them."""
     found: dict[str, LiteralString] = {}
     for module in modules(SOURCE):
-        for node in module.tree.body:
+        for node in module.tree.body if re.search("sql_function|leader_verb", module.text) else ():
             if isinstance(node, ast.AsyncFunctionDef) and decorators(node) & {"sql_function", "leader_verb"}:
                 known = getattr(import_module(f"evertick.{module.name.replace('/', '.')}"), node.name)
                 found[node.name.removeprefix("_")] = function_statement(known.__wrapped__).text
@@ -113,7 +113,7 @@ def references() -> Iterator[tuple[str, str]]:
     """Every sql("noun", "name") in the program, whose name may be one of two, or any check of a guarantee; and every declaration
     of a statement."""
     for module in modules(SOURCE):
-        for place in places(module):
+        for place in places(module) if re.search(r"\bquery\b|\bsql\(", module.text) else ():
             node = place.node
             if isinstance(node, ast.AsyncFunctionDef) and "query" in decorators(node):
                 yield module.name.rpartition("/")[2], node.name

@@ -313,7 +313,7 @@ def test_every_module_says_what_it_is_for() -> None:
     bare = [
         str(m.path.relative_to(ROOT))
         for m in [*modules(SOURCE), *modules(TESTS)]
-        if m.text.strip() and not ast.get_docstring(m.tree)
+        if m.text.strip() and not m.text.startswith('"""')
     ]
     assert not bare
     long = [m.name for m in modules(SOURCE) if len((ast.get_docstring(m.tree) or "").splitlines()) > 5]
@@ -406,7 +406,7 @@ def test_no_test_sleeps() -> None:
     wrong = [
         str(place)
         for module in modules(TESTS)
-        if module.name != "waiting" and not module.name.startswith(_DAG_FILES)
+        if "sleep(" in module.text and module.name != "waiting" and not module.name.startswith(_DAG_FILES)
         for place in places(module)
         if isinstance(place.node, ast.Call) and is_sleep(place.node)
     ]
@@ -429,7 +429,7 @@ def test_tests_read_sessions_and_locks_of_their_own_database_only() -> None:
     wrong = [
         str(place)
         for module in modules(TESTS)
-        if not module.name.startswith(_OWN_SERVERS)
+        if re.search("pg_locks|pg_stat_activity", module.text) and not module.name.startswith(_OWN_SERVERS)
         for place in places(module)
         if isinstance(place.node, ast.Constant) and reads_whole_server(str(place.node.value))
     ]

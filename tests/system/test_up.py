@@ -163,7 +163,9 @@ def test_up_fires_runs_survives_every_death_and_stops_clean(up: Up) -> None:
     assert "Traceback" not in up.output
 
 
-def test_a_killed_up_takes_everything_with_it_and_the_next_one_goes_on(up: Up, folder: Path) -> None:
+def test_a_killed_up_takes_everything_with_it_and_the_next_one_goes_on_until_its_runner_is_dismissed(
+    up: Up, folder: Path
+) -> None:
     up.wait_for("Evertick is up")
     up.wait_for_more_runs()
     up.process.kill()
@@ -173,14 +175,16 @@ def test_a_killed_up_takes_everything_with_it_and_the_next_one_goes_on(up: Up, f
     try:
         again.wait_for("Evertick is up")
         again.wait_for_more_runs()
+        _dismiss_the_runner(again, folder)
+        again.process.send_signal(signal.SIGTERM)
+        assert again.process.wait(timeout=60) == 0
         assert "Traceback" not in again.output
     finally:
         again.end()
 
 
-def test_a_runner_that_was_dismissed_is_not_started_again_and_a_killed_one_is_proven_dead(up: Up, folder: Path) -> None:
-    up.wait_for("Evertick is up")
-    up.wait_for_more_runs()
+def _dismiss_the_runner(up: Up, folder: Path) -> None:
+    """A killed runner is proven dead and started again; one that was dismissed is not."""
     os.kill(up.service("runner"), signal.SIGKILL)
     up.wait_for(" runner_declared_dead ")
     up.wait_for_more_runs()
@@ -190,6 +194,3 @@ def test_a_runner_that_was_dismissed_is_not_started_again_and_a_killed_one_is_pr
     assert "All of their attempts have ended." in drained.stdout
     up.wait_for("drained and stopped on request")
     assert up.output.count(" service_died ") == 1
-    up.process.send_signal(signal.SIGTERM)
-    assert up.process.wait(timeout=60) == 0
-    assert "Traceback" not in up.output
