@@ -25,7 +25,7 @@ def holder(runner: Runner, claim: ExchangeRow) -> AttemptHolder:
 
 @pytest.fixture
 async def runner(conn: AsyncConnection) -> Runner:
-    await put(conn, make_dag("chain", {"a": [], "b": ["a"]}, task_asks=True, accepts_unknown_params=True))
+    await put(conn, make_dag("chain", {"a": [], "b": ["a"]}, task_asks=True, task_knows_run=True, accepts_unknown_params=True))
     return await Runner.join(conn)
 
 
@@ -40,6 +40,7 @@ async def test_an_attempt_reads_its_run_and_the_outputs_of_tasks(conn: AsyncConn
     facts = await asks.ask(conn, holder(runner, a), "run", {})
     assert isinstance(facts, dict)
     assert (facts["dag"], facts["run"], facts["type"], facts["state"]) == ("chain", "one", "manual", "running")
+    assert json.loads(a.inputs or "") == {"a": facts}, "it was given them with its claim"
     outputs = {"$evertick": "outputs", "value": [1, 2], "named": {"day": "monday"}}
     (b,), _ = await runner.step([(a, "success", {"result": outputs})], free=1)
     asker = holder(runner, b)

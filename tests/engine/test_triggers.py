@@ -54,7 +54,7 @@ async def runner(conn: AsyncConnection) -> Runner:
     await invariants.install(conn)
     await set_clock(conn, later(0))
     retry = RetryPolicy(retries=1, delay_seconds=0)
-    pools = {"task_asks": True, "task_retry": retry}
+    pools = {"task_asks": True, "task_knows_run": True, "task_retry": retry}
     await put(conn, make_dag("chain", {"a": [], "b": ["a"]}, **pools))
     return await Runner.join(conn)
 
@@ -115,6 +115,7 @@ async def test_a_task_waits_for_its_trigger_and_resumes_with_the_event(conn: Asy
     assert isinstance(facts, dict)
     kept = {name: GIVEN[name] for name in ("next_method", "next_kwargs")}
     assert facts["resumed"] == {**kept, "event": EVENT}
+    assert json.loads(again.inputs or "") == {"a": facts}
     # A lost attempt resumes again; a retry begins from the start.
     await runner.finish(again, "lost")
     (again,) = await runner.claim()

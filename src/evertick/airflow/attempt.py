@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import traceback
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import UTC, datetime
+from functools import cache
 from io import StringIO
 from typing import Any
 
@@ -24,6 +26,7 @@ from airflow.sdk.execution_time import comms, task_runner
 from airflow.sdk.execution_time.comms import DagRun
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
+from evertick.airflow import shortcuts
 from evertick.airflow.messages import Supervisor, by_key, encoder
 from evertick.airflow.people import Resumed, question, resumption, still_waiting
 from evertick.airflow.runs import Run
@@ -54,7 +57,8 @@ class AirflowTask:
         supervisor: Supervisor | None = None
         error: BaseException | None = None
         try:
-            facts = io.ask("run", {})
+            # A version that was published by an earlier release is not given them.
+            facts = json.loads(start.inputs_json).get(self._task.task_id) or io.ask("run", {})
             run = self.run_of(facts)
             supervisor = Supervisor(run, self._task, start.map_index, io)
             answer = resumption(facts.get("input"), start.attempt, datetime.now(UTC))
@@ -319,43 +323,71 @@ def values_at_import() -> Any:
     return supervised(_AtImport())
 
 
-_WARM_UP_RUNS = 5
+_WARM_UP_ROUNDS = 20
 _ANY_DATE = "2030-01-01T00:00:00+00:00"
 
 
-def warm_up() -> None:
-    """Run a small task in this process, before it forks: what the SDK imports and caches at the first task is then there for
-    all. Plugins receive no notification of it."""
-    with DAG("evertick_warm_up", auto_register=False) as dag:
-        _WarmUpTask(task_id="warm_up", day="{{ ds }}")
-    DagContext.autoregistered_dags.clear()
-    spec = DagSpec(name=dag.dag_id, tasks=(TaskSpec(name="warm_up"),))
-    task = AirflowTask(dag.task_dict["warm_up"], spec)
-    start = Start("start", 0, 0, 0, -1, 1, 0, 1, dag.dag_id, "warm_up", "", _ANY_DATE, "{}", "{}", True, None, "")
-    facts = {
-        "dag": dag.dag_id,
-        "run": "manual__1",
-        "number": 0,
-        "type": "manual",
-        "due_at": _ANY_DATE,
-        "state": "running",
-    }
-    facts |= dict.fromkeys(("fire_at", "created_at", "started_at", "finished_at", "note", "triggered_by", "params"))
-    facts["created_at"] = _ANY_DATE
-    io = AttemptIO(lambda _level, _text: None, ask=lambda _verb, _args: facts)
-    listeners = task_runner.get_listener_manager
-    listeners()
-    task_runner.get_listener_manager = _NoListeners
-    try:
-        with redirect_stdout(StringIO()):
-            for _ in range(_WARM_UP_RUNS):
-                task(start, TaskContext(run_id=0, dag=dag.dag_id, task="warm_up"), io)
-    finally:
-        task_runner.get_listener_manager = listeners
+class Rehearsal:
+    """A small task that goes the whole way of an attempt, without a runner. Plugins receive no notification of it.
+
+    In a process that forks: what the SDK imports and caches at the first task is then there for all. In each process that
+    was forked, before its order arrives: the pages that it writes are then copied.
+    """
+
+    def __init__(self) -> None:
+        shortcuts.install()
+        with DAG("evertick_rehearsal", auto_register=False) as dag:
+            _rehearsed_task()
+        DagContext.autoregistered_dags.clear()
+        spec = DagSpec(name=dag.dag_id, tasks=(TaskSpec(name="rehearsal"),))
+        self._task = AirflowTask(dag.task_dict["rehearsal"], spec)
+        facts = dict.fromkeys(("fire_at", "started_at", "finished_at", "note", "triggered_by", "params"))
+        facts |= {"dag": dag.dag_id, "run": "manual__1", "number": 0, "type": "manual", "state": "running"}
+        facts |= dict.fromkeys(("due_at", "created_at"), _ANY_DATE)
+        inputs = json.dumps({"rehearsal": facts})
+        place = ("start", 0, 0, 0, -1, 1, 0, 1, dag.dag_id, "rehearsal")
+        self._start = Start(*place, "", _ANY_DATE, "{}", inputs, True, None, "")
+        self._context = TaskContext(run_id=0, dag=dag.dag_id, task="rehearsal")
+        self._io = AttemptIO(lambda _level, _text: None)
+        self._count = 0
+        task_runner.get_listener_manager()
+
+    def warm_up(self) -> None:
+        """Until Python has specialized the code, which a zygote did for the processes that it forks."""
+        self()
+        while self._count < _WARM_UP_ROUNDS:
+            self()
+
+    def __call__(self) -> None:
+        self._count += 1
+        listeners, task_runner.get_listener_manager = task_runner.get_listener_manager, _NoListeners
+        on_term = signal.getsignal(signal.SIGTERM)
+        try:
+            with redirect_stdout(StringIO()):
+                self._task(self._start, self._context, self._io)
+        finally:
+            task_runner.get_listener_manager = listeners
+            signal.signal(signal.SIGTERM, on_term)
+            for name in [each for each in os.environ if each.startswith("AIRFLOW_CTX_")]:
+                del os.environ[name]
 
 
-class _WarmUpTask(BaseOperator):  # type: ignore[misc]  # the class is Any without Airflow
+@cache
+def rehearsal() -> Rehearsal:
+    return Rehearsal()
+
+
+def _rehearsed_task() -> object:
     """Does what most operators do: it has a template, and returns something."""
+    try:
+        from airflow.providers.standard.operators.python import PythonOperator
+    except ImportError:
+        return _RehearsedTask(task_id="rehearsal", day="{{ ds }}")
+    return PythonOperator(task_id="rehearsal", python_callable=list, op_args=["{{ ds }}"])
+
+
+class _RehearsedTask(BaseOperator):  # type: ignore[misc]  # the class is Any without Airflow
+    """In an environment without the standard provider."""
 
     template_fields = ("day",)
 

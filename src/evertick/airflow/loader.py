@@ -18,7 +18,7 @@ from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from airflow import settings
 from evertick.airflow import older
-from evertick.airflow.attempt import AirflowTask, values_at_import, warm_up
+from evertick.airflow.attempt import AirflowTask, rehearsal, values_at_import
 from evertick.airflow.callbacks import callback_dags
 from evertick.airflow.compiler import called_events, compile_dag
 from evertick.airflow.findings import lines_of
@@ -65,7 +65,7 @@ def load_dag_file(folder: Path, file: str) -> DagFile:
                 spec=compiled.spec, tasks=_tasks(dag, compiled.spec), timetables=_timetables(dag, compiled.spec)
             )
     found_all = tuple(each for some in findings.values() for each in some)
-    return DagFile(dags=dags, findings=found_all, warm_up=warm_up)
+    return DagFile(dags=dags, findings=found_all, rehearsal=rehearsal())
 
 
 def _tasks(dag: Any, spec: DagSpec) -> dict[str, BoundTask]:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -86,7 +87,7 @@ class Supervisor:
                 self._name(msg.rendered_map_index)
         if name == "SucceedTask" and (updates := described_updates(msg, self._outlets)):
             self._io.ask("put_updates", {"updates": updates})
-        if name == "SucceedTask" and conf.getboolean("state_store", "clear_on_success", fallback=False):
+        if name == "SucceedTask" and _clears_state():
             self._io.ask("put_state", {"scope": StateScope.RUN.value, "asset": None, "key": None, "value": None})
 
     def _awaiting(self, msg: Any) -> AwaitInputTask:
@@ -358,6 +359,11 @@ class Supervisor:
             "next_dagrun": None,
         }
         return comms.DagResult(**{name: known.get(name) for name in comms.DagResult.model_fields if name != "type"})
+
+
+@cache
+def _clears_state() -> bool:
+    return bool(conf.getboolean("state_store", "clear_on_success", fallback=False))
 
 
 def by_key(value: Any) -> dict[str, Any]:

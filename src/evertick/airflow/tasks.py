@@ -56,6 +56,7 @@ def compile_task(
         outlets=_outlets(task, findings),
         aliases=tuple(sorted({str(each.name) for each in task.outlets or () if is_alias(each)})),
         asks=True,
+        knows_run=True,
         gates=tuple(_gates(task, max_active_tasks)),
         mapping=compile_mapping(task._get_specified_expand_input()) if task.is_mapped else None,
         wait=_wait(task),

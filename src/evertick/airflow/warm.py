@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from airflow import configuration, settings
-from evertick.airflow.attempt import warm_up
+from evertick.airflow.attempt import rehearsal
 
 _USUAL = (
     "evertick.airflow.loader",
@@ -26,7 +26,7 @@ def prepare() -> list[str]:
     for name in _USUAL:
         with suppress(ImportError):  # of a release, or a package that is not installed
             importlib.import_module(name)
-    warm_up()
+    rehearsal().warm_up()
     plugins = Path(settings.PLUGINS_FOLDER or "")
     files = sorted(plugins.rglob("*.py")) if settings.PLUGINS_FOLDER and plugins.is_dir() else []
     config = Path(configuration.AIRFLOW_CONFIG)

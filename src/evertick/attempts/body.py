@@ -26,7 +26,7 @@ from evertick.domain.retry import RetryPolicy, class_names, may_retry
 from evertick.logs.capture import TASK_LOGGER
 from evertick.processes.system import native_threads
 from evertick.processes.tree import OUT_OF_MEMORY, explain_exit
-from evertick.sdk.dag import load_dag_file
+from evertick.sdk.dag import Rehearsal, load_dag_file
 from evertick.sdk.durable import Durable
 from evertick.sdk.runtime import (
     BoundTask,
@@ -371,6 +371,7 @@ class Loaded:
     dags: Mapping[str, CompiledDag] = field(default_factory=dict)
     failure: str | None = None
     traceback: str = ""
+    rehearsal: Rehearsal | None = None
 
     def find(self, dag: str, task: str) -> BoundTask:
         if self.failure is not None:
@@ -385,9 +386,9 @@ def load(folder: str, file: str) -> Loaded:
     """Import the file. Any exception, even SystemExit, becomes the failure."""
     try:
         found = load_dag_file(Path(folder), file)
-        if found.warm_up is not None:
-            found.warm_up()
-        return Loaded(dags=found.dags)
+        if found.rehearsal is not None:
+            found.rehearsal.warm_up()
+        return Loaded(dags=found.dags, rehearsal=found.rehearsal)
     except BaseException as error:
         return Loaded(failure=f"{file} cannot be imported: {described(error)}", traceback=user_traceback(error))
 

@@ -66,6 +66,8 @@ class Child:
             enter_session(setup.parent_pid, setup.log_fd, _NO_SIGNALS)
             gc.enable()
             self.warm_up()
+            if isinstance(code, Loaded) and code.rehearsal is not None and not setup.is_urgent:
+                code.rehearsal()
             adopt_fds(setup, unwanted)
             loaded = code if isinstance(code, Loaded) else self._load(code)
             while received := os.read(setup.fd, RECEIVE_BYTES if self._frames.is_cut else _ORDER_BYTES):

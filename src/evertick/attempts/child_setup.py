@@ -61,7 +61,8 @@ class Cancellation:
 
 @dataclass(slots=True, kw_only=True)
 class ChildSetup:
-    """What a fork server passes to a child that it forks. Plain descriptors: objects around them would only be copied."""
+    """What a fork server passes to a child that it forks. Plain descriptors: objects around them would only be copied.
+    `is_urgent`: its order waits already."""
 
     number: int
     fd: int
@@ -70,6 +71,7 @@ class ChildSetup:
     log_start: int
     own_fds: tuple[int, int]
     parent_pid: int
+    is_urgent: bool
     captured: Captured
     cancellation: Cancellation
     limits: ReuseLimits

@@ -214,12 +214,14 @@ class ForkServer:
     def _obey(self) -> bool:
         """Carry out all pending requests of the runner; the busier it is, the larger the batch. False when it closed
         the socket."""
-        to_fork = 0
+        to_fork = urgent = 0
         with suppress(BlockingIOError):
             while message := self._control.recv(_CONTROL_BYTES, socket.MSG_DONTWAIT):
                 for verb, argument in json.loads(message):
                     if verb == "fork":
                         to_fork += argument
+                    elif verb == "fork_urgent":
+                        urgent += argument
                     elif verb == "contact":
                         self._guard.until = argument
                     elif verb == "guard":
@@ -227,10 +229,11 @@ class ForkServer:
                     elif (pid := self._pids.get(argument)) is not None:
                         _stop(verb, pid)
             return False
+        self._fork_many(urgent, is_urgent=True)
         self._fork_many(to_fork)
         return True
 
-    def _fork_many(self, count: int) -> None:
+    def _fork_many(self, count: int, *, is_urgent: bool = False) -> None:
         for batch in range(0, count, BATCH):
             setups: list[ChildSetup] = []
             runner_ends: list[int] = []
@@ -240,7 +243,7 @@ class ForkServer:
                     runner_end, child_end = socket.socketpair()
                     log = self._spool_index.open()
                     runner_ends.append(runner_end.detach())
-                    setups.append(self._setup(self._born, child_end.detach(), log))
+                    setups.append(self._setup(self._born, child_end.detach(), log, is_urgent=is_urgent))
                 self._fork_batch(setups, runner_ends)
             except OSError as error:  # no memory, processes or descriptors left: running attempts must not suffer
                 self._tell(["unborn", count - batch, str(error)])
@@ -252,7 +255,7 @@ class ForkServer:
                 for fd in runner_ends:
                     os.close(fd)
 
-    def _setup(self, number: int, fd: int, log: OpenSpool) -> ChildSetup:
+    def _setup(self, number: int, fd: int, log: OpenSpool, *, is_urgent: bool = False) -> ChildSetup:
         return ChildSetup(
             number=number,
             fd=fd,
@@ -261,6 +264,7 @@ class ForkServer:
             log_start=log.start,
             own_fds=self._own_fds,
             parent_pid=os.getpid(),
+            is_urgent=is_urgent,
             captured=self._captured,
             cancellation=self._cancellation,
             limits=self._plan.limits,

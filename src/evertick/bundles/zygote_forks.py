@@ -21,6 +21,7 @@ from evertick.processes.system import (
     message_socket,
     native_threads,
     recv_fds,
+    use_huge_pages,
 )
 
 REQUEST_BYTES = 64 * 1024
@@ -38,6 +39,7 @@ def serve(control_fd: int, owner_pid: int, mark_name: str, watched: list[str]) -
     set_mark = _mark_setter(mark_name)
     gc.collect()
     gc.freeze()
+    use_huge_pages()
     control.send(json.dumps(["ready", marks_of(watched)]).encode())
     while True:
         message, fds, _, _ = recv_fds(control, REQUEST_BYTES, MOST_FDS)

@@ -261,7 +261,11 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
         ],
         **group_rows(spec, group_of, heads),
         "gates": [row for index in range(len(spec.tasks)) for row in gate_rows(spec, index)],
-        "inputs": [[index, position[name]] for index, task in enumerate(spec.tasks) for name in task.inputs],
+        "inputs": [
+            [index, position[name]]
+            for index, task in enumerate(spec.tasks)
+            for name in (*task.inputs, *([task.name] if task.knows_run else []))
+        ],
         **mapping_rows(spec, position),
         "notices": notice_rows(spec),
         "deadlines": deadline_rows(spec),

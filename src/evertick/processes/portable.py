@@ -85,6 +85,10 @@ def become_subreaper() -> None:
     pass
 
 
+def use_huge_pages() -> None:
+    pass
+
+
 def adopted(ended_sessions: Collection[int]) -> list[int]:
     return [pid for pid in all_pids() if _session_of(pid) in ended_sessions] if ended_sessions else []
 

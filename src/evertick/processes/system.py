@@ -50,6 +50,7 @@ if TYPE_CHECKING or (sys.platform == "linux" and "PORTABLE_PROCESSES" not in os.
     from evertick.processes.linux import signal_mask as signal_mask
     from evertick.processes.linux import tied_to_this_process as tied_to_this_process
     from evertick.processes.linux import unpin as unpin
+    from evertick.processes.linux import use_huge_pages as use_huge_pages
 else:
     from evertick.processes.portable import CHILD_POLL_MS as CHILD_POLL_MS
     from evertick.processes.portable import IS_PORTABLE as IS_PORTABLE
@@ -91,3 +92,4 @@ else:
     from evertick.processes.portable import signal_mask as signal_mask
     from evertick.processes.portable import tied_to_this_process as tied_to_this_process
     from evertick.processes.portable import unpin as unpin
+    from evertick.processes.portable import use_huge_pages as use_huge_pages

@@ -388,14 +388,22 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
 }
 
 
+class Rehearsal(Protocol):
+    """Goes the way of an attempt without running a task of the file: once when called, and often enough for a process that
+    forks others in `warm_up`."""
+
+    def __call__(self) -> None: ...
+
+    def warm_up(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DagFile:
-    """The DAGs of a file by name, and what Evertick does otherwise than the engine that the file was written for. `warm_up`
-    prepares the process that loaded it for running its tasks."""
+    """The DAGs of a file by name, and what Evertick does otherwise than the engine that the file was written for."""
 
     dags: Mapping[str, CompiledDag]
     findings: tuple[Finding, ...] = ()
-    warm_up: Callable[[], None] | None = None
+    rehearsal: Rehearsal | None = None
 
 
 def load_dag_file(folder: Path, file: str) -> DagFile:

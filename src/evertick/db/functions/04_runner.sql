@@ -65,9 +65,11 @@ begin
         )
         select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id,
                coalesce(r.fire_at, r.created_at), r.params::text,
-               case when m.map_index >= 0 then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index)
-                    else (select jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(m.run_id, i.src)
-                                                               else v.value end)::text
+               case when m.map_index >= 0
+                    then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index, m.attempt)
+                    else (select jsonb_object_agg(s.name, case
+                              when i.src = i.idx then run_of_attempt(m.run_id, m.idx, m.map_index, m.attempt)
+                              when s.is_mapped then mapped_results(m.run_id, i.src) else v.value end)::text
                           from task_input i join task_spec s on s.version_id = i.version_id and s.idx = i.src
                           left join result v on v.run_id = m.run_id and v.idx = i.src and v.map_index = -1
                           where i.version_id = m.version_id and i.idx = m.idx) end, 10 * (n - 1) + m.rank, m.seq
@@ -368,9 +370,11 @@ begin
     )
     select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id,
            coalesce(r.fire_at, r.created_at), r.params::text,
-           case when m.map_index >= 0 then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index) else
-           (select jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(m.run_id, i.src)
-                                    else v.value end)::text
+           case when m.map_index >= 0
+                then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index, m.attempt) else
+           (select jsonb_object_agg(s.name, case
+                when i.src = i.idx then run_of_attempt(m.run_id, m.idx, m.map_index, m.attempt)
+                when s.is_mapped then mapped_results(m.run_id, i.src) else v.value end)::text
             from task_input i
             join task_spec s on s.version_id = i.version_id and s.idx = i.src
             left join result v on v.run_id = m.run_id and v.idx = i.src and v.map_index = -1

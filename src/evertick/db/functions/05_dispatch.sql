@@ -202,12 +202,16 @@ end $$;
 -- What a task is given of those above it, as `claim_tasks` gives it.
 create function task_inputs(p_run_id bigint, p_version_id int, p_idx int, p_map_index int)
 returns text language plpgsql stable as $$
+declare
+    tried int := (select k.attempt from task k
+                  where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index);
 begin
     if p_map_index >= 0 then
-        return inputs_of_instance(p_run_id, p_version_id, p_idx, p_map_index);
+        return inputs_of_instance(p_run_id, p_version_id, p_idx, p_map_index, tried);
     end if;
-    return (select jsonb_object_agg(s.name,
-                                    case when s.is_mapped then mapped_results(p_run_id, i.src) else v.value end)::text
+    return (select jsonb_object_agg(s.name, case
+                when i.src = i.idx then run_of_attempt(p_run_id, p_idx, p_map_index, tried)
+                when s.is_mapped then mapped_results(p_run_id, i.src) else v.value end)::text
             from task_input i join task_spec s on s.version_id = i.version_id and s.idx = i.src
             left join result v on v.run_id = p_run_id and v.idx = i.src and v.map_index = -1
             where i.version_id = p_version_id and i.idx = p_idx);

@@ -25,7 +25,7 @@ end $$;
 -- What an instance is called with: the results that it takes as they are, and under '' what it was given of each list.
 -- Only a task of a mapped group has no item of its own: the group has it, and results of the group are those of its
 -- index.
-create function inputs_of_instance(p_run_id bigint, p_version_id int, p_idx int, p_map_index int)
+create function inputs_of_instance(p_run_id bigint, p_version_id int, p_idx int, p_map_index int, p_attempt int)
 returns text language plpgsql stable as $$
 declare
     given jsonb := (select m.item from map_item m where m.run_id = p_run_id and m.idx = p_idx
@@ -37,6 +37,7 @@ begin
         given := (select m.item from map_item m where m.run_id = p_run_id and m.idx = head
                   and m.map_index = p_map_index);
         return (select coalesce(jsonb_object_agg(s.name, case
+                    when i.src = i.idx then run_of_attempt(p_run_id, p_idx, p_map_index, p_attempt)
                     when s.map_head = head then own.value when s.is_mapped then mapped_results(p_run_id, i.src)
                     else v.value end), '{}')
                 from task_input i join task_spec s on s.version_id = i.version_id and s.idx = i.src
@@ -44,8 +45,9 @@ begin
                 left join result own on own.run_id = p_run_id and own.idx = i.src and own.map_index = p_map_index
                 where i.version_id = p_version_id and i.idx = p_idx) || jsonb_build_object('', given);
     end if;
-    return (select coalesce(jsonb_object_agg(s.name, case when s.is_mapped then mapped_results(p_run_id, i.src)
-                                                          else v.value end), '{}')
+    return (select coalesce(jsonb_object_agg(s.name, case
+                when i.src = i.idx then run_of_attempt(p_run_id, p_idx, p_map_index, p_attempt)
+                when s.is_mapped then mapped_results(p_run_id, i.src) else v.value end), '{}')
             from task_input i join task_spec s on s.version_id = i.version_id and s.idx = i.src
             left join result v on v.run_id = p_run_id and v.idx = i.src and v.map_index = -1
             where i.version_id = p_version_id and i.idx = p_idx) || jsonb_build_object('', given);

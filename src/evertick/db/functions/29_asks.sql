@@ -17,8 +17,9 @@ begin
 end $$;
 
 -- The type is that of the view `listed_run`.
-create function run_facts(p_run_id bigint) returns jsonb language sql stable as $$
-    select jsonb_build_object(
+create function run_facts(p_run_id bigint) returns jsonb language plpgsql stable as $$
+begin
+    return (select jsonb_build_object(
         'number', r.run_id, 'dag', d.name,
         'run', run_display_id(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id),
         'type', case when r.kind = 'manual' and r.triggered_by ^@ 'run ' then 'operator_triggered'
@@ -36,8 +37,8 @@ create function run_facts(p_run_id bigint) returns jsonb language sql stable as 
                      where c.schedule_id = r.schedule_id and c.spec->>'kind' = 'computed'
                        and i.at::timestamptz = r.fire_at limit 1),
         'note', (select n.content from note n where n.run_id = r.run_id and n.idx = -1 and n.map_index = -1))
-    from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id where r.run_id = p_run_id
-$$;
+    from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id where r.run_id = p_run_id);
+end $$;
 
 -- The tasks of a run, [run, task, map_index, phase], with the phases of the view `listed_task`.
 create function tasks_of_runs(p_runs bigint[]) returns jsonb language sql stable as $$
@@ -167,6 +168,34 @@ create function consumed_updates(p_run_id bigint) returns jsonb language sql sta
           where r.run_id = p_run_id order by (u.u).update_id limit 1000) x
 $$;
 
+-- The run of an attempt, and what earlier attempts of its task have left for it. Tasks that always need it are given it
+-- with their claim, whose statement does not see the attempt's number in the task's row yet.
+create function run_of_attempt(p_run_id bigint, p_idx int, p_map_index int, p_attempt int)
+returns jsonb language plpgsql stable as $$
+declare
+    facts jsonb := run_facts(p_run_id);
+begin
+    if facts->>'type' = 'asset_triggered' then
+        facts := facts || jsonb_build_object('events', consumed_updates(p_run_id));
+    end if;
+    return facts || jsonb_build_object(
+        'polls', (select jsonb_build_array(q.since, q.polls) from sensor_poll q
+                  where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index),
+        'input', (select jsonb_build_object('request', a.request, 'decided_at', a.decided_at,
+                                            'decided_by', a.decided_by, 'chosen', a.chosen, 'fields', a.fields)
+                  from approval a
+                  where a.run_id = p_run_id and a.idx = p_idx and a.map_index = p_map_index
+                    and a.request is not null and exists (
+                      select 1 from sensor_poll q
+                      where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index)
+                  order by a.epoch desc limit 1),
+        'outputs', (select v.value from result v
+                    where v.run_id = p_run_id and v.idx = p_idx and v.map_index = p_map_index),
+        'resumed', (select w.given || jsonb_build_object('event', w.event) from task_trigger w
+                    where w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index
+                      and w.attempt = p_attempt and w.event is not null));
+end $$;
+
 -- p_verb: run, ended_run (with the task that failed last, or ended last), xcoms, latest_xcoms, runs, previous_run,
 -- tasks, dag, asset, asset_events, aliased, state, steps or step. {"value": …}, or null if the attempt is not held.
 create function answer_ask(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_verb text,
@@ -179,28 +208,9 @@ begin
     end if;
     case p_verb
     when 'run' then
-        found_value := run_facts(p_run_id);
-        if found_value->>'type' = 'asset_triggered' then
-            found_value := found_value || jsonb_build_object('events', consumed_updates(p_run_id));
-        end if;
-        found_value := found_value || jsonb_build_object(
-            'polls', (select jsonb_build_array(q.since, q.polls) from sensor_poll q
-                      where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index),
-            'input', (select jsonb_build_object('request', a.request, 'decided_at', a.decided_at,
-                                                'decided_by', a.decided_by, 'chosen', a.chosen, 'fields', a.fields)
-                      from approval a
-                      where a.run_id = p_run_id and a.idx = p_idx and a.map_index = p_map_index
-                        and a.request is not null and exists (
-                          select 1 from sensor_poll q
-                          where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index)
-                      order by a.epoch desc limit 1),
-            'outputs', (select v.value from result v
-                        where v.run_id = p_run_id and v.idx = p_idx and v.map_index = p_map_index),
-            'resumed', (select w.given || jsonb_build_object('event', w.event)
-                        from task_trigger w join task k on k.run_id = w.run_id and k.idx = w.idx
-                            and k.map_index = w.map_index and k.attempt = w.attempt
-                        where w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index
-                          and w.event is not null));
+        found_value := run_of_attempt(p_run_id, p_idx, p_map_index, (
+            select k.attempt::int from task k
+            where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index));
     when 'xcoms' then
         found_value := outputs_of(coalesce(find_run(p_args->>'dag', p_args->>'run'), 0), p_args->>'task',
                                   p_args->>'key');

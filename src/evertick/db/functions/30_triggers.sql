@@ -148,18 +148,24 @@ begin
         and request is null) then
         perform lease_triggers(p_session, p_queues, p_match, p_free);
     end if;
-    return query select 'start', w.run_id, w.idx, w.map_index, w.epoch, k.version_id, w.attempt::int,
-                        coalesce(r.fire_at, r.created_at), w.classpath, w.given->'kwargs',
-                            run_facts(w.run_id) || jsonb_build_object('outputs', (
-                            select v.value from result v
-                            where v.run_id = w.run_id and v.idx = w.idx and v.map_index = w.map_index))
-    from task_trigger w
+    return query
+    with started as materialized (
+        select w.* from task_trigger w
+        where is_listed and w.session = p_session and not exists (
+            select 1 from read_held(p_held) h
+            where h.run_id = w.run_id and h.idx = w.idx and h.map_index = w.map_index and h.epoch = w.epoch)
+    ), facts as materialized (   -- once for all triggers of a run
+        select s.run_id, run_facts(s.run_id) as of_run from (select distinct y.run_id from started y) s
+    )
+    select 'start', w.run_id, w.idx, w.map_index, w.epoch, k.version_id, w.attempt::int,
+           coalesce(r.fire_at, r.created_at), w.classpath, w.given->'kwargs',
+           f.of_run || jsonb_build_object('outputs', (
+               select v.value from result v
+               where v.run_id = w.run_id and v.idx = w.idx and v.map_index = w.map_index))
+    from started w
     cross join lateral (select x.version_id from task x
                         where x.run_id = w.run_id and x.idx = w.idx and x.map_index = w.map_index offset 0) k
-    join run r on r.run_id = w.run_id
-    where is_listed and w.session = p_session and not exists (
-        select 1 from read_held(p_held) h
-        where h.run_id = w.run_id and h.idx = w.idx and h.map_index = w.map_index and h.epoch = w.epoch);
+    join run r on r.run_id = w.run_id join facts f on f.run_id = w.run_id;
 end $$;
 
 create function read_held(p_held jsonb) returns table (run_id bigint, idx int, map_index int, epoch int)

@@ -141,7 +141,8 @@ create table edge (
 );
 create index edge_upstream on edge (version_id, dst, src) include (leaves_group, scope);
 
--- The upstream results that a task takes as arguments, under the names of the upstream tasks.
+-- The upstream results that a task takes as arguments, under the names of the upstream tasks. Its own name stands for the
+-- facts about its run.
 create table task_input (
     version_id int not null, idx int not null, src int not null,
     primary key (version_id, idx, src)

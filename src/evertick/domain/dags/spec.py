@@ -69,7 +69,8 @@ class TaskSpec:
 
     `queue` is what the author declared; None leaves it to the routing rules. `wait` is what it waits for without a slot.
     `executor_options` take precedence over the DAG's: `domain/executor_options.py` merges them. `asks`: while it runs, it may
-    ask for variables and connections that it does not declare, and about other runs.
+    ask for variables and connections that it does not declare, and about other runs. `knows_run`: each attempt is given the
+    facts about its run, under the task's own name among its inputs.
     `aliases`: asset aliases through which it may update assets that only the running task knows.
     """
 
@@ -103,6 +104,7 @@ class TaskSpec:
     connections: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     asks: bool = False
+    knows_run: bool = False
     gates: tuple[GateSpec, ...] = ()
     mapping: TaskMapping | None = None
     child: ChildSpec | None = None

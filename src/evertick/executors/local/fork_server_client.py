@@ -102,9 +102,12 @@ class ForkServerClient:
         ours.setblocking(False)
         self._loop.add_reader(ours.fileno(), self._receive)
 
-    def fork(self, count: int) -> None:
+    def fork(self, count: int, urgent: int) -> None:
+        """`urgent`: so many of them have orders that wait."""
         self.forking += count
-        self._request("fork", count)
+        for verb, share in (("fork_urgent", urgent), ("fork", count - urgent)):
+            if share:
+                self._request(verb, share)
 
     def guard(self, link: ChildProcess, contact_until: float) -> bool:
         """Called before the start of an attempt that must not outlive the lease. False when the fork server could not

@@ -80,7 +80,7 @@ class ProcessPool:
         elif parent.is_ready:
             missing = self._level + waiting_count - len(self._idle) - parent.forking
             if missing >= (1 if waiting_count else min(BATCH, self._level // BATCH + 1)):
-                parent.fork(missing)
+                parent.fork(missing, min(missing, max(0, waiting_count - parent.forking)))
 
     def tick(self, now: float) -> None:
         """Time-based work: retire old fork servers, shrink the pool, time out what hangs."""
