@@ -21,6 +21,7 @@ IN_AIRFLOW = {
             "messages",
             "older",
             "runs",
+            "shortcuts",
             "side_door",
             "state_stores",
             "timetables",

@@ -25,7 +25,9 @@ def holder(runner: Runner, claim: ExchangeRow) -> AttemptHolder:
 
 @pytest.fixture
 async def runner(conn: AsyncConnection) -> Runner:
-    await put(conn, make_dag("chain", {"a": [], "b": ["a"]}, task_asks=True, task_knows_run=True, accepts_unknown_params=True))
+    await put(
+        conn, make_dag("chain", {"a": [], "b": ["a"]}, task_asks=True, task_knows_run=True, accepts_unknown_params=True)
+    )
     return await Runner.join(conn)
 
 

@@ -42,7 +42,7 @@ def load_dag_file(folder: Path, file: str) -> DagFile:
         sys.path.insert(0, str(folder))
     older.install()
     older.complete_modules((folder / file).read_text(encoding="utf-8", errors="replace"))
-    lines, defaults = lines_of(folder / file), _defaults()
+    lines, usual = lines_of(folder / file), defaults()
     dags: dict[str, CompiledDag] = {}
     findings: dict[str, tuple[Finding, ...]] = {}
     with values_at_import():
@@ -53,7 +53,7 @@ def load_dag_file(folder: Path, file: str) -> DagFile:
             raise InvalidDag(message, file=str(folder / file), line=lines.get(dag.dag_id))
         if not _check(dag, folder / file, lines):
             continue
-        compiled = compile_dag(dag, file, lines, defaults)
+        compiled = compile_dag(dag, file, lines, usual)
         for text, line in older.uses_in(folder / file) if not findings else ():
             compiled.findings.add("AF601", text, line=line)
         for text in older.options_of(dag):
@@ -80,7 +80,7 @@ def _timetables(dag: Any, spec: DagSpec) -> dict[str, Callable[[datetime], list[
     return {name: partial(instants, dag, timed_part(dag.timetable)) for name in computed}
 
 
-def _defaults() -> Mapping[str, Any]:
+def defaults() -> Mapping[str, Any]:
     return {
         "is_paused": conf.getboolean("core", "dags_are_paused_at_creation", fallback=True),
         "max_active_tasks": conf.getint("core", "max_active_tasks_per_dag", fallback=16),
