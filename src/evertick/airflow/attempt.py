@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import UTC, datetime
 from functools import cache
+from importlib import import_module
 from io import StringIO
 from typing import Any
 
@@ -324,6 +325,7 @@ def values_at_import() -> Any:
 
 
 _WARM_UP_ROUNDS = 20
+PYTHON_OPERATORS = "airflow.providers.standard.operators.python"
 _ANY_DATE = "2030-01-01T00:00:00+00:00"
 
 
@@ -380,10 +382,10 @@ def rehearsal() -> Rehearsal:
 def _rehearsed_task() -> object:
     """Does what most operators do: it has a template, and returns something."""
     try:
-        from airflow.providers.standard.operators.python import PythonOperator
+        kind = import_module(PYTHON_OPERATORS).PythonOperator
     except ImportError:
         return _RehearsedTask(task_id="rehearsal", day="{{ ds }}")
-    return PythonOperator(task_id="rehearsal", python_callable=list, op_args=["{{ ds }}"])
+    return kind(task_id="rehearsal", python_callable=list, op_args=["{{ ds }}"])
 
 
 class _RehearsedTask(BaseOperator):  # type: ignore[misc]  # the class is Any without Airflow

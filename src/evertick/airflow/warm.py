@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import sysconfig
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 
+from airflow.sdk import DAG, chain, task
+
 from airflow import configuration, settings
-from evertick.airflow.attempt import rehearsal
+from evertick.airflow.attempt import PYTHON_OPERATORS, rehearsal
 from evertick.airflow.compiler import compile_dag
 from evertick.airflow.loader import defaults
 
@@ -19,7 +21,7 @@ _USUAL = (
     "evertick.attempts.coroutines",
     "airflow.providers.standard.operators.bash",
     "airflow.providers.standard.operators.empty",
-    "airflow.providers.standard.operators.python",
+    PYTHON_OPERATORS,
     "airflow.providers.standard.decorators.python",
     "airflow.sdk.bases.sensor",
 )
@@ -29,7 +31,7 @@ def prepare() -> list[str]:
     """The files whose change makes this process outdated: packages, configuration and plugins."""
     for name in _USUAL:
         with suppress(ImportError):  # of a release, or a package that is not installed
-            importlib.import_module(name)
+            import_module(name)
     rehearsal().warm_up()
     with suppress(ImportError):
         for _ in range(_ROUNDS):
@@ -47,13 +49,11 @@ def _usual_body(**_: object) -> None:
 
 def _declare_and_compile() -> None:
     """As most files do and have done to them."""
-    from airflow.providers.standard.operators.python import PythonOperator
-    from airflow.sdk import DAG, chain, task
-
+    operators = import_module(PYTHON_OPERATORS)
     with DAG(
         "evertick_usual", schedule="@daily", start_date=datetime(2030, 1, 1, tzinfo=UTC), auto_register=False
     ) as dag:
-        first = PythonOperator(task_id="first", python_callable=list, op_args=["{{ ds }}"])
+        first = operators.PythonOperator(task_id="first", python_callable=list, op_args=["{{ ds }}"])
         chain(first, task(_usual_body).override(task_id="wide").expand_kwargs([{}]))
     dag.validate()
     compile_dag(dag, "", {}, defaults())

@@ -130,7 +130,7 @@ class Triggers:
 
     async def _report(self) -> None:
         """Events first, and without the list of what is held: they must not take longer with more triggers."""
-        most = MOST_REPORTS
+        most, back = MOST_REPORTS, list[Outcome]()
         while reported := self._ended[:most]:
             try:
                 answer = await self._access.exchange_triggers([encode_end(outcome) for outcome in reported], None, 0)
@@ -150,7 +150,11 @@ class Triggers:
             metrics.TRIGGERS.set(len(self._held))
             self._executor.settle([(outcome.key, outcome.epoch) for outcome in reported])
             self._on_available()
-            self._log_ended(reported, answer.refused)
+            for key, epoch in answer.refused:
+                self._log.warning("trigger_refused", run=key.run_id, task=key.idx, epoch=epoch)
+            back += [each for each in reported if each.kind not in (OutcomeKind.SUCCESS, OutcomeKind.FAILED)]
+        if back:
+            self._note_death(back)
         self._on_idle()
 
     async def _ship_late(self) -> None:
@@ -171,11 +175,9 @@ class Triggers:
         metrics.TRIGGERS.set(len(self._held))
         self._on_idle()
 
-    def _log_ended(self, reported: Iterable[Outcome], refused: list[AttemptRef]) -> None:
-        for key, epoch in refused:
-            self._log.warning("trigger_refused", run=key.run_id, task=key.idx, epoch=epoch)
-        back = [each for each in reported if each.kind not in (OutcomeKind.SUCCESS, OutcomeKind.FAILED)]
-        if not back or self._state.is_stopping or self._state.request is not None:
+    def _note_death(self, back: list[Outcome]) -> None:
+        """The process of these triggers died. Their reports may need several exchanges, but it is one death."""
+        if self._state.is_stopping or self._state.request is not None:
             return
         now = boot_seconds()
         is_calm = now - self._died_at > CALM_SECONDS
