@@ -362,16 +362,17 @@ class Rehearsal:
 
     def __call__(self) -> None:
         self._count += 1
-        listeners, task_runner.get_listener_manager = task_runner.get_listener_manager, _NoListeners
         on_term = signal.getsignal(signal.SIGTERM)
+        used = {name: getattr(task_runner, name) for name in _LEFT_OUT if hasattr(task_runner, name)}
+        for name in used:
+            setattr(task_runner, name, _LEFT_OUT[name])
         try:
             with redirect_stdout(StringIO()):
                 self._task(self._start, self._context, self._io)
         finally:
-            task_runner.get_listener_manager = listeners
+            for name, function in used.items():
+                setattr(task_runner, name, function)
             signal.signal(signal.SIGTERM, on_term)
-            for name in [each for each in os.environ if each.startswith("AIRFLOW_CTX_")]:
-                del os.environ[name]
 
 
 @cache
@@ -409,6 +410,10 @@ class _NoListeners:
 
     def __call__(self, **_given: object) -> None:
         pass
+
+
+# A rehearsal tells no plugin about its task, and leaves no environment variables that describe it.
+_LEFT_OUT: Mapping[str, Any] = {"get_listener_manager": _NoListeners, "context_to_airflow_vars": lambda *_, **__: {}}
 
 
 def _end_after_on_kill(task: Any) -> None:
