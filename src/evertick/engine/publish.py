@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
@@ -261,11 +261,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
         ],
         **group_rows(spec, group_of, heads),
         "gates": [row for index in range(len(spec.tasks)) for row in gate_rows(spec, index)],
-        "inputs": [
-            [index, position[name]]
-            for index, task in enumerate(spec.tasks)
-            for name in (*task.inputs, *([task.name] if task.knows_run else []))
-        ],
+        "inputs": input_rows(spec, position),
         **mapping_rows(spec, position),
         "notices": notice_rows(spec),
         "deadlines": deadline_rows(spec),
@@ -274,6 +270,13 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
         ],
         "waits": [wait_row(spec, index, task.wait) for index, task in enumerate(spec.tasks) if task.wait is not None],
     }
+
+
+def input_rows(spec: DagSpec, position: Mapping[str, int]) -> list[list[int]]:
+    """Its own position stands for the facts about its run."""
+    given = [(index, name) for index, task in enumerate(spec.tasks) for name in task.inputs]
+    given += [(index, task.name) for index, task in enumerate(spec.tasks) if task.knows_run]
+    return [[index, position[name]] for index, name in given]
 
 
 def asset_rows(spec: DagSpec) -> list[JsonObject]:
