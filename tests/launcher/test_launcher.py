@@ -19,6 +19,7 @@ from evertick.db.queries import gates
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import InvalidSettings, NotLeader, Unauthenticated
 from evertick.domain.explain import describe
+from evertick.domain.fleets import read_fleets
 from evertick.engine import runner_tokens
 from evertick.engine.runner_tokens import (
     add_pilots,
@@ -29,6 +30,7 @@ from evertick.engine.runner_tokens import (
     pilots_of,
     withdraw_pilot,
 )
+from evertick.launcher.fleet_leader import place_of, variables_of
 from evertick.launcher.launcher import Launcher
 from evertick.runner.registration import draw_runner
 from tests.engine import invariants
@@ -245,3 +247,15 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         Launcher(
             quick("postgresql://", tmp_path, fleets_file=tmp_path / "fleets.toml"), url="", owner="one", log=Said().log
         )
+
+
+def test_a_slurm_runner_takes_no_work_at_the_end_of_its_job_and_returns_the_rest_before_it(tmp_path: Path) -> None:
+    text = '[gpu]\nengine = "slurm"\nmax = 1\noptions = {time = "1-00:00:00", arguments = ["--exclusive"]}\n'
+    (fleet,) = read_fleets(text)
+    assert place_of(fleet) == {"slurm": {"time": "1-00:00:00", "arguments": ["--exclusive", "--signal=B:TERM@60"]}}
+    given = variables_of(fleet, quick("postgresql://", tmp_path))
+    assert given["EVERTICK_RUNNER_UNTIL_SECONDS"] == str(0.9 * 86_400)
+    assert given["EVERTICK_RUNNER_IDLE_SECONDS"] == "600.0", "twice: for when no launcher is alive"
+    assert (
+        variables_of(replace(fleet, least=1), quick("postgresql://", tmp_path))["EVERTICK_RUNNER_IDLE_SECONDS"] == "0"
+    )
