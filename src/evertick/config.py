@@ -19,7 +19,7 @@ from evertick.domain.engine_options import check_option_name
 from evertick.domain.errors import InvalidSettings, UserError, did_you_mean
 from evertick.domain.executor_options import check_pod_option
 from evertick.domain.notifications import parse_destination
-from evertick.domain.routing import read_pattern
+from evertick.domain.routing import read_cell, read_pattern
 from evertick.domain.shards import MOST_SHARDS
 
 LARGEST_PORT = 65_535
@@ -199,6 +199,7 @@ class Settings:
         form=lambda url: re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url) is not None,
         what="the URL of the web UI: write one such as https://evertick.example.com",
     )
+    cells: tuple[str, ...] = setting((), each=read_cell)
     admin_password: str | None = setting(None, secret=True)
     oidc_file: Path | None = None
     otlp_endpoint: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evertick.domain.errors import InvalidRouting
-from evertick.domain.routing import Routing, queues_of, read_address, read_routing, route, try_rules
+from evertick.domain.routing import Routing, queues_of, read_address, read_cell, read_routing, route, try_rules
 from tests.engine.world import make_dag
 
 pytestmark = pytest.mark.requirement("K6")
@@ -109,3 +109,10 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         read_routing("defualt = 'x'\n" + rules("a::?", "b::*", "b::c"))
     for each in ("defualt", "rule 1", "rule 3"):
         assert each in str(refused.value)
+
+
+def test_another_installation_has_a_name_and_an_address() -> None:
+    assert read_cell("berlin=https://b.example/evertick/") == ("berlin", "https://b.example/evertick")
+    for wrong in ("berlin", "https://b.example", "a b=https://b.example", "b=ftp://b", "b=https://u:p@b.example"):
+        with pytest.raises(InvalidRouting, match="no other installation"):
+            read_cell(wrong)

@@ -69,7 +69,7 @@ class Site:
 def served(database: str) -> Iterator[Site]:
     """The whole application on a free port, until the end of the block."""
     log = structlog.get_logger()
-    settings = Settings(api_rate_limit=0, api_port=0, secret_keys=(new_key(),))
+    settings = Settings(api_rate_limit=0, api_port=0, secret_keys=(new_key(),), cells=("berlin=https://b.example",))
     socket = listen(settings, log)
     started = threading.Event()
     held: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []

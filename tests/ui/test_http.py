@@ -55,6 +55,12 @@ def test_strangers_are_led_to_the_login_and_back_to_nowhere_else(site: Site) -> 
         assert nobody.post("/login", data={"username": "", "password": ""}).status_code == 401
 
 
+def test_each_page_leads_to_the_same_page_of_another_installation(admin: HttpVisitor) -> None:
+    """To its first page where the other one need not have this one."""
+    assert 'href="https://b.example/runners"' in admin.get("/runners").text
+    assert 'href="https://b.example/"' in admin.get("/dags/orders").text
+
+
 def test_a_change_needs_the_sessions_token(site: Site, admin: HttpVisitor) -> None:
     assert admin.press("/dags/archive/unpause", csrf="").status_code == 403
     assert admin.press("/dags/archive/unpause", csrf=csrf_of("another")).status_code == 403

@@ -313,3 +313,15 @@ def _shadowed(rules: Sequence[tuple[int, RoutingRule]]) -> Iterator[str]:
                     f" ({earlier.pattern.text!r}) takes all of its tasks first. Put rule {number} before it, or remove it."
                 )
                 break
+
+
+_CELL = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,30})=(https?://[^\s/?#@=,]+(?:/[^\s?#,]*)?)")
+
+
+def read_cell(text: str) -> tuple[str, str]:
+    """Another installation, as `berlin=https://berlin.example.com`: its name, and the address of its web UI."""
+    if (match := _CELL.fullmatch(text)) is None:
+        raise InvalidRouting(
+            f"{text!r:.200} is no other installation: write one such as berlin=https://berlin.example.com."
+        )
+    return match[1], match[2].rstrip("/")

@@ -39,6 +39,7 @@ from evertick.api.problems import headers_of, status_of
 from evertick.domain.access import Permission, Principal
 from evertick.domain.durations import length, size
 from evertick.domain.errors import EvertickError, InvalidSchedule, Unauthenticated, UserError
+from evertick.domain.routing import read_cell
 from evertick.domain.schedules.cron_text import cron_in_words
 from evertick.domain.schedules.spec import ScheduleKind, ScheduleSpec, describe
 from evertick.domain.schedules.time_zones import find_zone, first_instant
@@ -337,6 +338,7 @@ class Frame:
             "page_zone": zone_of(request),
             "zone_choice": unquote(request.cookies.get(ZONE_COOKIES[0], "")),
             "version": RELEASE,
+            "cells": [read_cell(each) for each in caller.context.settings.cells] if caller is not None else [],
         }
         return self.environment.get_template(template).render(known | values)
 
