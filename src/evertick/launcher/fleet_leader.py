@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -219,8 +220,10 @@ class FleetLeader:
             secrets={name: self._secret(name) for name in names},
         )
         self._log.info("runners_requested", count=len(added), desired=self._desired)
-        # The next tick reads them like those of another launcher, and submits them.
-        return 0.0 if added else self._settings.tick_seconds
+        for row in (_new_row(name) for name in added if self._listing is not None):
+            # The next tick would submit them, too; a task waits for it.
+            self._pool.enqueue(_key(row.name), partial(self._submit, row))
+        return self._settings.tick_seconds
 
     def _judged(self, row: PilotRow) -> Pilot:
         is_leaving = row.is_withdrawn or row.is_expired or row.request is not None
@@ -244,13 +247,13 @@ class FleetLeader:
             self._unjoined_since.pop(row.name, None)
         if not (row.is_submitted or row.is_withdrawn or row.name in self._submitted):
             if self._backoff.is_over:
-                self._pool.enqueue(key, lambda: self._submit(row))
+                self._pool.enqueue(key, partial(self._submit, row))
             return
         is_over = row.is_withdrawn or seen is None or seen.phase is Phase.ENDED
         is_useless = now - since >= LONGEST_JOIN_SECONDS
         if (is_over or is_useless) and self._acted_on.get(row.name) != listings:
             self._acted_on[row.name] = listings
-            self._pool.enqueue(key, lambda: self._remove(row, is_useless=is_useless))
+            self._pool.enqueue(key, partial(self._remove, row, is_useless=is_useless))
 
     def _act_on_orphans(
         self, rows: Mapping[str, PilotRow], listing: Mapping[str, Observed] | None, listings: int
@@ -267,7 +270,7 @@ class FleetLeader:
         }
         found = here - rows.keys()
         for name in found & self._orphans:
-            self._pool.enqueue(_key(name), lambda name=name: self._remove_orphan(name))  # type: ignore[misc]
+            self._pool.enqueue(_key(name), partial(self._remove_orphan, name))
         self._orphans = found
 
     def _note_joined(self, rows: Mapping[str, PilotRow]) -> None:
@@ -435,3 +438,22 @@ def _key(name: str) -> int:
     attempt = parse_name(name)
     assert attempt is not None
     return attempt.session
+
+
+def _new_row(name: str) -> PilotRow:
+    """Of a runner that was just added."""
+    return PilotRow(
+        name=name,
+        phase="waiting",
+        reason=None,
+        is_submitted=False,
+        is_withdrawn=False,
+        has_joined=False,
+        is_expired=False,
+        session=None,
+        request=None,
+        busy=0,
+        slots=None,
+        joined_seconds=None,
+        silent_seconds=None,
+    )
