@@ -22,6 +22,7 @@ from evertick.domain.explain import describe
 from evertick.domain.fleets import read_fleets
 from evertick.engine import runner_tokens
 from evertick.engine.runner_tokens import (
+    SeenPilot,
     add_pilots,
     end_pilot,
     lead_fleet,
@@ -223,6 +224,20 @@ async def test_a_launcher_that_was_replaced_changes_nothing(conn: AsyncConnectio
     assert await value(conn, "select desired from fleet") == 0
 
 
+async def test_a_leader_changes_only_the_runners_of_its_fleet(conn: AsyncConnection) -> None:
+    assert await lead(conn, "one") == 1
+    assert await lead_fleet(conn, "g", leader="one", epoch=None, seconds=60, spec={**SPEC, "queues": ["r"]}) == 1
+    await add_pilots(conn, "f", epoch=1, token_seconds=60, secrets={"er-f-0": "evr_0"})
+    assert await withdraw_pilot(conn, "g", epoch=1, name="er-f-0") is None
+    assert await end_pilot(conn, "g", epoch=1, name="er-f-0", reason="x", infra_retries=0) is None
+    seen = SeenPilot(name="er-f-0", phase="running", reason="x", is_submitted=True)
+    await note_fleet(conn, "g", epoch=1, desired=1, trouble="full", seen=[seen])
+    (row,) = await pilots_of(conn, "f")
+    assert (row.phase, row.is_submitted, row.is_withdrawn) == ("waiting", False, False)
+    assert await value(conn, "select array_agg(desired order by name) from fleet") == [0, 1]
+    assert await value(conn, "select revoked_at is null from runner_token")
+
+
 async def test_a_withdrawn_runner_cannot_join_and_a_joined_one_drains(conn: AsyncConnection, tmp_path: Path) -> None:
     assert await lead(conn, "one") == 1
     await add_pilots(conn, "f", epoch=1, token_seconds=60, secrets={f"er-f-{n}": f"evr_{n}" for n in range(2)})
@@ -237,6 +252,8 @@ async def test_a_withdrawn_runner_cannot_join_and_a_joined_one_drains(conn: Asyn
     with pytest.raises(Unauthenticated):
         await runner_tokens.join(conn, late, draw_runner(settings), origin="here")
     rows = {row.name: row for row in await pilots_of(conn, "f")}
+    await conn.execute("update runner set ended_at = clock()")
+    assert await withdraw_pilot(conn, "f", epoch=1, name="er-f-0") == "withdrawn", "its runner has left"
     assert rows["er-f-1"].is_withdrawn and rows["er-f-0"].session == joined.session
 
 
