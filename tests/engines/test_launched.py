@@ -107,7 +107,8 @@ async def test_what_is_killed_is_replaced_and_what_lives_is_adopted(there: Fleet
         assert await world.begun(killed, epoch=2) != name
         world.go(killed)
         assert await world.ended(killed) == "success"
-        assert (await world.reason(killed)).startswith(f"agent_lost: runner {name} ended")
+        # By the engine's word, or by that of another process of the same machine.
+        assert (await world.reason(killed)).startswith(f"agent_lost: runner {name} ")
     assert len(there.said.events("runner_launched")) == 2
     assert await value(world.conn, "select max(epoch) from task where run_id = %s", adopted) == 1
 

@@ -100,8 +100,10 @@ def variables_of(fleet: Fleet, settings: Settings) -> dict[str, str]:
 class FleetLeader:
     """Raises InvalidSettings for an engine that cannot be used, at startup."""
 
-    def __init__(self, settings: Settings, fleet: Fleet, *, url: str, owner: str, log: Log) -> None:
+    def __init__(self, settings: Settings, fleet: Fleet, *, url: str, owner: str, log: Log, is_first: bool) -> None:
+        """The loop of the first fleet is the service's main loop, and all are essential."""
         self.fleet, self.wake = fleet, asyncio.Event()
+        self._loop = "launcher" if is_first else f"fleet {fleet.name}"
         self._settings, self._owner = engine_settings(settings, fleet), owner
         self._log = log.bind(fleet=fleet.name)
         self._api_url, self._keys = api_url_for_agents(self._settings), load_agent_keys(settings)
@@ -139,7 +141,7 @@ class FleetLeader:
 
         looking = run_loop(look, wake=self._look, name="observe", log=self._log, is_essential=False)
         async with self._executor, in_background(self._pool.run(), looking, self._listen()):
-            await run_loop(self._tick, wake=self.wake, stop=stop, name="fleet", log=self._log)
+            await run_loop(self._tick, wake=self.wake, stop=stop, name=self._loop, log=self._log)
             with suppress(psycopg.Error, EvertickError, OSError):
                 if self._epoch is not None:
                     await leave_fleet(await self._link.get(), self.fleet.name, epoch=self._epoch)

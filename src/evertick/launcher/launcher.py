@@ -34,7 +34,9 @@ class Launcher:
 
     def __init__(self, settings: Settings, *, url: str, owner: str, log: Log) -> None:
         fleets = load_fleets(settings.fleets_file)
-        self._leaders = [FleetLeader(settings, fleet, url=url, owner=owner, log=log) for fleet in fleets]
+        self._leaders = [
+            FleetLeader(settings, fleet, url=url, owner=owner, log=log, is_first=fleet is fleets[0]) for fleet in fleets
+        ]
         self._settings, self._url, self._log = settings, url, log
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
 

@@ -112,7 +112,7 @@ HEALTHY, UNHEALTHY = "healthy", "unhealthy"
 
 
 # Loops that query the database in every tick. The others may have no reason to: a runner whose slots are all taken.
-_CONTACTS = {"start", "watch", "scheduler", "heartbeat"}
+_CONTACTS = {"start", "watch", "scheduler", "heartbeat", "launcher"}
 
 
 # Services that query the database only to answer a request.

@@ -3,6 +3,7 @@ and the API is away."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from contextlib import suppress
@@ -13,7 +14,7 @@ from tests.chaos.cluster import Cluster, Shape
 from tests.chaos.faults import remote
 from tests.chaos.members import Member, is_running
 from tests.chaos.pods import AGENT_KEY, API
-from tests.chaos.record import Fault
+from tests.chaos.record import Fault, boot_ns
 from tests.chaos.scenario import Scenario
 from tests.chaos.scenarios.runners import runs_begun
 from tests.chaos.stage import Stage
@@ -26,7 +27,7 @@ MOST, SLOTS = 3, 4
 FLEET = f'[far]\nengine = "process"\nqueues = ["default"]\nmax = {MOST}\nslots = {SLOTS}\nidle = "5s"\n'
 START_SECONDS = 60.0
 # A certain end is noticed with the next listing, and a new process starts an interpreter.
-RERUN_SECONDS = 15.0
+RERUN_SECONDS = 30.0
 
 
 class _Launched:
@@ -34,6 +35,9 @@ class _Launched:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.home, self.port = cluster, cluster.folder / "fleets", own_port()
+        self.noted: dict[str, int] = {}
+        self.killed: set[str] = set()
+        self._works: list[asyncio.Task[None]] = []
 
     @property
     def objects(self) -> Path:
@@ -58,9 +62,42 @@ class _Launched:
     async def __aenter__(self) -> _Launched:
         self.home.mkdir()
         (self.home / "fleets.toml").write_text(FLEET)
+        self._works = [asyncio.create_task(self._take_notes()), asyncio.create_task(self._load_api())]
         return self
 
+    async def _take_notes(self) -> None:
+        """When each process began and ended, as of every service."""
+        while True:
+            now = {name: pid for name, pid in self.of().items() if name not in self.killed}
+            for name in now.keys() - self.noted.keys():
+                self.cluster.record.started(name, now[name])
+            for name in self.noted.keys() - now.keys():
+                self.cluster.record.exited(name, self.noted[name], None)
+            self.noted = now
+            await elapse(0.05)
+
+    async def _load_api(self) -> None:
+        """It imports its framework with the first request; until then it uses less memory than at rest."""
+        while True:
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                writer.write(b"GET /livez HTTP/1.0\r\n\r\n")
+                await writer.drain()
+                writer.close()
+                return
+            await elapse(0.1)
+
+    def kill(self, name: str) -> None:
+        """Noted before a launcher can know of it."""
+        self.killed.add(name)
+        pid = self.noted.pop(name)
+        at_ns = boot_ns()
+        os.kill(pid, signal.SIGKILL)
+        self.cluster.record.exited(name, pid, -signal.SIGKILL, at_ns=at_ns)
+
     async def __aexit__(self, *_: object) -> None:
+        for work in self._works:
+            work.cancel()
         for pid in self.pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -94,9 +131,10 @@ async def play(stage: Stage) -> None:
         stage.expect(len(launched.of()) == 2, f"{len(launched.of())} runners for {2 * SLOTS} tasks of {SLOTS} slots")
         await _kill_launchers(stage, launched)
         await _freeze_leader(stage, launched)
+        before = launched.of()
         async with remote.api_away(stage.nemesis, api):
             await elapse(1.5 * float(stage.cluster.settings["lost_after_seconds"]))
-            stage.expect(len(launched.of()) == 2, "a runner ended, or one was started, while the API was away")
+            stage.expect(launched.of() == before, "a runner ended, or one was started, while the API was away")
         for _ in range(int(stage.scaled(5, 2))):
             await _kill_runner(stage, launched)
         stage.cluster.tell("go")
@@ -150,7 +188,7 @@ async def _kill_runner(stage: Stage, launched: _Launched) -> None:
     async with stage.nemesis.fault(
         Fault.KILL, victim, part="launched runner", disturbs=("runner",), until=until
     ) as hit:
-        os.kill(launched.of()[victim], signal.SIGKILL)
+        launched.kill(victim)
     stage.expect_within([hit.recovered_seconds], RERUN_SECONDS, "rerun after kill -9 of a launched runner")
 
 
