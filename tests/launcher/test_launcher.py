@@ -33,6 +33,7 @@ from evertick.engine.runner_tokens import (
 )
 from evertick.launcher.fleet_leader import place_of, variables_of
 from evertick.launcher.launcher import Launcher
+from evertick.observability.health import ServiceHealth
 from evertick.runner.registration import draw_runner
 from tests.engine import invariants
 from tests.engine.world import run_state, value
@@ -132,6 +133,7 @@ async def test_a_backlog_starts_runners_and_idle_ones_leave(world: World) -> Non
         assert "being started by fleet far on process" in told or "is running" in told, told
         await world.began(5)
         assert await world.alive() == 3
+        assert ServiceHealth("launcher", owner="one").complaints() == []
         let_go(world.file)
         await world.ended(runs)
         await world.is_empty()
