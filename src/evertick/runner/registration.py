@@ -86,7 +86,7 @@ class Registration:
         )
         self._peers = PeerCheck(settings, peers=access, put=events.put, log=self.log)
         self._settings, self._events = settings, events
-        self._is_registered = False
+        self.is_registered = False
 
     async def serve(
         self,
@@ -141,7 +141,7 @@ class Registration:
         """Take no new work, and end with the last attempt."""
         self.state.leave()
         self.log.info("leave_decided", reason=why)
-        if self._is_registered:
+        if self.is_registered:
             self._events.put(NotificationArrived(Channel.TASKS))
         else:
             # Nobody has heard of it, and it has nothing to return.
@@ -166,7 +166,8 @@ class Registration:
             self.ending = Ending.REFUSED
             self.log.error("join_refused", message=str(error))
             return False
-        self._is_registered = True
+        self.is_registered = True
+        self.state.begin_idling(boot_seconds())
         self.log.info("runner_started", slots=self.me.slots, queues=",".join(self.me.queues), **served, pid=self.me.pid)
         return True
 

@@ -25,6 +25,8 @@ from evertick.runtime.loop import back_off
 
 # A session that lasted this long did not fail because of the runner itself: the next one begins at once.
 STEADY_SECONDS = 60.0
+# A runner that leaves when it is idle waits so long to be admitted.
+JOIN_SECONDS = 300.0
 # Bounds of the pause between two looks at whether it is time to leave.
 SHORTEST_WATCH_SECONDS, LONGEST_WATCH_SECONDS = 0.05, 3600.0
 
@@ -105,10 +107,12 @@ class Runner:
             now, idle_seconds = boot_seconds(), registration.idle_seconds()
             if now >= self._leave_at:
                 return registration.leave("its time is over")
-            if idle_seconds >= self._idle_seconds:
+            # A busy API must not make a runner leave that it has not admitted yet.
+            longest_idle = self._idle_seconds if registration.is_registered else max(self._idle_seconds, JOIN_SECONDS)
+            if idle_seconds >= longest_idle:
                 return registration.leave(f"idle for {idle_seconds:.0f} s")
-            seconds = min(self._leave_at - now, self._idle_seconds - idle_seconds, LONGEST_WATCH_SECONDS)
-            await asyncio.sleep(max(seconds, SHORTEST_WATCH_SECONDS))
+            pauses = (self._leave_at - now, longest_idle - idle_seconds, self._idle_seconds, LONGEST_WATCH_SECONDS)
+            await asyncio.sleep(max(min(pauses), SHORTEST_WATCH_SECONDS))
 
     async def _pass_on_stop(self, session: RunnerSession) -> None:
         await self.stop.wait()

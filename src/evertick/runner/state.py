@@ -340,6 +340,10 @@ class RunnerState:
         """Since when it has had nothing to do."""
         return now - self._worked_at if self.is_idle else 0.0
 
+    def begin_idling(self, now: float) -> None:
+        """It can be given work from now on."""
+        self._worked_at = now
+
     def leave(self) -> None:
         """By itself: it takes no new work, and ends when its attempts have ended."""
         self._is_leaving, self.request = True, RunnerRequest.LEAVE
