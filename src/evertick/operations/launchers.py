@@ -68,7 +68,8 @@ async def read_fleets(caller: Caller) -> list[FleetStatus]:
 
 
 def _launched(row: ListedPilotRow) -> LaunchedRunner:
-    if row.is_withdrawn or row.request is not None:
+    # One that has joined and has no session is about to end.
+    if row.is_withdrawn or row.request is not None or (row.has_joined and row.session is None):
         state = LaunchState.DRAINING
     elif row.session is not None:
         state = LaunchState.RUNNING

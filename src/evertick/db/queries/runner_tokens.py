@@ -141,6 +141,7 @@ class ListedPilotRow:
     created_at: datetime
     submitted_at: datetime | None
     is_withdrawn: bool
+    has_joined: bool
     session: int | None
     request: str | None
     busy: int

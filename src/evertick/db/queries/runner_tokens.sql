@@ -105,6 +105,7 @@ select f.name, f.engine, f.queues, f.least, f.most, f.slots, f.leader, f.lease_u
 -- name: list_pilots
 -- Those of all fleets, the oldest first.
 select p.fleet, p.name, p.phase, p.reason, p.created_at, p.submitted_at, p.withdrawn_at is not null as is_withdrawn,
-       r.session, r.request, coalesce(busy_slots(r.session), 0) as busy
-  from pilot p left join runner r on r.token_id = p.token_id and r.ended_at is null
+       k.used_at is not null as has_joined, r.session, r.request, coalesce(busy_slots(r.session), 0) as busy
+  from pilot p join runner_token k on k.token_id = p.token_id
+  left join runner r on r.token_id = p.token_id and r.ended_at is null
  order by p.fleet, p.created_at, p.name, r.started_at limit %(limit)s
