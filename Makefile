@@ -17,7 +17,7 @@ INSTALL := -q --disable-pip-version-check --no-deps --no-compile
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test test-airflow airflow-truth trigger-load check portable figures format requirements mutants clocks hard build-storm simulate shapes sweep year boundaries canaries deploys fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit test-engines
+.PHONY: help up test test-airflow airflow-truth trigger-load check portable figures format requirements mutants clocks hard build-storm forecast simulate shapes sweep year boundaries canaries deploys fuzz chaos bench bench-compare profile bench-peers clean lock lowest dist image sbom package-test docs docs-serve audit test-engines
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -91,6 +91,9 @@ boundaries: $(STAMP) ## kill services at every execution of every statement (ONL
 
 build-storm: $(STAMP) ## publish and run DAG files with new packages while publishers and runners are killed (TIMES=200 SEED=n)
 	@$(BIN)/python -m tests.system.build_storm $(if $(TIMES),--times $(TIMES)) $(if $(SEED),--seed $(SEED))
+
+forecast: $(STAMP) ## predictions against 50 simulated workloads on the real engine: their error, and how many ends are in the band (COUNT= SEED=)
+	@$(BIN)/python -m tests.engine.forecast_workloads $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 simulate: $(STAMP) ## a million random steps against the invariants (SEED=n repeats one)
 	@$(BIN)/python -m tests.engine.simulation --steps 1000000 $(if $(SEED),--seed $(SEED))

@@ -17,6 +17,7 @@ from evertick.runtime import circuit_breaker
 from evertick.runtime.connections import Notifier
 from evertick.scheduler import maintenance
 from evertick.scheduler.figures import Figures
+from evertick.scheduler.forecaster import Forecaster
 from evertick.scheduler.leadership import LeaderKey, Leadership
 from evertick.scheduler.maintenance import CandidateJob, Job, Maintenance, make_jobs, moves_due, observation_due
 from evertick.scheduler.maintenance_jobs import MaintenanceJobs, Reconciliation, Rerun, at_instant
@@ -56,7 +57,14 @@ def table(folder: Path) -> dict[str, Job | CandidateJob]:
     settings, log = quick(NOWHERE, folder), Said().log
     notifier = Notifier(NOWHERE, is_enabled=False, log=log)
     bodies = MaintenanceJobs(settings, notifier=notifier, log=log)
-    jobs = make_jobs(bodies, Reconciliation(settings, notifier=notifier, log=log), Prover(log=log), Figures(), log=log)
+    jobs = make_jobs(
+        bodies,
+        Reconciliation(settings, notifier=notifier, log=log),
+        Prover(log=log),
+        Figures(),
+        Forecaster(log=log),
+        log=log,
+    )
     return {job.name: job for job in jobs}
 
 
@@ -69,7 +77,7 @@ def due(job: Job | CandidateJob, work: PendingWork) -> float | None:
 async def test_an_idle_poll_makes_no_job_due(tmp_path: Path) -> None:
     jobs = table(tmp_path)
     own_timers = {name for name, job in jobs.items() if due(job, IDLE) is None}
-    assert own_timers == {"reconcile", "orphans", "count_gates", "alerts", "prove", "figures"}
+    assert own_timers == {"reconcile", "orphans", "count_gates", "alerts", "prove", "figures", "forecast"}
     assert {due(job, IDLE) for name, job in jobs.items() if name not in own_timers} == {inf}
 
 

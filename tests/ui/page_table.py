@@ -206,6 +206,7 @@ def furnish(site: Site) -> dict[str, str | None]:
         "/schedules": None,
         "/alerts": None,
         "/guarantees": None,
+        "/forecast": None,
         "/notifications": None,
         "/events": None,
         f"{dag}/durations?task=load": None,

@@ -63,6 +63,7 @@ _MANAGE: dict[str, Command] = {
     "backfills": ("backfills", "Create runs for a past date range: create, list, show, pause, unpause, cancel."),
     "blocked": ("tasks:blocked_app", "List what blocks the most tasks now."),
     "figures": ("monitoring.figures", "Show what runs and tasks take, how long they wait, and how often they fail."),
+    "forecast": ("monitoring.forecast", "Predict when runs and tasks end, missed deadlines, and load."),
     "pools": ("gates:pools", "Manage pools, slots that tasks share: list, show, set, delete."),
     "keys": ("gates:keys", "Show mutex keys and limits in use: their holders, and the tasks that wait."),
     "events": ("waits:events_app", "Send and list events that tasks wait for."),

@@ -52,6 +52,7 @@ _WORDS = {
     "not_fired": "did not fire in time",
     "not_started": "did not start in time",
     "not_finished": "did not finish in time",
+    "will_miss": "is expected to miss its deadline",
     "violation": "violates a guarantee",
     "test": "sends this message as a test",
 }

@@ -24,6 +24,7 @@ from evertick.runtime.circuit_breaker import CircuitBreaker, CircuitBreakers
 from evertick.runtime.connections import Notifier
 from evertick.runtime.loop import run_loop
 from evertick.scheduler.figures import COUNT_SECONDS, Figures
+from evertick.scheduler.forecaster import FORECAST_SECONDS, Forecaster
 from evertick.scheduler.leadership import LeaderConnection, LeaderKey, Leadership
 from evertick.scheduler.maintenance_jobs import ALERT_SECONDS, MOVES_SECONDS, MaintenanceJobs, Reconciliation, Rerun
 from evertick.scheduler.prover import FIRST_SECONDS, ROUND_SECONDS, Prover
@@ -112,7 +113,13 @@ def lost_sessions(work: PendingWork) -> list[int]:
 
 
 def make_jobs(
-    jobs: MaintenanceJobs, reconciliation: Reconciliation, prover: Prover, figures: Figures, *, log: Log
+    jobs: MaintenanceJobs,
+    reconciliation: Reconciliation,
+    prover: Prover,
+    figures: Figures,
+    forecaster: Forecaster,
+    *,
+    log: Log,
 ) -> list[Job | CandidateJob]:
     """The jobs in the order in which they run. The name of a breaker is what metrics, logs and polls call the job."""
     reap, time_out, backfill = (CircuitBreakers(name, log=log) for name in ("reap", "time_out", "backfill"))
@@ -142,6 +149,7 @@ def make_jobs(
         # Not at once, so that schedules that fell due before the leadership can fire first.
         Job("alerts", own("alerts"), from_own_timer, jobs.raise_alerts, ALERT_SECONDS, ALERT_SECONDS),
         Job("prove", own("prove"), from_own_timer, prover.run_slice, FIRST_SECONDS, ROUND_SECONDS),
+        Job("forecast", own("forecast"), from_own_timer, forecaster.run_once, FORECAST_SECONDS, FORECAST_SECONDS),
         Job("figures", own("figures"), from_own_timer, figures.run_slice, COUNT_SECONDS, COUNT_SECONDS),
     ]
 
@@ -156,7 +164,8 @@ class Maintenance:
         self._bodies = MaintenanceJobs(leadership.settings, notifier=notifier, log=log)
         self._reconciliation = Reconciliation(leadership.settings, notifier=notifier, log=log)
         self._figures = Figures()
-        self._jobs = make_jobs(self._bodies, self._reconciliation, Prover(log=log), self._figures, log=log)
+        observers = Prover(log=log), self._figures, Forecaster(log=log)
+        self._jobs = make_jobs(self._bodies, self._reconciliation, *observers, log=log)
         # By the name that a poll uses: the first job with that name has its breaker failed.
         self._breakers = {job.breaker.name: job.breaker for job in reversed(self._jobs)}
         self._wake = asyncio.Event()

@@ -114,6 +114,7 @@ ENTRIES = (
         "notifications", "Notifications", "/notifications", Permission.READ_NOTIFICATIONS, "external", "o", "Monitoring"
     ),
     Entry("guarantees", "Guarantees", "/guarantees", Permission.READ_METRICS, "ok", "j", "Monitoring"),
+    Entry("forecast", "Forecast", "/forecast", Permission.READ_RUNS, "clock", "n", "Monitoring"),
     Entry("events", "Events", "/events", Permission.READ_EVENTS, "pending", "x", "Monitoring"),
     Entry("dead-letters", "Dead letters", "/dead-letters", Permission.READ_EVENTS, "failed", "z", "Monitoring"),
     Entry("pools", "Pools", "/pools", Permission.READ_GATES, "pools", "p", "Capacity"),

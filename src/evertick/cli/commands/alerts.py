@@ -48,6 +48,7 @@ _MISSED = {
     "not_fired": "did not fire in time",
     "not_started": "did not start in time",
     "not_finished": "did not finish in time",
+    "will_miss": "is expected to miss its deadline",
 }
 _STYLES = {"sent": "green", "failed": "bold red", "waiting": "yellow"}
 

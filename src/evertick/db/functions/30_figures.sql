@@ -33,6 +33,7 @@ begin
         return;
     end if;
     update figure_cursor set ended_at = last_at, run_id = chosen[cardinality(chosen)];
+    perform judge_forecasts(chosen);
     return query with ended as materialized (
         select s.run_id, s.dag_id, s.state, s.started_at, s.finished_at, s.retried, r.created_at,
                case when r.kind <> 'backfill' and not exists (select 1 from audit_log j where j.run_id = s.run_id

@@ -1096,6 +1096,18 @@ create table task_figure (
     primary key (dag_id, task)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
 
+-- What was predicted first of a running run, until it has ended; and how good such predictions were.
+create table run_forecast (
+    run_id bigint primary key,
+    made_at timestamptz not null,
+    low_at timestamptz not null, middle_at timestamptz not null, high_at timestamptz not null
+);
+create table forecast_accuracy (
+    is_only boolean primary key default true check (is_only),
+    judged bigint not null, inside bigint not null,   -- how many ends, and how many of them in the band
+    error_sum double precision not null               -- of errors, relative to the time that was left
+);
+
 -- How far the ended runs are counted.
 create table figure_cursor (
     is_only  boolean primary key default true check (is_only),
@@ -1146,7 +1158,7 @@ create index audit_log_in_time on audit_log (occurred_at);
 -- when the schedule fires again or a later run is in time, or when there is no such deadline any more.
 create table alert (
     alert_id    bigint generated always as identity primary key,
-    kind        text not null check (kind in ('not_fired', 'not_started', 'not_finished')),
+    kind        text not null check (kind in ('not_fired', 'not_started', 'not_finished', 'will_miss')),
     schedule_id int not null,
     task        text not null default '',   -- by its name; '' of a run as a whole
     run_id      bigint,                 -- the first that was late

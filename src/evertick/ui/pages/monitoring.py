@@ -8,7 +8,7 @@ from fastapi import Path, Query, Request, Response
 
 from evertick.api.context import Who
 from evertick.domain.access import Permission
-from evertick.operations import notifications, proofs, requests, schedules, waits
+from evertick.operations import forecasts, notifications, proofs, requests, schedules, waits
 from evertick.operations.notifications import DeliveryState
 from evertick.operations.paging import LARGEST, Cursor
 from evertick.ui.layout import done, page, page_router, schedule_words
@@ -36,6 +36,18 @@ async def list_alerts(request: Request, caller: Who, ended: bool = False, cursor
 async def show_guarantees(request: Request, caller: Who, ended: bool = False) -> Response:
     found = await proofs.show_proof(caller, with_ended=ended, limit=_SHOWN)
     return page(request, "guarantees.html", here="guarantees", proof=found, ended=ended)
+
+
+@router.get("/forecast", Permission.READ_RUNS)
+async def show_forecast(
+    request: Request,
+    caller: Who,
+    change: Annotated[str, Query(max_length=2000)] = "",
+    hours: Annotated[int, Query(ge=1, le=forecasts.MOST_HOURS)] = 24,
+) -> Response:
+    changes = [each.strip() for each in change.split(",") if each.strip()]
+    found = await forecasts.show_forecast(caller, hours=hours, change=changes, limit=_SHOWN)
+    return page(request, "forecast.html", here="forecast", found=found, change=change, hours=hours)
 
 
 @router.get("/notifications", Permission.READ_NOTIFICATIONS)

@@ -35,6 +35,7 @@ _LATE_WORDS = {
     "not_fired": "did not fire in time",
     "not_started": "did not start in time",
     "not_finished": "did not finish in time",
+    "will_miss": "is expected to miss its deadline",
     "set_aside": "cannot be planned",
 }
 

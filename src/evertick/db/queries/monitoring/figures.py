@@ -39,3 +39,91 @@ async def of_dags(conn: AsyncConnection, *, after: str, dag_ids: list[int] | Non
 async def of_tasks(
     conn: AsyncConnection, *, dag_id: int, after: str, is_first: bool, limit: int
 ) -> list[FigureRow]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    run_id: int
+    dag_id: int
+    version_id: int
+    dag: str
+    schedule: str | None
+    is_started: bool
+    is_paused: bool
+    max_active_runs: int | None
+    due: float
+    finish_within: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRow:
+    run_id: int
+    idx: int
+    ended: int
+    elapsed: list[float]
+    waiting: int
+    wakes_in: float | None
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionTask:
+    version_id: int
+    idx: int
+    name: str
+    queue: str
+    rank: int
+    needs_slot: bool
+    durations: list[float]
+    skip_share: float
+    instances: float
+    gates: list[tuple[str, int, int]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class DueSchedule:
+    schedule_id: int
+    schedule: str
+    dag_id: int
+    dag: str
+    version_id: int
+    max_active_runs: int | None
+    spec: str
+    delay_seconds: float
+    finish_within: float | None
+    next_due: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    judged: int
+    inside: int
+    error_sum: float
+
+
+@query
+async def open_runs(conn: AsyncConnection, *, limit: int) -> list[OpenRun]: ...
+
+
+@query
+async def progress(conn: AsyncConnection, *, run_ids: list[int]) -> list[ProgressRow]: ...
+
+
+@query
+async def version_tasks(conn: AsyncConnection, *, version_ids: list[int]) -> list[VersionTask]: ...
+
+
+@query
+async def version_edges(conn: AsyncConnection, *, version_ids: list[int]) -> list[tuple[int, int, int]]: ...
+
+
+@query
+async def serving(conn: AsyncConnection) -> list[tuple[list[str], int]]: ...
+
+
+@query
+async def due_schedules(conn: AsyncConnection, *, until: datetime, limit: int) -> list[DueSchedule]: ...
+
+
+@query
+async def accuracy(conn: AsyncConnection) -> Accuracy | None: ...

@@ -1,0 +1,1 @@
+"""The model, the simulation and the load of a forecast."""
