@@ -486,7 +486,8 @@ schedules unpause x y|schedules delete x y|schedules reset x y|schedules history
 backfills create x --from 2025-03-01|backfills list|backfills show 9|backfills pause 9|backfills unpause 9|backfills cancel 9
 blocked|shards list|pools list|pools show x|pools set x 3|pools delete x --yes|keys list|keys show x|launchers list|queues list
 events send x|events list|assets list|assets update x|approvals list|approvals approve 9 x|approvals reject 9 x
-runners list|runners drain 0000000000000000|runners undrain 0000000000000000|runners token list|guarantees
+runners list|runners drain 0000000000000000|runners undrain 0000000000000000|runners token list
+guarantees|figures|figures x|forecast|forecast 9
 state list --asset x|state get k --asset x|state set k 1 --asset x|state delete k --asset x
 variables list|variables get x|variables set x|variables delete x --yes|connections list|connections get x|connections set x
 connections delete x --yes|secrets list|secrets get x|secrets set x|secrets delete x --yes

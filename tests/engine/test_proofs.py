@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from psycopg import AsyncConnection
+from psycopg.types.json import Jsonb
 
 from evertick.db.queries import proofs
 from evertick.domain.access import Actor
@@ -259,3 +260,27 @@ async def test_violations_are_recorded_once_sent_and_end_when_they_no_longer_hol
     grown = {Check.RUN_COUNTED_WRONG, Check.FIRE_UNANSWERED}
     assert all(after[check] > before.get(check, 0) for check in grown), "the next round begins where the first one did"
     assert await states(conn, busy["ended"]) == {"a": "success", "b": "success"}
+
+
+async def test_a_lost_trigger_is_not_explained_by_a_retention_of_other_rows_or_of_older_runs(
+    conn: AsyncConnection, busy: dict[str, int]
+) -> None:
+    await conn.execute("delete from run where run_id = %s", [busy["diamond"]])
+    prune = "insert into audit_log (occurred_at, action, actor, detail) values (clock(), 'prune', 'a', %s)"
+
+    async def lost() -> int:
+        return sum(each.check is Check.TRIGGER_LOST for each in (await round_since(conn))[0])
+
+    triggered_at = await value(
+        conn, "select occurred_at from audit_log where run_id = %s and action = 'trigger'", busy["diamond"]
+    )
+    assert isinstance(triggered_at, datetime)
+    for detail in (
+        {"journal": 3, "before": (triggered_at + timedelta(seconds=9)).isoformat()},
+        {"runs": 3, "before": (triggered_at - timedelta(seconds=9)).isoformat()},
+    ):
+        await set_clock(conn, later(400))
+        await conn.execute(prune, [Jsonb(detail)])
+        assert await lost() > 0, detail
+    await conn.execute(prune, [Jsonb({"runs": 3, "before": (triggered_at + timedelta(seconds=9)).isoformat()})])
+    assert await lost() == 0

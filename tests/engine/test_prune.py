@@ -444,6 +444,7 @@ LOCKED = {
     "journal": "audit_log",
     "skip_records": "skip_record",
     "alerts": "alert",
+    "violations": "proof_violation",
     "notifications": "outbox",
     "backfills": "backfill",
     "causes": "run_trigger",
@@ -481,6 +482,10 @@ async def make_everything_old(conn: AsyncConnection, epoch: int) -> PruneGrant:
     await conn.execute(
         "insert into alert (kind, schedule_id, due_at, last_due_at, raised_at, ended_at)"
         " values ('not_fired', 1, clock(), clock(), clock(), clock())"
+    )
+    await conn.execute(
+        "insert into proof_violation (check_name, subject, detail, found_at, seen_at, ended_at)"
+        " values ('two_owners', 'run 1', 'x', clock(), clock(), clock())"
     )
     await conn.execute(
         "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at, state, ended_at)"
@@ -600,16 +605,22 @@ async def test_causes_alerts_and_backfills_go_when_they_are_over_and_old(conn: A
             " values ('not_fired', 1, clock(), clock(), clock(), clock())"
         )
         await conn.execute(
+            "insert into proof_violation (check_name, subject, detail, found_at, seen_at, ended_at)"
+            " select 'two_owners', 'run 1', 'x', clock(), clock(), n from (values (clock()), (null)) v(n)"
+            " where n is not null or not exists (select 1 from proof_violation x where x.ended_at is null)"
+        )
+        await conn.execute(
             "insert into backfill (shard, dag_id, spec, params, first_at, last_at, reprocess, newest_first, parallel, request,"
             " state, total, created_by, created_at, finished_at, open_runs) select 0, 1, '{}', '{}', clock(), clock(), 'none',"
             " false, 1, %s || ' ' || n, 'done', 1, 'me', clock(), clock(), n from generate_series(0, 1) n",
             [str(day)],
         )
     given = await mandate(conn, epoch, days=10)
-    for kind in (Kind.CAUSES, Kind.ALERTS, Kind.BACKFILLS):
+    for kind in (Kind.CAUSES, Kind.ALERTS, Kind.VIOLATIONS, Kind.BACKFILLS):
         assert [(await prune_kind(conn, given, kind, pace=ALL)).pruned for _ in range(2)] == [1, 0]
     assert await value(conn, "select array_agg(fire_at) from run_trigger") == [later(50 * DAY)]
     assert await value(conn, "select array_agg(ended_at) from alert") == [later(50 * DAY)]
+    assert await value(conn, "select array_agg(ended_at) from proof_violation") == [None, later(50 * DAY)]
     assert await value(conn, "select array_agg(request order by request) from backfill") == ["0 1", "50 0", "50 1"]
 
 

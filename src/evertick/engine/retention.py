@@ -34,6 +34,7 @@ class Kind(StrEnum):
     JOURNAL = "journal"
     SKIP_RECORDS = "skip_records"
     ALERTS = "alerts"
+    VIOLATIONS = "violations"
     NOTIFICATIONS = "notifications"
     BACKFILLS = "backfills"
     CAUSES = "causes"

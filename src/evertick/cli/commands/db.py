@@ -45,6 +45,7 @@ _NAMES = {
     Kind.JOURNAL: ("journal entry", "journal entries"),
     Kind.SKIP_RECORDS: ("skip record", "skip records"),
     Kind.ALERTS: ("alert", "alerts"),
+    Kind.VIOLATIONS: ("violation that ended", "violations that ended"),
     Kind.NOTIFICATIONS: ("notification", "notifications"),
     Kind.BACKFILLS: ("backfill that is over", "backfills that are over"),
     Kind.CAUSES: ("cause of a run", "causes of runs"),

@@ -173,6 +173,10 @@ begin
         -- Their episode is long over.
         delete from alert where ctid = any(array(
             select a.ctid from alert a where a.ended_at < p_before limit p_limit for update skip locked));
+    elsif p_kind = 'violations' then
+        -- Of guarantees: those that no longer hold.
+        delete from proof_violation where ctid = any(array(
+            select v.ctid from proof_violation v where v.ended_at < p_before limit p_limit for update skip locked));
     elsif p_kind = 'notifications' then
         -- Sent or expired ones. The oldest first, by the key: waiting ones are never old for long.
         delete from outbox where ctid = any(array(

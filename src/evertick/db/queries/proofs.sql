@@ -224,12 +224,14 @@ select null::bigint as run_id, null::int as idx, null::int as map_index,
  limit %(limit)s
 
 -- name: trigger_lost
--- Entries of the audit log that acknowledge a run, with whether it exists. A deleted run has an entry or a round of
--- retention after it.
+-- Entries of the audit log that acknowledge a run, with whether it exists. A deleted run has an entry, or a round of
+-- retention that deleted runs as old as it: no other round explains why it is missing.
 select j.entry_id, j.run_id, j.action = 'trigger' as is_trigger,
        j.action = 'trigger' and not exists (select 1 from run f where f.run_id = j.run_id)
            and not exists (select 1 from audit_log x where x.run_id = j.run_id and x.action = 'delete_run')
-           and not exists (select 1 from audit_log x where x.occurred_at > j.occurred_at and x.action = 'prune')
+           and not exists (select 1 from audit_log x
+                            where x.occurred_at > j.occurred_at and x.action = 'prune' and x.detail ? 'runs'
+                              and (x.detail->>'before')::timestamptz > j.occurred_at)
            as is_lost
   from audit_log j where j.entry_id > %(after)s::bigint and j.occurred_at <= %(until)s::timestamptz
  order by j.entry_id limit %(limit)s
