@@ -203,6 +203,7 @@ class Settings:
     admin_password: str | None = setting(None, secret=True)
     oidc_file: Path | None = None
     otlp_endpoint: str | None = None
+    ping_url: str | None = setting(None, secret=True)
     notify_on_failure: tuple[str, ...] = setting((), each=parse_destination)
     notify_on_deadline: tuple[str, ...] = setting((), each=parse_destination)
     notify_repeat: bool = False

@@ -62,6 +62,7 @@ _MANAGE: dict[str, Command] = {
     ),
     "backfills": ("backfills", "Create runs for a past date range: create, list, show, pause, unpause, cancel."),
     "blocked": ("tasks:blocked_app", "List what blocks the most tasks now."),
+    "checkins": ("monitoring.checkins", "Expect reports of jobs that run elsewhere: list, set, report, delete."),
     "figures": ("monitoring.figures", "Show what runs and tasks take, how long they wait, and how often they fail."),
     "forecast": ("monitoring.forecast", "Predict when runs and tasks end, missed deadlines, and load."),
     "pools": ("gates:pools", "Manage pools, slots that tasks share: list, show, set, delete."),

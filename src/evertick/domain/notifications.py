@@ -53,6 +53,8 @@ _WORDS = {
     "not_started": "did not start in time",
     "not_finished": "did not finish in time",
     "will_miss": "is expected to miss its deadline",
+    "no_checkin": "did not check in in time",
+    "checkin_failed": "reported a failure",
     "violation": "violates a guarantee",
     "test": "sends this message as a test",
 }
@@ -75,6 +77,8 @@ def callback_dag(dag: str, name: str) -> str:
 def headline(fact: Fact) -> str:
     """One line, whatever characters the names and reasons contain."""
     subject = f"{fact.get('dag', 'Evertick')}"
+    if fact.get("checkin"):
+        subject = f"Check-in {fact['checkin']}"
     if fact.get("schedule") and fact.get("event") == NotificationEvent.DEADLINE:
         subject += f", schedule {fact['schedule']}"
     if fact.get("task"):

@@ -15,6 +15,7 @@ from evertick.domain.access import Permission
 from evertick.domain.stored_values import ValueKind
 from evertick.operations import (
     backfills,
+    checkins,
     dags,
     deployments,
     figures,
@@ -228,6 +229,17 @@ def _values(kind: ValueKind) -> tuple[Route, ...]:
     )
 
 
+_CHECKIN = "/checkins/{name}"
+
+_CHECKINS = (
+    _get("/checkins", checkins.list_checkins, Permission.READ_SCHEDULES, tag="checkins"),
+    _get(_CHECKIN, checkins.show_checkin, Permission.READ_SCHEDULES, tag="checkins"),
+    _put(_CHECKIN, checkins.put_checkin, Permission.EDIT_SCHEDULES, tag="checkins"),
+    _delete(_CHECKIN, checkins.delete_checkin, Permission.EDIT_SCHEDULES, tag="checkins"),
+    _post(_CHECKIN, checkins.record_checkin, Permission.SEND_EVENTS, tag="checkins"),
+)
+
+
 _VALUES = tuple(row for kind in ValueKind for row in _values(kind))
 
 _SENT, _RESEND = "/notifications/{notification_id}", Permission.RESEND_NOTIFICATIONS
@@ -257,7 +269,7 @@ _USERS = (
 # A request is compared with one route after the other, so the routes that clients poll come first.
 ROUTES: tuple[Route, ...] = (
     *(*_RUNS, *_TASKS, *_DAGS, *_SCHEDULES, *_WAITS, *_BACKFILLS, *_DEPLOYMENTS),
-    *(*_NOTIFICATIONS, *_STATE, *_GATES, *_RUNNERS, *_USERS, *_VALUES),
+    *(*_NOTIFICATIONS, *_STATE, *_GATES, *_RUNNERS, *_USERS, *_VALUES, *_CHECKINS),
 )
 
 

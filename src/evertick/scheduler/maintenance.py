@@ -148,6 +148,7 @@ def make_jobs(
         Job("count_gates", own("gates"), from_own_timer, reconciliation.count_gates),
         # Not at once, so that schedules that fell due before the leadership can fire first.
         Job("alerts", own("alerts"), from_own_timer, jobs.raise_alerts, ALERT_SECONDS, ALERT_SECONDS),
+        Job("checkins", own("checkins"), from_own_timer, jobs.raise_late_checkins, ALERT_SECONDS, ALERT_SECONDS),
         Job("prove", own("prove"), from_own_timer, prover.run_slice, FIRST_SECONDS, ROUND_SECONDS),
         Job("forecast", own("forecast"), from_own_timer, forecaster.run_once, FORECAST_SECONDS, FORECAST_SECONDS),
         Job("figures", own("figures"), from_own_timer, figures.run_slice, COUNT_SECONDS, COUNT_SECONDS),

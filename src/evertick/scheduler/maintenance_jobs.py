@@ -29,6 +29,7 @@ from evertick.engine.maintenance import (
     skip_run_once,
     time_out_run,
 )
+from evertick.engine.monitoring.checkins import raise_late_checkins
 from evertick.engine.runners import reap_runner
 from evertick.engine.shards import observe_heartbeats, rebalance_shard
 from evertick.engine.waits import wake
@@ -100,6 +101,14 @@ class MaintenanceJobs:
     def forget_observation(self) -> None:
         """The poll has observed heartbeats since, or it is not known whether: counting starts again."""
         self._observed_at = 0.0
+
+    async def raise_late_checkins(self, conn: AsyncConnection, leader: LeaderKey) -> Rerun:
+        if leader["shard"] != 0:
+            return Rerun()
+        for name in await raise_late_checkins(conn, **leader):
+            metrics.ALERTS.labels(kind="no_checkin").inc()
+            self._log.error("checkin_missed", checkin=name)
+        return Rerun(in_seconds=ALERT_SECONDS)
 
     async def reap(self, conn: AsyncConnection, leader: LeaderKey, session: int) -> None:
         lost_after, infra_retries = self._settings.lost_after_seconds, self._settings.infra_retries

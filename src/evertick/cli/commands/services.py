@@ -135,7 +135,11 @@ def scheduler() -> None:
         "scheduler",
         settings,
         lambda url, log: Scheduler(settings, url=url, owner=process_name(), log=log),
-        background=[lambda url, log: QueueDepth(url, log=log).run(), lambda url, log: _trace(settings, url, log)],
+        background=[
+            lambda url, log: QueueDepth(url, log=log).run(),
+            lambda url, log: _trace(settings, url, log),
+            lambda url, log: _ping(settings, url, log),
+        ],
     )
 
 
@@ -151,6 +155,14 @@ def _serve(
 
     if not serve(name, settings, make, background=background, server=server):
         raise typer.Exit(1)
+
+
+async def _ping(settings: Settings, url: str, log: Log) -> None:
+    """Ping a monitor, if one is set."""
+    if settings.ping_url is not None:
+        from evertick.scheduler.ping import Ping
+
+        await Ping(settings, url=url, target=settings.ping_url, log=log).run()
 
 
 async def _trace(settings: Settings, url: str, log: Log) -> None:

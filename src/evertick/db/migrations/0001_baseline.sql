@@ -1096,6 +1096,20 @@ create table task_figure (
     primary key (dag_id, task)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
 
+-- Jobs that run elsewhere and report here. A report is expected at due_at, and late after the grace period.
+create table checkin (
+    name       text primary key,
+    spec       jsonb not null,
+    grace_seconds double precision not null check (grace_seconds >= 0),
+    due_at     timestamptz not null,
+    last_at    timestamptz,
+    message    text,
+    has_failed boolean not null default false,   -- the last report says so
+    count      bigint not null default 0,
+    late_since timestamptz,   -- since when an alert is open
+    changed_by text not null, changed_at timestamptz not null
+) with (fillfactor = 70);
+
 -- What was predicted first of a running run, until it has ended; and how good such predictions were.
 create table run_forecast (
     run_id bigint primary key,

@@ -8,7 +8,7 @@ from fastapi import Path, Query, Request, Response
 
 from evertick.api.context import Who
 from evertick.domain.access import Permission
-from evertick.operations import forecasts, notifications, proofs, requests, schedules, waits
+from evertick.operations import checkins, forecasts, notifications, proofs, requests, schedules, waits
 from evertick.operations.notifications import DeliveryState
 from evertick.operations.paging import LARGEST, Cursor
 from evertick.ui.layout import done, page, page_router, schedule_words
@@ -29,7 +29,10 @@ async def list_schedules(request: Request, caller: Who, cursor: Cursor = None) -
 @router.get("/alerts", Permission.READ_SCHEDULES)
 async def list_alerts(request: Request, caller: Who, ended: bool = False, cursor: Cursor = None) -> Response:
     found = await notifications.list_alerts(caller, with_ended=ended, limit=_SHOWN, cursor=cursor)
-    return page(request, "alerts.html", here="alerts", rows=found.items, ended=ended, next_cursor=found.next_cursor)
+    expected = await checkins.list_checkins(caller, limit=_SHOWN)
+    rows, following = found.items, found.next_cursor
+    late = expected.items
+    return page(request, "alerts.html", here="alerts", rows=rows, ended=ended, next_cursor=following, checkins=late)
 
 
 @router.get("/guarantees", Permission.READ_METRICS)
