@@ -1,7 +1,5 @@
-"""Settings: one frozen record, every default visible here, read from the environment and a file, and validated once.
-
-The only module that reads the environment.
-"""
+"""Settings: one frozen record with every default, read from the environment and a file, and validated once.
+The only module that reads the environment."""
 
 from __future__ import annotations
 
