@@ -499,7 +499,7 @@ deploy folder|deployments list|deployments show x|deployments diff x|deployments
 deployments delete x --yes
 """
 NEAR_ONLY = """
-db migrate|db status|db prune|db roles|shards set 2|secrets rotate|notifications test email:a@example.com
+tasks reproduce 9 x|db migrate|db status|db prune|db roles|shards set 2|secrets rotate|notifications test email:a@example.com
 """
 # They look at files here, and need no database.
 OF_FILES = {"dags validate", "dags test", "tasks test", "routing list", "routing explain"}

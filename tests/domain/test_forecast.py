@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -36,7 +37,7 @@ def snapshot(*runs: RunModel, slots: int = 1, **options: object) -> Snapshot:
 
 
 def ends(found: Snapshot) -> list[float | None]:
-    return [None if each.end is None else round(each.end.middle, 6) for each in forecast(found).runs]
+    return [None if each.end is None else round(each.end.middle, 6) for each in forecast(found, Random).runs]
 
 
 def coming(of: VersionModel, begins: float = 0.0, **options: object) -> RunModel:
@@ -99,14 +100,14 @@ def test_mapped_tasks_count_with_their_usual_number_of_instances_and_skipped_one
 def test_the_share_of_repetitions_that_miss_a_deadline() -> None:
     even = version(task("a", durations=tuple(float(n) for n in range(1, 101))))
     never, sometimes, always = forecast(
-        snapshot(*[coming(even, deadline=deadline) for deadline in (200.0, 50.0, 0.1)], slots=9)
+        snapshot(*[coming(even, deadline=deadline) for deadline in (200.0, 50.0, 0.1)], slots=9), Random
     ).runs
     assert never.lateness == 0 and always.lateness == 1 and 0.2 < sometimes.lateness < 0.8
     assert sometimes.end is not None and 3 < sometimes.end.low < 30 < 70 < sometimes.end.high < 98
 
 
 def test_the_expected_times_of_waiting_tasks() -> None:
-    found = forecast(snapshot(coming(DIAMOND), slots=1))
+    found = forecast(snapshot(coming(DIAMOND), slots=1), Random)
     assert {idx: tuple(round(each) for each in times) for (_, idx), times in found.tasks.items()} == {
         0: (0, 10),
         1: (10, 20),
@@ -141,6 +142,6 @@ def test_a_forecast_of_ten_thousand_waiting_tasks_takes_less_than_half_a_second(
     ]
     waiting = snapshot(*[coming(many[n % 50], is_started=True, run_id=n + 1) for n in range(1000)], slots=64)
     began = time.process_time()
-    found = forecast(waiting)
+    found = forecast(waiting, Random)
     assert time.process_time() - began < 0.5
     assert len(found.tasks) == 10_000

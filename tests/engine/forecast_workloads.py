@@ -92,7 +92,7 @@ class Workload:
         runs = [await self._begin(dag) for dag in self._dags for _ in range(self._random.randint(1, 3))]
         await self._advance(self._now + self._random.uniform(5, 120))
         found = await read_snapshot(self._conn, horizon=timedelta(hours=1))
-        predicted = {each.run.run_id: each.end for each in forecast(found.snapshot, seed=1).runs}
+        predicted = {each.run.run_id: each.end for each in forecast(found.snapshot, random.Random).runs}
         made_at = self._now
         await self._advance(None)
         for run_id in runs:

@@ -6,6 +6,7 @@ import asyncio
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from random import Random
 from typing import Annotated
 
 from annotated_doc import Doc
@@ -114,7 +115,7 @@ async def show_forecast(
         known = await figures.accuracy(conn)
     changes.check(found)
     snapshot = changes.apply(found.snapshot)
-    result = await asyncio.to_thread(forecast, snapshot)
+    result = await asyncio.to_thread(forecast, snapshot, Random)
     runs = [each for each in result.runs if visible is None or each.run.version.dag_id in visible]
     runs.sort(key=lambda each: (each.lateness < 0.5, each.run.begins, each.run.due, each.run.run_id or 0))
     load = load_of(changes.apply(whole(found)), hours)
@@ -150,7 +151,7 @@ async def forecast_run(caller: Caller, *, run_id: RunId) -> RunForecastReport:
         if run.finished_at is not None:
             raise UserError(f"Run {run_id} has ended.")
         found = await read_snapshot(conn, horizon=timedelta(hours=24))
-    result = await asyncio.to_thread(forecast, found.snapshot)
+    result = await asyncio.to_thread(forecast, found.snapshot, Random)
     place = next((n for n, each in enumerate(found.snapshot.runs) if each.run_id == run_id), None)
     if place is None:
         raise UserError(f"Run {run_id} has ended, or is not among the open runs that a forecast reads.")

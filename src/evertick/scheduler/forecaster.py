@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from random import Random
 
 from psycopg import AsyncConnection
 
@@ -64,4 +65,4 @@ class Forecaster:
 
 
 def _forecast(snapshot: Snapshot) -> Forecast:
-    return forecast(snapshot, effort=_EFFORT)
+    return forecast(snapshot, Random, effort=_EFFORT)

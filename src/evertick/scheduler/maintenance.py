@@ -26,7 +26,14 @@ from evertick.runtime.loop import run_loop
 from evertick.scheduler.figures import COUNT_SECONDS, Figures
 from evertick.scheduler.forecaster import FORECAST_SECONDS, Forecaster
 from evertick.scheduler.leadership import LeaderConnection, LeaderKey, Leadership
-from evertick.scheduler.maintenance_jobs import ALERT_SECONDS, MOVES_SECONDS, MaintenanceJobs, Reconciliation, Rerun
+from evertick.scheduler.maintenance_jobs import (
+    ALERT_SECONDS,
+    CHECKIN_SECONDS,
+    MOVES_SECONDS,
+    MaintenanceJobs,
+    Reconciliation,
+    Rerun,
+)
 from evertick.scheduler.prover import FIRST_SECONDS, ROUND_SECONDS, Prover
 
 # Share of a job's time: how long it may wait for one lock.
@@ -148,7 +155,7 @@ def make_jobs(
         Job("count_gates", own("gates"), from_own_timer, reconciliation.count_gates),
         # Not at once, so that schedules that fell due before the leadership can fire first.
         Job("alerts", own("alerts"), from_own_timer, jobs.raise_alerts, ALERT_SECONDS, ALERT_SECONDS),
-        Job("checkins", own("checkins"), from_own_timer, jobs.raise_late_checkins, ALERT_SECONDS, ALERT_SECONDS),
+        Job("checkins", own("checkins"), from_own_timer, jobs.raise_late_checkins, CHECKIN_SECONDS, CHECKIN_SECONDS),
         Job("prove", own("prove"), from_own_timer, prover.run_slice, FIRST_SECONDS, ROUND_SECONDS),
         Job("forecast", own("forecast"), from_own_timer, forecaster.run_once, FORECAST_SECONDS, FORECAST_SECONDS),
         Job("figures", own("figures"), from_own_timer, figures.run_slice, COUNT_SECONDS, COUNT_SECONDS),

@@ -45,6 +45,7 @@ SOON_SECONDS, LATER_SECONDS = 0.02, 0.1
 MOVES_AT_ONCE, MOVES_SECONDS = 500, 5.0
 # Alerts are for people: a delay of a few seconds does not matter.
 ALERT_SECONDS = 5.0
+CHECKIN_SECONDS = 10.0
 # A change of leader takes up to 6 s, and a locked schedule can take a few more.
 UNFIRED_SECONDS = 60.0
 ALERTS_AT_ONCE = 1000
@@ -108,7 +109,7 @@ class MaintenanceJobs:
         for name in await raise_late_checkins(conn, **leader):
             metrics.ALERTS.labels(kind="no_checkin").inc()
             self._log.error("checkin_missed", checkin=name)
-        return Rerun(in_seconds=ALERT_SECONDS)
+        return Rerun(in_seconds=CHECKIN_SECONDS)
 
     async def reap(self, conn: AsyncConnection, leader: LeaderKey, session: int) -> None:
         lost_after, infra_retries = self._settings.lost_after_seconds, self._settings.infra_retries

@@ -21,6 +21,7 @@ from rich.table import Table
 from evertick.cli import output
 from evertick.cli.app import Group, Single
 from evertick.cli.commands import local_runs
+from evertick.cli.commands.monitoring import reproduce
 from evertick.cli.options import Downstream, DryRun, Json, Limit, Run, Task, Yes, confirm, noun, task_instance
 from evertick.cli.output import Cell, heading, hint, line, print_json, show, show_list, state, table
 from evertick.cli.run_view import attempt_text, task_note, task_table
@@ -172,6 +173,7 @@ def logs_command(run: Run, task: Task, follow: Follow = False, attempt: Attempt 
         show(hint(f"{shown}."))
 
 
+app.command("reproduce", epilog="Example: evertick tasks reproduce 12 load --debug")(reproduce.reproduce_command)
 app.command("test", epilog="Example: evertick tasks test etl transform --for 2026-11-01")(local_runs.test_task_command)
 
 

@@ -8,10 +8,10 @@ for 10,000 waiting tasks: one repetition is a loop over a heap with plain lists.
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import Protocol
 
 from evertick.domain.forecast.model import UNKNOWN_SECONDS, RunModel, Snapshot, TaskModel, TaskProgress
 from evertick.domain.quantiles import quantile
@@ -56,13 +56,22 @@ class Forecast:
     repetitions: int
 
 
-def forecast(snapshot: Snapshot, *, seed: int = 0, effort: int = EFFORT) -> Forecast:
+class Draws(Protocol):
+    """A source of random numbers, such as `random.Random`."""
+
+    def random(self) -> float: ...
+
+    def choices(self, population: list[float], *, k: int) -> list[float]: ...
+
+
+def forecast(snapshot: Snapshot, draws: Callable[[int], Draws], *, effort: int = EFFORT) -> Forecast:
+    """`draws` makes the source of each repetition, by its number."""
     plan = _Plan(snapshot)
     count = max(FEWEST, min(MOST, effort // max(1, len(plan.task_of))))
     ends: list[list[float]] = [[] for _ in snapshot.runs]
     starts_sum, ends_sum, seen = ([0.0] * len(plan.task_of) for _ in range(3))
     for number in range(count):
-        once = _Repetition(plan, random.Random(seed * 1000 + number))
+        once = _Repetition(plan, draws(number))
         once.run()
         for run, end in enumerate(once.run_ends):
             ends[run].append(end)
@@ -169,7 +178,7 @@ class _Plan:
 
 
 class _Repetition:
-    def __init__(self, plan: _Plan, rng: random.Random) -> None:
+    def __init__(self, plan: _Plan, rng: Draws) -> None:
         self._plan, self._random = plan, rng.random
         self._sets = [rng.choices(each, k=len(each)) for each in plan.sets]
         for each in self._sets:
