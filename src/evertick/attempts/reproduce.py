@@ -38,7 +38,7 @@ def main(folder: str, file: str, order_fd: int, results: str, mode: str) -> int:
         sys.stderr.write("A task of an Airflow file runs only on a runner: its operator talks to one.\n")
         return 2
     granted = InjectedSecrets(start.granted_json) if start.granted_json else None
-    io = AttemptIO(_say, ResultFiles(results), granted, _refuse)
+    io = AttemptIO(_say, ResultFiles(folder=results), granted, _refuse)
     enter(_context(start, bound, io))
     if mode == "shell":
         prepare_shell(start._replace(command=start.command or ""), replace(bound, is_template=False), io)
