@@ -202,6 +202,7 @@ class Settings:
     oidc_file: Path | None = None
     otlp_endpoint: str | None = None
     ping_url: str | None = setting(None, secret=True)
+    openlineage_url: str | None = None
     notify_on_failure: tuple[str, ...] = setting((), each=parse_destination)
     notify_on_deadline: tuple[str, ...] = setting((), each=parse_destination)
     notify_repeat: bool = False

@@ -77,7 +77,17 @@ def due(job: Job | CandidateJob, work: PendingWork) -> float | None:
 async def test_an_idle_poll_makes_no_job_due(tmp_path: Path) -> None:
     jobs = table(tmp_path)
     own_timers = {name for name, job in jobs.items() if due(job, IDLE) is None}
-    assert own_timers == {"reconcile", "orphans", "count_gates", "alerts", "prove", "figures", "forecast", "checkins"}
+    assert own_timers == {
+        "reconcile",
+        "orphans",
+        "count_gates",
+        "alerts",
+        "prove",
+        "figures",
+        "forecast",
+        "checkins",
+        "lineage",
+    }
     assert {due(job, IDLE) for name, job in jobs.items() if name not in own_timers} == {inf}
 
 

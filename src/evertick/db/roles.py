@@ -68,7 +68,7 @@ MAY: dict[str, tuple[str, ...]] = {
         *("finish_log_archiving", "orphaned_archive_objects", "delete_archive_objects"),
         *("changes.newest", "changes.open_run_ids", "changes.ended_after", "changes.runs", "changes.attempts"),
         *("dags.find", "dags.names", "runs.find", "secrets.find", "trigger_run", "proofs.*", "record_proof"),
-        *("count_figures", "figures.*", "record_forecast", "raise_late_checkins", "checkins.*"),
+        *("count_figures", "figures.*", "record_forecast", "raise_late_checkins", "checkins.*", "enqueue_lineage"),
         *("runs.has_failed", "pause_dag", "tasks.list_of_run", "mark_task"),
         *("requests.inbox", "take_requests", "start_delayed_runs", "requests.arrivals", "requests.sent_events"),
         *("requests.event_schedules", "requests.due_windows", "requests.windows", "apply_events"),

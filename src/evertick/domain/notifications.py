@@ -163,9 +163,11 @@ class DestinationKind(StrEnum):
     CALL = "call"
     PAUSE = "pause"
     FAIL_FAST = "fail_fast"
+    OPENLINEAGE = "openlineage"
 
 
-_INTERNAL = (DestinationKind.CALL, DestinationKind.PAUSE, DestinationKind.FAIL_FAST)
+# Not written by users: what DAG files declare otherwise, and the collector of the settings.
+_INTERNAL = (DestinationKind.CALL, DestinationKind.PAUSE, DestinationKind.FAIL_FAST, DestinationKind.OPENLINEAGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,16 +30,20 @@ from evertick.domain.notifications import (
     slack_body,
     webhook_body,
 )
+from evertick.domain.openlineage import DEFAULT_NAMESPACE, lineage_body
 from evertick.domain.stored_values import Connection, ValueKind, hidden_parts, read_connection
 from evertick.engine.runs import trigger
 from evertick.extensions import ExtensionKind, Notifier, extension_names, find_extension
 from evertick.notifications import webhook
 from evertick.notifications.dag_rules import fail_fast, pause_after_failures
 from evertick.notifications.webhook import SEND_SECONDS, OnOpen, Post, cut
+from evertick.release import release
 from evertick.runtime.thread_runner import ThreadRunner
 from evertick.secrets.backends import Connect, SecretProvider
 from evertick.secrets.masking import Masker
 
+# Names this program in events of OpenLineage.
+_PRODUCER = "https://evertick.dev/scheduler"
 SUBMISSION_PORT, TLS_PORT = 587, 465
 
 
@@ -175,12 +179,18 @@ class Sending:
         url = check_url(values[ValueKind.SECRET, sink.secret].strip()) if sink.secret else sink.target
         post = Post(
             url=url,
-            body=slack_body(fact) if sink.kind is DestinationKind.SLACK else webhook_body(fact),
+            body=self._body(sink, fact),
             delivery=delivery,
             key=values[ValueKind.SECRET, sink.sign_with] if sink.sign_with else None,
             allowed=self._settings.webhook_allowed_networks,
         )
         return partial(webhook.send, post)
+
+    def _body(self, sink: Destination, fact: Fact) -> bytes:
+        if sink.kind is DestinationKind.OPENLINEAGE:
+            namespace = self._settings.public_url or DEFAULT_NAMESPACE
+            return lineage_body(fact, namespace=namespace, producer=f"{_PRODUCER}/{release()}")
+        return slack_body(fact) if sink.kind is DestinationKind.SLACK else webhook_body(fact)
 
     async def _in_thread(self, job: Job) -> str:
         """The caller continues in time, even if the job hangs in a call that cannot be aborted."""

@@ -29,6 +29,7 @@ from evertick.scheduler.leadership import LeaderConnection, LeaderKey, Leadershi
 from evertick.scheduler.maintenance_jobs import (
     ALERT_SECONDS,
     CHECKIN_SECONDS,
+    LINEAGE_SECONDS,
     MOVES_SECONDS,
     MaintenanceJobs,
     Reconciliation,
@@ -156,6 +157,7 @@ def make_jobs(
         # Not at once, so that schedules that fell due before the leadership can fire first.
         Job("alerts", own("alerts"), from_own_timer, jobs.raise_alerts, ALERT_SECONDS, ALERT_SECONDS),
         Job("checkins", own("checkins"), from_own_timer, jobs.raise_late_checkins, CHECKIN_SECONDS, CHECKIN_SECONDS),
+        Job("lineage", own("lineage"), from_own_timer, jobs.enqueue_lineage, LINEAGE_SECONDS, LINEAGE_SECONDS),
         Job("prove", own("prove"), from_own_timer, prover.run_slice, FIRST_SECONDS, ROUND_SECONDS),
         Job("forecast", own("forecast"), from_own_timer, forecaster.run_once, FORECAST_SECONDS, FORECAST_SECONDS),
         Job("figures", own("figures"), from_own_timer, figures.run_slice, COUNT_SECONDS, COUNT_SECONDS),

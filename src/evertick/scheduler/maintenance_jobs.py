@@ -30,6 +30,7 @@ from evertick.engine.maintenance import (
     time_out_run,
 )
 from evertick.engine.monitoring.checkins import raise_late_checkins
+from evertick.engine.monitoring.lineage import enqueue_lineage
 from evertick.engine.runners import reap_runner
 from evertick.engine.shards import observe_heartbeats, rebalance_shard
 from evertick.engine.waits import wake
@@ -46,6 +47,10 @@ MOVES_AT_ONCE, MOVES_SECONDS = 500, 5.0
 # Alerts are for people: a delay of a few seconds does not matter.
 ALERT_SECONDS = 5.0
 CHECKIN_SECONDS = 10.0
+LINEAGE_SECONDS = 10.0
+LINEAGE_AT_ONCE = 100
+# No transaction that ends a run takes so long: none is passed over because its commit was late.
+LINEAGE_SETTLED_SECONDS = 60.0
 # A change of leader takes up to 6 s, and a locked schedule can take a few more.
 UNFIRED_SECONDS = 60.0
 ALERTS_AT_ONCE = 1000
@@ -102,6 +107,15 @@ class MaintenanceJobs:
     def forget_observation(self) -> None:
         """The poll has observed heartbeats since, or it is not known whether: counting starts again."""
         self._observed_at = 0.0
+
+    async def enqueue_lineage(self, conn: AsyncConnection, leader: LeaderKey) -> Rerun:
+        url = self._settings.openlineage_url
+        if leader["shard"] != 0 or url is None:
+            return Rerun()
+        done = await enqueue_lineage(
+            conn, **leader, sink=f"openlineage:{url}", limit=LINEAGE_AT_ONCE, settle_seconds=LINEAGE_SETTLED_SECONDS
+        )
+        return Rerun(in_seconds=SOON_SECONDS if done.runs == LINEAGE_AT_ONCE else LINEAGE_SECONDS)
 
     async def raise_late_checkins(self, conn: AsyncConnection, leader: LeaderKey) -> Rerun:
         if leader["shard"] != 0:

@@ -89,6 +89,7 @@ class CommonOptions(WaitOptions, total=False):
     max_instances: int
     setup: bool
     outlets: Iterable[Source | str]
+    inlets: Iterable[Source | str]
     variables: Iterable[str]
     connections: Iterable[str]
     secrets: Iterable[str]
@@ -289,7 +290,7 @@ def read_whole(least: int, most: int | None = None) -> Callable[[object], int]:
     return read
 
 
-def _read_outlets(value: object) -> tuple[str, ...]:
+def _read_assets(value: object) -> tuple[str, ...]:
     listed = read_list(value, "a list of Asset(...) or their names")
     names = [each.name if isinstance(each, Source) and each.kind == "asset" else each for each in listed]
     if wrong := [each for each in names if not isinstance(each, str) or not each.strip() or len(each) > 250]:
@@ -404,7 +405,8 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "rate": ("gates", _read_rate),
     "depends_on_past": ("gates", _read_past),
     "setup": ("is_setup", read_flag),
-    "outlets": ("outlets", _read_outlets),
+    "outlets": ("outlets", _read_assets),
+    "inlets": ("inlets", _read_assets),
     "outputs": ("outputs", _read_outputs),
     "variables": ("variables", _read_names(ValueKind.VARIABLE)),
     "connections": ("connections", _read_names(ValueKind.CONNECTION)),

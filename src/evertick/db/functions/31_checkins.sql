@@ -27,8 +27,8 @@ begin
     return true;
 end $$;
 
--- A report: it answers what was expected until now, and ends an alert. p_due_at: when the next one is expected; a report
--- that arrived out of order does not move that back. A failure is an alert of its own.
+-- A report: it answers what was expected until now, and ends an alert. p_due_at: when the next one is expected;
+-- a report that arrived out of order does not move that back. A failure is an alert of its own.
 create function record_checkin(p_name text, p_due_at timestamptz, p_spec jsonb, p_message text, p_has_failed boolean)
 returns boolean language plpgsql as $$
 declare

@@ -1096,6 +1096,12 @@ create table task_figure (
     primary key (dag_id, task)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
 
+-- How far the ended runs are told by events of OpenLineage.
+create table lineage_cursor (
+    is_only  boolean primary key default true check (is_only),
+    ended_at timestamptz not null, run_id bigint not null
+);
+
 -- Jobs that run elsewhere and report here. A report is expected at due_at, and late after the grace period.
 create table checkin (
     name       text primary key,

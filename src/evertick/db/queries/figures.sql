@@ -56,7 +56,8 @@ select s.version_id, s.idx, s.name, s.queue, 9 - s.priority as rank,
        case when f.succeeded + f.failed > 0
             then f.other::double precision / (f.succeeded + f.failed + f.other) else 0 end as skip_share,
        case when s.is_mapped and h.succeeded + h.failed > 0
-            then (f.succeeded + f.failed + f.other)::double precision / (h.succeeded + h.failed) else 1 end as instances,
+            then (f.succeeded + f.failed + f.other)::double precision / (h.succeeded + h.failed)
+            else 1 end as instances,
        case when s.is_gated then (
            select jsonb_agg(jsonb_build_array(format('%%s %%s', g.kind, g.name), g.weight,
                                               coalesce(x.capacity, g.capacity, 1)))
@@ -80,8 +81,8 @@ select r.queues, sum(r.slots)::int as slots from runner r where r.ended_at is nu
 
 -- name: due_schedules
 -- Active schedules that fire before an instant.
-select c.schedule_id, c.name as schedule, d.dag_id, d.name as dag, d.version_id, d.max_active_runs, c.spec::text as spec,
-       c.delay_seconds, c.finish_within, s.next_due
+select c.schedule_id, c.name as schedule, d.dag_id, d.name as dag, d.version_id, d.max_active_runs,
+       c.spec::text as spec, c.delay_seconds, c.finish_within, s.next_due
   from shard h
   cross join lateral (select x.schedule_id, x.next_due from schedule_state x
                        where x.shard = h.shard and x.next_due <= %(until)s::timestamptz and x.next_due is not null

@@ -98,6 +98,7 @@ class TaskSpec:
     summary: str | None = None
     inputs: tuple[str, ...] = ()
     outlets: tuple[str, ...] = ()
+    inlets: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
