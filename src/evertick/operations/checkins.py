@@ -54,7 +54,7 @@ class CheckinReport(RequestBody):
 async def list_checkins(
     caller: Caller,
     *,
-    only_late: Annotated[bool, Doc("Only those that are late or whose last report is a failure.")] = False,
+    only_late: Annotated[bool, Doc("Only late check-ins, and failures.")] = False,
     limit: Limit = USUAL_ITEMS,
     cursor: Cursor = None,
 ) -> Page[Checkin]:

@@ -15,8 +15,8 @@ from evertick.operations.paging import USUAL_ITEMS, Cursor, Limit, Page, page_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFigures:
-    """The figures of a task, or of the runs of a DAG (`task` is empty), since its first run. Means are of those that
-    succeeded, the median and the 90th percentile of the latest 50 of them. `wait_seconds`: for a slot or a gate;
+    """The figures of a task, or of the runs of a DAG (`task` is empty), since its first run. Means are of successful
+    ones, the median and the 90th percentile of the latest 50 of them. `wait_seconds`: for a slot or a gate;
     `landing_seconds`: from when the run was due to the end. Without a value there was none."""
 
     dag: str

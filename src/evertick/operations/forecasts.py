@@ -85,7 +85,7 @@ class ForecastAccuracy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastReport:
-    """`runs`: open ones, then coming ones in the order in which they begin, those that miss a deadline first. Runs after
+    """`runs`: open ones, then coming ones in the order in which they begin, late ones first. Runs after
     `simulated_until` only count as load."""
 
     made_at: datetime

@@ -1,8 +1,8 @@
 -- Forecasts: what was predicted of a run, to be compared with its end, and deadlines that will be missed.
 
 -- p_bands: [{run, low, middle, high}] in seconds from now; a run keeps its first band. p_misses: [{schedule, run,
--- due}]: one alert per schedule, which ends when the miss is no longer expected, or the deadline has passed: then the alert of
--- the missed deadline follows. Returns the alerts that began or ended.
+-- due}]: one alert per schedule, which ends when the miss is no longer expected, or the deadline has passed: then the
+-- alert of the missed deadline follows. Returns the alerts that began or ended.
 create function record_forecast(p_shard smallint, p_epoch bigint, p_bands jsonb, p_misses jsonb)
 returns table (dag text, schedule text, run_id bigint, due_at timestamptz, has_ended boolean)
 language plpgsql as $$

@@ -12,7 +12,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourLoad:
-    """`needed`: the slots that the runs of that hour need on average; `used`: those that are in use, with what the hours
+    """`needed`: the slots that the runs of that hour need on average; `used`: the slots in use, with what the hours
     before left over; `backlog`: the slot-hours that are left at its end; `slots`: all of them."""
 
     hour: int

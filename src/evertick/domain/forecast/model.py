@@ -37,8 +37,8 @@ class VersionModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskProgress:
-    """The instances of a task of an open run. `elapsed`: how long each running one has run. `wakes_in`: when those that
-    wait for a time continue. `order`: the place of the first one in its queue."""
+    """The instances of a task of an open run. `elapsed`: how long each running one has run. `wakes_in`: when the
+    instances that wait for a time continue. `order`: the place of the first one in its queue."""
 
     ended: int = 0
     elapsed: tuple[float, ...] = ()

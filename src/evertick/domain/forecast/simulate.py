@@ -297,7 +297,7 @@ class _Repetition:
         return samples[low] + (samples[low + 1] - samples[low]) * (place - low)
 
     def _resume(self, group: int, elapsed: float) -> None:
-        """A running one: its duration is one of those that are longer than it has run."""
+        """A running one: its duration is a longer one than it has run."""
         self.group_starts[group] = min(self.group_starts[group], -elapsed)
         longer = [each for each in self._sets[self._plan.samples[group]] if each > elapsed]
         chance = self._random()

@@ -38,7 +38,7 @@ class Prediction:
 async def read_snapshot(
     conn: AsyncConnection, *, horizon: timedelta, changed: Mapping[tuple[str, str], ScheduleSpec] | None = None
 ) -> Prediction:
-    """What is open, and what will begin within the horizon. `changed`: schedules, by their DAG and name, that fire as
+    """Read open runs, and the runs that will begin within the horizon. `changed`: schedules, by their DAG and name, that fire as
     these specs say instead."""
     now = await read_clock(conn)
     until = now + horizon

@@ -127,7 +127,7 @@ async def _find(run_id: int, text: str, number: int | None) -> _Found:
 
 
 def _with_secrets(found: _Found) -> AttemptOrder:
-    """Asks for each declared value. What is typed goes only to the process of the task."""
+    """Asks for each declared value. The values go only to the process of the task."""
     wanted = {
         ValueKind.VARIABLE: found.spec.variables,
         ValueKind.CONNECTION: found.spec.connections,
