@@ -103,6 +103,12 @@ async def test_a_scheduled_run_is_one_trace_from_its_due_instant_to_its_end(
     assert facts["evertick.run"] == a.run_id
     assert (facts["evertick.dag"], facts["evertick.task"], facts["evertick.epoch"]) == ("etl", "b", 1)
     assert facts["evertick.runner"] == f"r{runner.session}"
+    assert (facts["cicd.pipeline.task.name"], facts["cicd.pipeline.task.run.result"]) == ("b", "failure")
+    assert facts["cicd.pipeline.task.run.id"] == f"{a.run_id}/{b.idx}/-1/1"
+    assert facts["cicd.worker.id"] == f"r{runner.session}"
+    told = attributes(whole)
+    assert (told["cicd.pipeline.name"], told["cicd.pipeline.run.id"]) == ("etl", str(a.run_id))
+    assert told["cicd.pipeline.result"] == "failure"
     assert collector.paths == {"/v1/traces"}
     assert {each["service.name"] for each in collector.resources} == {"evertick"}
 

@@ -18,7 +18,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Reso
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.trace import Span, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 
 from evertick.db.queries.changes import EndedAttempt, EndedRun
 from evertick.runtime.thread_runner import ThreadRunner
@@ -52,6 +52,19 @@ MOST_SPANS_PER_REQUEST = 1000
 
 
 _FAILED = {"failed", "lost", "timed_out", "killed", "upstream_failed", "canceled"}
+
+
+# The results of the semantic conventions for CI/CD: a lost attempt is the system's error, a failed one the user's.
+_RESULTS = {
+    "success": "success",
+    "failed": "failure",
+    "killed": "failure",
+    "timed_out": "timeout",
+    "lost": "error",
+    "canceled": "cancellation",
+    "skipped": "skip",
+    "upstream_failed": "skip",
+}
 
 
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
@@ -106,8 +119,16 @@ class OtelSpans:
         is_fire = run.kind == "scheduled"
         began = min(run.fire_at or run.created_at, run.created_at) if is_fire else run.created_at
         facts: Attributes = {"evertick.run": run.run_id, "evertick.dag": run.dag}
-        whole = self._start(ids, ("run",), f"run {run.dag}", began, None, facts)
+        whole = self._start(ids, ("run",), f"run {run.dag}", began, None, facts, SpanKind.SERVER)
         whole.set_attributes({"evertick.version": run.version, "evertick.kind": run.kind, "evertick.state": run.state})
+        whole.set_attributes(
+            {
+                "cicd.pipeline.name": run.dag,
+                "cicd.pipeline.run.id": str(run.run_id),
+                "cicd.pipeline.run.state": "finalizing",
+                "cicd.pipeline.result": _RESULTS.get(run.state, "error"),
+            }
+        )
         verb = "fire" if is_fire else "trigger"
         self._start(ids, (verb,), f"{verb} {run.dag}", began, whole, facts).end(_nanoseconds(run.created_at))
         for each in attempts:
@@ -140,17 +161,29 @@ class OtelSpans:
         self._start(ids, ("wait", *key), f"wait {each.task}", ready_at, whole, own).end(_nanoseconds(each.started_at))
         own |= {"evertick.outcome": each.outcome}
         own |= {"evertick.runner": each.runner_id} if each.runner_id else {}
-        own |= {"host.name": each.host} if each.host else {}
+        own |= {"host.name": each.host, "cicd.worker.id": str(each.runner_id)} if each.host else {}
+        own |= {
+            "cicd.pipeline.task.name": each.task,
+            "cicd.pipeline.task.run.id": f"{ids.run_id}/{each.idx}/{each.map_index}/{each.epoch}",
+            "cicd.pipeline.task.run.result": _RESULTS.get(each.outcome, "error"),
+        }
         attempt = self._start(ids, ("attempt", *key), f"attempt {each.task}", each.started_at, whole, own)
         _settle(attempt, each.outcome, each.reason)
         attempt.end(_nanoseconds(each.finished_at))
 
     def _start(
-        self, ids: TraceIds, path: tuple[object, ...], name: str, at: datetime, parent: Span | None, facts: Attributes
+        self,
+        ids: TraceIds,
+        path: tuple[object, ...],
+        name: str,
+        at: datetime,
+        parent: Span | None,
+        facts: Attributes,
+        kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
         self._ids.trace_id, self._ids.span_id = ids.trace, ids.span(*path)
         context = set_span_in_context(parent) if parent is not None else None
-        return self._tracer.start_span(name, context=context, start_time=_nanoseconds(at), attributes=facts)
+        return self._tracer.start_span(name, context=context, kind=kind, start_time=_nanoseconds(at), attributes=facts)
 
 
 def traces_endpoint(endpoint: str) -> str:
