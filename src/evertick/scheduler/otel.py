@@ -119,7 +119,7 @@ class OtelSpans:
         is_fire = run.kind == "scheduled"
         began = min(run.fire_at or run.created_at, run.created_at) if is_fire else run.created_at
         facts: Attributes = {"evertick.run": run.run_id, "evertick.dag": run.dag}
-        whole = self._start(ids, ("run",), f"run {run.dag}", began, None, facts, SpanKind.SERVER)
+        whole = self._start(ids, ("run",), f"run {run.dag}", began, None, facts)
         whole.set_attributes({"evertick.version": run.version, "evertick.kind": run.kind, "evertick.state": run.state})
         whole.set_attributes(
             {
@@ -172,17 +172,11 @@ class OtelSpans:
         attempt.end(_nanoseconds(each.finished_at))
 
     def _start(
-        self,
-        ids: TraceIds,
-        path: tuple[object, ...],
-        name: str,
-        at: datetime,
-        parent: Span | None,
-        facts: Attributes,
-        kind: SpanKind = SpanKind.INTERNAL,
+        self, ids: TraceIds, path: tuple[object, ...], name: str, at: datetime, parent: Span | None, facts: Attributes
     ) -> Span:
         self._ids.trace_id, self._ids.span_id = ids.trace, ids.span(*path)
         context = set_span_in_context(parent) if parent is not None else None
+        kind = SpanKind.SERVER if parent is None else SpanKind.INTERNAL
         return self._tracer.start_span(name, context=context, kind=kind, start_time=_nanoseconds(at), attributes=facts)
 
 
