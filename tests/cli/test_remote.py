@@ -488,6 +488,7 @@ blocked|shards list|pools list|pools show x|pools set x 3|pools delete x --yes|k
 events send x|events list|assets list|assets update x|approvals list|approvals approve 9 x|approvals reject 9 x
 runners list|runners drain 0000000000000000|runners undrain 0000000000000000|runners token list
 guarantees|figures|figures x|forecast|forecast 9
+dead-letters list|dead-letters show 9|dead-letters replay 9
 checkins list|checkins set x @daily|checkins report x|checkins delete x --yes
 state list --asset x|state get k --asset x|state set k 1 --asset x|state delete k --asset x
 variables list|variables get x|variables set x|variables delete x --yes|connections list|connections get x|connections set x

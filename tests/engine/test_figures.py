@@ -8,8 +8,8 @@ from psycopg import AsyncConnection
 from evertick.db.queries import dags
 from evertick.db.queries.monitoring import figures
 from evertick.domain.access import Actor
-from evertick.domain.busiest import OTHER, Busiest
 from evertick.domain.dags.gates import GateKind, GateSpec
+from evertick.domain.monitoring.busiest import OTHER, Busiest
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.gates import set_pool
 from evertick.engine.maintenance import promote_due_tasks

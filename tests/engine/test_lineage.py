@@ -14,7 +14,7 @@ from referencing import Registry, Resource
 from evertick.config import Settings
 from evertick.domain.dags.spec import AssetSpec
 from evertick.domain.errors import DeliveryFailed, NotLeader
-from evertick.domain.openlineage import RUN_EVENT, lineage_event
+from evertick.domain.monitoring.openlineage import RUN_EVENT, lineage_event
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.monitoring.lineage import enqueue_lineage
 from evertick.notifications.delivery import Sending

@@ -18,6 +18,7 @@ from evertick.config import Settings
 from evertick.domain.access import Actor
 from evertick.domain.dags.params import JsonValue
 from evertick.domain.errors import DeliveryFailed, EvertickError, NotFound, UserError
+from evertick.domain.monitoring.openlineage import DEFAULT_NAMESPACE, lineage_body
 from evertick.domain.notifications import (
     Destination,
     DestinationKind,
@@ -30,7 +31,6 @@ from evertick.domain.notifications import (
     slack_body,
     webhook_body,
 )
-from evertick.domain.openlineage import DEFAULT_NAMESPACE, lineage_body
 from evertick.domain.stored_values import Connection, ValueKind, hidden_parts, read_connection
 from evertick.engine.runs import trigger
 from evertick.extensions import ExtensionKind, Notifier, extension_names, find_extension

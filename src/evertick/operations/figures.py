@@ -7,7 +7,7 @@ from datetime import datetime
 
 from evertick.db.queries.monitoring import figures
 from evertick.db.queries.monitoring.figures import FigureRow
-from evertick.domain.quantiles import quantile
+from evertick.domain.monitoring.quantiles import quantile
 from evertick.operations.caller import Caller
 from evertick.operations.dags import DagName
 from evertick.operations.paging import USUAL_ITEMS, Cursor, Limit, Page, page_of, read_cursor

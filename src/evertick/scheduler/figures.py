@@ -11,7 +11,7 @@ from contextlib import suppress
 from prometheus_client import Counter, Gauge
 from psycopg import AsyncConnection
 
-from evertick.domain.busiest import Busiest
+from evertick.domain.monitoring.busiest import Busiest
 from evertick.engine.monitoring.figures import AddedFigures, count_figures
 from evertick.observability import metrics
 from evertick.processes.system import boot_seconds

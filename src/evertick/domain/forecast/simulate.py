@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from evertick.domain.forecast.model import UNKNOWN_SECONDS, RunModel, Snapshot, TaskModel, TaskProgress
-from evertick.domain.quantiles import quantile
+from evertick.domain.monitoring.quantiles import quantile
 
 # As many repetitions as fit into about 40,000 simulated tasks.
 EFFORT = 40_000

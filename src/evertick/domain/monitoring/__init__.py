@@ -1,0 +1,1 @@
+"""Quantiles, the busiest names, and events of lineage."""
