@@ -57,7 +57,8 @@ class Ping:
     async def _send(self) -> str:
         post = Post(url=self._target, body=b"", delivery="ping", allowed=self._settings.webhook_allowed_networks)
         try:
-            await asyncio.wait_for(asyncio.to_thread(webhook.send, post, lambda _: None), 2 * SEND_SECONDS)
+            async with asyncio.timeout(2 * SEND_SECONDS):
+                await asyncio.to_thread(webhook.send, post, lambda _: None)
         except (DeliveryFailed, OSError, TimeoutError) as error:
             # The address may be a secret.
             reason = str(error).replace(self._target, "…") or type(error).__name__
