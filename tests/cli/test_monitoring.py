@@ -14,8 +14,10 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.attempts.protocol import start_frame
+from evertick.domain.access import Actor
 from evertick.domain.attempt import AttemptOrder, Isolation, TaskKey
 from evertick.engine.monitoring.figures import count_figures
+from evertick.engine.runs import trigger
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, lead, make_dag, put, start
 from tests.system.work import Published, loaded, publish_work
@@ -91,7 +93,7 @@ async def test_a_failed_attempt_is_reproduced_with_its_code_inputs_and_parameter
 ) -> None:
     monkeypatch.setenv("EVERTICK_HOME", str(tmp_path / "home"))
     await publish_work(conn, broken)
-    run = await start(conn, "broken")
+    run = (await trigger(conn, dag="broken", params={}, actor=Actor("test"))).run_id
     runner = await Runner.join(conn)
     for _ in range(3):
         for claim in await runner.claim():

@@ -15,11 +15,8 @@ from evertick.domain.access import Permission
 from evertick.domain.stored_values import ValueKind
 from evertick.operations import (
     backfills,
-    checkins,
     dags,
     deployments,
-    figures,
-    forecasts,
     gates,
     launchers,
     notifications,
@@ -37,6 +34,7 @@ from evertick.operations import (
     waits,
     webhooks,
 )
+from evertick.operations.monitoring import checkins, figures, forecasts
 
 Operation = Callable[..., Awaitable[Any]]
 

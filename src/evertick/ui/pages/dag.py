@@ -28,7 +28,7 @@ from evertick.domain.errors import InvalidDag, InvalidParams, NotFound, UserErro
 from evertick.engine.fire_schedules import UNPLANNABLE, read_spec
 from evertick.engine.publish import find_version
 from evertick.operations import dags as operations
-from evertick.operations import figures
+from evertick.operations.monitoring import figures
 from evertick.operations.paging import LARGEST, MOST_ITEMS
 from evertick.operations.runs import find_run
 from evertick.ui.charts.calendar import DAYS_SHOWN, durations_of, year_of

@@ -8,7 +8,8 @@ from fastapi import Path, Query, Request, Response
 
 from evertick.api.context import Who
 from evertick.domain.access import Permission
-from evertick.operations import checkins, forecasts, notifications, proofs, requests, schedules, waits
+from evertick.operations import notifications, proofs, requests, schedules, waits
+from evertick.operations.monitoring import checkins, forecasts
 from evertick.operations.notifications import DeliveryState
 from evertick.operations.paging import LARGEST, Cursor
 from evertick.ui.layout import done, page, page_router, schedule_words

@@ -14,8 +14,8 @@ from evertick.db.queries.monitoring.checkins import Checkin
 from evertick.domain.durations import parse_duration, relative
 from evertick.domain.errors import UserError
 from evertick.engine.fire_schedules import in_words
-from evertick.operations import checkins
-from evertick.operations.checkins import CheckinReport, CheckinRequest
+from evertick.operations.monitoring import checkins
+from evertick.operations.monitoring.checkins import CheckinReport, CheckinRequest
 
 app = Group("Check-ins: jobs that run elsewhere report that they ran; a report that does not arrive is an alert.")
 

@@ -11,8 +11,8 @@ from evertick.cli.options import Json, Limit
 from evertick.cli.output import Cell, show_list
 from evertick.client.connect import read_pages
 from evertick.domain.durations import length, size
-from evertick.operations import figures
-from evertick.operations.figures import TaskFigures
+from evertick.operations.monitoring import figures
+from evertick.operations.monitoring.figures import TaskFigures
 
 app = Single()
 

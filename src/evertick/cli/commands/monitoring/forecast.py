@@ -15,7 +15,7 @@ from evertick.cli.output import Cell, clock, document, heading, hint, line, prin
 from evertick.client.connect import read
 from evertick.domain.durations import parse_duration, relative
 from evertick.domain.errors import UserError
-from evertick.operations.forecasts import MOST_HOURS, ForecastReport, RunEta, forecast_run, show_forecast
+from evertick.operations.monitoring.forecasts import MOST_HOURS, ForecastReport, RunEta, forecast_run, show_forecast
 
 app = Single()
 

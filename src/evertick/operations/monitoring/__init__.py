@@ -1,0 +1,1 @@
+"""Figures, forecasts and check-ins."""
