@@ -11,9 +11,11 @@ from psycopg.errors import LockNotAvailable
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import gates, runners
+from evertick.db.queries.secrets import AttemptHolder
 from evertick.db.queries.tasks import ExchangeRow
 from evertick.domain.access import Actor
 from evertick.domain.attempt import AttemptRef, Outcome, OutcomeKind, TaskKey
+from evertick.domain.errors import LeaseLost
 from evertick.domain.explain import describe
 from evertick.domain.retry import RetryPolicy
 from evertick.engine import asks
@@ -150,6 +152,10 @@ async def test_an_event_of_another_session_or_epoch_changes_nothing(conn: AsyncC
     other = await Runner.join(conn)
     before = await value(conn, ROW)
     old = AttemptRef(row.ref.key, row.epoch - 1)
+    assert await asks.ask(conn, AttemptHolder(key=row.ref.key, epoch=row.epoch, session=runner.session), "run", {})
+    for session, epoch in ((other.session, row.epoch), (runner.session, old.epoch)):
+        with pytest.raises(LeaseLost):
+            await asks.ask(conn, AttemptHolder(key=row.ref.key, epoch=epoch, session=session), "run", {})
     assert (await exchange(other, ends=[ended(row.ref)])).refused == [row.ref]
     assert (await exchange(runner, ends=[ended(old)], held=[row])).refused == [old]
     assert (await exchange(other, ends=[ended(row.ref, OutcomeKind.LOST)])).refused == [row.ref]
