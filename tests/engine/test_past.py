@@ -246,8 +246,7 @@ async def test_a_cleared_run_is_admitted_past_the_limit_if_a_running_one_waits_f
         await clear(db, run_id=first, chosen=chosen, actor=Actor("test"))
     assert [await run_state(db, run) for run in (first, second, third)] == ["running", "running", "queued"]
     assert not await wants_admission(db), "the one that is waited for runs"
-    (claim,) = await runner.claim()
-    assert claim.run_id == first
+    claim = next(each for each in await runner.claim() if each.run_id == first)
     ((claim,), _) = await runner.step([(claim, "success", {})], free=5)
     assert claim.run_id == second
     assert await run_state(db, third) == "queued"
