@@ -22,7 +22,7 @@ from evertick.db.statements import sql_function
 from evertick.domain.access import Actor
 from evertick.domain.dags.gates import KEYED, GateKind, GateSpec, awaits_past, key_parts, version_path
 from evertick.domain.dags.graph import group_leaves, groups_of, leaves, map_heads
-from evertick.domain.dags.mapping_rows import edge_scope, mapped_group_row, mapping_rows
+from evertick.domain.dags.mapping_rows import edge_scope, mapped_group_rows, mapping_rows
 from evertick.domain.dags.spec import ChildSpec, DagSpec, TaskSpec, from_json, structural_hash, to_json
 from evertick.domain.dags.waits import TimeoutAction, WaitKind, WaitSpec
 from evertick.domain.deployments import DEFAULT, DeploymentChange, DeploymentKind
@@ -214,10 +214,10 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
     """The DAG as the tables hold it: everything that SQL must know without parsing the spec."""
     upstream = Counter(down for _, down in spec.edges)
     setups = Counter(down for up, down in spec.edges if spec.tasks[up].is_setup)
-    decisive = leaves(spec)
+    decisive, queues = leaves(spec), queues_of(routing, spec)
     position = {task.name: index for index, task in enumerate(spec.tasks)}
-    queues = queues_of(routing, spec)
     group_of, ends_of_groups, heads = groups_of(spec), group_leaves(spec), map_heads(spec)
+    of_mapped_groups = mapped_group_rows(spec, heads)
     # The end of these wakes tasks of the next run.
     past = {gate.name for task in spec.tasks for gate in task.gates if gate.kind is GateKind.PAST}
     return {
@@ -255,7 +255,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "notifies": bool(task.notices),
                 "group_id": group_of[index],
                 "decides_grp": index in ends_of_groups,
-                **mapped_group_row(spec, index, heads),
+                **of_mapped_groups[index],
             }
             for index, task in enumerate(spec.tasks)
         ],

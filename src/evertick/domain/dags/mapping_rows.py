@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from evertick.domain.dags.graph import map_heads, mapping_at
@@ -42,18 +43,23 @@ def _placed(size: Mapping[str, JsonValue], position: Mapping[str, int]) -> JsonO
     return {how: [_placed(each, position) for each in parts] for how, parts in size.items()}  # type: ignore[union-attr, arg-type]
 
 
-def mapped_group_row(spec: DagSpec, index: int, heads: Sequence[int | None]) -> JsonObject:
-    """What a task of a mapped group, or a task that one waits for, has in addition. Only the row of the group's first task
+def mapped_group_rows(spec: DagSpec, heads: Sequence[int | None]) -> list[JsonObject]:
+    """What each task of a mapped group, and each task that one waits for, has in addition. Only the row of a group's first task
     waits for its lists; the number of another one is never reached."""
-    row: JsonObject = {}
-    if heads[index] is not None:
-        lists = {up for up, down in spec.edges if down == index and edge_scope(spec, up, down, heads) == "list"}
-        is_head = heads[index] == index
-        row = {"map_head": heads[index], "lists_total": len(lists) if is_head else 1, "is_mapped": True}
-        row["starts_at_once"] = is_head and not lists
-    if any(up == index and edge_scope(spec, up, down, heads) in ("each_index", "list") for up, down in spec.edges):
-        row["feeds_instances"] = True
-    return row
+    scopes = {(up, down): edge_scope(spec, up, down, heads) for up, down in spec.edges}
+    lists = Counter(down for (_, down), scope in scopes.items() if scope == "list")
+    feeding = {up for (up, _), scope in scopes.items() if scope in ("each_index", "list")}
+    rows: list[JsonObject] = [{"feeds_instances": True} if index in feeding else {} for index in range(len(heads))]
+    for index, head in enumerate(heads):
+        if head is not None:
+            is_head = head == index
+            rows[index] |= {
+                "map_head": head,
+                "lists_total": lists[index] if is_head else 1,
+                "is_mapped": True,
+                "starts_at_once": is_head and not lists[index],
+            }
+    return rows
 
 
 def edge_scope(spec: DagSpec, up: int, down: int, heads: Sequence[int | None]) -> str | None:
