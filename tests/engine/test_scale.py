@@ -55,7 +55,6 @@ async def _proportion(
     return None if dear / cheap <= most else f"{dear:.2f} s for ten times as many, {cheap:.2f} s for the few"
 
 
-@pytest.mark.serial
 async def test_fan_out_and_fan_in_cost_in_proportion_to_their_edges(database: str) -> None:
     async with await connect(database, purpose=Purpose.RUNNER) as conn:
         runner = await Runner.join(conn)
@@ -68,7 +67,6 @@ async def test_fan_out_and_fan_in_cost_in_proportion_to_their_edges(database: st
         )
 
 
-@pytest.mark.serial
 async def test_a_mapped_task_costs_in_proportion_to_its_instances(database: str) -> None:
     over = Mapping(lists=(MappedList(argument="x", task="first"),))
     options = {"work": {"mapping": over}, "last": {"inputs": ("work",)}}
