@@ -27,9 +27,9 @@ def bench(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=inherited, capture_output=True, text=True, timeout=1200)
 
 
-# Each starts an installation: of every kind of installation and of load the cheapest one, and the others by `make bench-smoke`.
-ALONE = "idle,fleet,dispatch,history,api_crowd"
-HEAVY = "runners,fleet_https,fire_50k,idle_schedules,api_reads,api_pollers"
+# Each starts an installation: three kinds of installations here, and the others by `make bench-smoke`.
+ALONE = "idle,dispatch,api_crowd"
+HEAVY = "runners,fleet,fleet_https,history,fire_50k,idle_schedules,api_reads,api_pollers"
 heavy = pytest.mark.skipif(not os.environ.get("EVERTICK_TEST_BENCH"), reason="make bench-smoke")
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import pytest
 from psycopg import AsyncConnection
 
 from evertick.db.connect import Purpose, connect

@@ -87,6 +87,7 @@ def test_every_page_can_be_read_by_everybody_in_light_and_dark_on_a_phone_and_by
     """In two halves, so that two workers share them."""
     page = visit("/")
     wrong: dict[str, object] = {}
+    dialogs: set[tuple[str, int]] = set()
     for path, picture in [*pages.items()][part::2]:
         page.emulate_media(color_scheme="light")
         page.goto(site.url + path)
@@ -98,7 +99,7 @@ def test_every_page_can_be_read_by_everybody_in_light_and_dark_on_a_phone_and_by
                 wrong[f"{path} {scheme}"] = found
             if picture and (scheme == "light" or picture in IN_THE_DARK) and os.environ.get("EVERTICK_PICTURES"):
                 page.screenshot(path=PICTURES / f"ui-{picture}-{scheme}.png")
-        if unreached := [*problems(page), *dialog_problems(page)]:
+        if unreached := [*problems(page), *dialog_problems(page, dialogs)]:
             wrong[f"{path} keyboard"] = unreached
         is_live = page.locator("[data-live][id], [data-hints]").count() > 0
         if not is_live and not STILL.search(path):
