@@ -16,6 +16,7 @@ from evertick.scheduler.forecaster import Forecaster
 from tests.engine.forecast_workloads import Judged, run_workload
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, value
 from tests.system.hosting import Said
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -46,13 +47,37 @@ async def test_a_deadline_that_will_be_missed_is_an_alert_before_it_is_missed(co
             await set_clock(conn, later(second + lasting))
             await runner.finish(claim)
     await count_figures(conn, shard=0, epoch=epoch, limit=10, settle_seconds=0)
-    pause = await Forecaster(log=Said().log).run_once(conn, leader)  # type: ignore[arg-type]
-    assert pause.in_seconds >= 60
+    forecaster = Forecaster(log=Said().log)
+
+    async def is_over() -> bool:
+        return (await forecaster.run_slice(conn, leader)).in_seconds >= 60  # type: ignore[arg-type]
+
+    assert not await is_over(), "the simulation has begun"
+    await eventually(is_over)
     raised = await value(conn, "select array_agg(kind || ' ' || due_at) from alert where ended_at is null")
     assert raised == [f"will_miss {later(430):%Y-%m-%d %H:%M:%S}+00"]
     assert await value(conn, "select payload->>'alert' from outbox") == "will_miss"
     assert await record_forecast(conn, shard=0, epoch=epoch, bands=[], misses=[]) != [], "no longer expected"
     assert await value(conn, "select count(*) from alert where ended_at is null") == 0
+
+
+async def test_a_run_whose_schedule_fires_next_after_the_horizon_is_warned_of_as_well(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("rare", {"a": []}, every="@every 40h", finish_within_seconds=30.0))
+    epoch = await lead(conn)
+    await set_clock(conn, later(40 * 3600))
+    await fire_schedules(conn, shard=0, epoch=epoch, batch=10)
+    await conn.execute(
+        "insert into task_figure select d.dag_id, 'a', 1, 0, 0, 0, 99, 0, 0, 0, 0, null, '{99,99,99}', clock() from dag d"
+    )
+    await Runner.join(conn)
+    forecaster = Forecaster(log=Said().log)
+
+    async def is_over() -> bool:
+        done = await forecaster.run_slice(conn, {"shard": 0, "epoch": epoch})
+        return done.in_seconds >= 60
+
+    await eventually(is_over)
+    assert await value(conn, "select array_agg(kind) from alert where ended_at is null") == ["will_miss"]
 
 
 async def test_the_first_band_of_a_run_is_compared_with_its_end(conn: AsyncConnection) -> None:

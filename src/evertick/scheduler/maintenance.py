@@ -159,7 +159,7 @@ def make_jobs(
         Job("checkins", own("checkins"), from_own_timer, jobs.raise_late_checkins, CHECKIN_SECONDS, CHECKIN_SECONDS),
         Job("lineage", own("lineage"), from_own_timer, jobs.enqueue_lineage, LINEAGE_SECONDS, LINEAGE_SECONDS),
         Job("prove", own("prove"), from_own_timer, prover.run_slice, FIRST_SECONDS, ROUND_SECONDS),
-        Job("forecast", own("forecast"), from_own_timer, forecaster.run_once, FORECAST_SECONDS, FORECAST_SECONDS),
+        Job("forecast", own("forecast"), from_own_timer, forecaster.run_slice, FORECAST_SECONDS, FORECAST_SECONDS),
         Job("figures", own("figures"), from_own_timer, figures.run_slice, COUNT_SECONDS, COUNT_SECONDS),
     ]
 

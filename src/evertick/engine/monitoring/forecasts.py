@@ -63,7 +63,12 @@ async def read_snapshot(
         gates={name: capacity for each in tasks for name, _, capacity in each.gates or ()},
         active_limits=limits,
     )
-    ids = {(each.dag, each.schedule): each.schedule_id for each in due}
+    # Also those of open runs that do not fire again within the horizon.
+    ids = {
+        (each.dag, each.schedule): each.schedule_id
+        for each in known
+        if each.schedule is not None and each.schedule_id is not None
+    }
     return Prediction(snapshot=snapshot, later=tuple(later), now=now, simulated_until=last, schedule_ids=ids)
 
 

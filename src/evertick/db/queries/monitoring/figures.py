@@ -47,6 +47,7 @@ class OpenRun:
     dag_id: int
     version_id: int
     dag: str
+    schedule_id: int | None
     schedule: str | None
     is_started: bool
     is_paused: bool
