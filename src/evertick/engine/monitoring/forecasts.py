@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -26,13 +26,15 @@ MOST_FIRES = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a forecast begins with. `now` is the time of its snapshot; after `simulated_until`, runs only count as load."""
+    """What a forecast begins with. `now` is the time of its snapshot; after `simulated_until`, runs only count as load.
+    `firing`: the schedules that fire within the horizon, by DAG and name."""
 
     snapshot: Snapshot
     later: tuple[RunModel, ...]
     now: datetime
     simulated_until: datetime
     schedule_ids: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    firing: Collection[tuple[str, str]] = ()
 
 
 async def read_snapshot(
@@ -69,7 +71,14 @@ async def read_snapshot(
         for each in known
         if each.schedule is not None and each.schedule_id is not None
     }
-    return Prediction(snapshot=snapshot, later=tuple(later), now=now, simulated_until=last, schedule_ids=ids)
+    return Prediction(
+        snapshot=snapshot,
+        later=tuple(later),
+        now=now,
+        simulated_until=last,
+        schedule_ids=ids,
+        firing={(each.dag, each.schedule) for each in due},
+    )
 
 
 def _versions(

@@ -205,7 +205,7 @@ class _Changes:
             if pool_key(name) not in found.snapshot.gates:
                 raise UserError(f"No task that is open or due uses the pool {name!r}: its size changes nothing.")
         for dag, name in self.schedules:
-            if (dag, name) not in found.schedule_ids:
+            if (dag, name) not in found.firing:
                 raise UserError(f"DAG {dag!r} has no active schedule {name!r} that fires in this time.")
 
 
