@@ -47,7 +47,7 @@ class Ping:
         problems = await checkins.unaccounted(await self._link.get(), late_seconds=LATE_SECONDS)
         if problems:
             if not self._problems:
-                self._log.warning("ping_withheld", problems=problems)
+                self._log.warning("ping_skipped", problems=problems)
             self._problems = problems
             return IDLE_SECONDS
         self._problems = 0
