@@ -108,8 +108,14 @@ year: $(STAMP) ## a year of 500 random schedules, crashes, edits and two schedul
 	@$(BIN)/python -m tests.engine.year $(if $(SEED),--seed $(SEED))
 
 .PHONY: durable
-durable: $(STAMP) ## kill tasks with steps at every boundary (KILLS=1000), and write from attempts that were taken away (STALE=500)
+durable: $(STAMP) ## kill tasks with steps at every boundary (KILLS=1000), and write from attempts that were taken away (STALE=500 ZOMBIES=200)
 	@$(BIN)/python -m tests.system.durable --kills $(or $(KILLS),1000) --stale $(or $(STALE),500)
+	@EVERTICK_TEST_ZOMBIES=$(or $(ZOMBIES),200) $(BIN)/pytest -q -n 0 tests/engine/test_commit.py
+
+.PHONY: calendars
+calendars: $(STAMP) ## 20 years of ten exchanges against exchange_calendars, which is installed for it (needs the network)
+	@$(BIN)/pip install -q --disable-pip-version-check --target .calendars exchange_calendars holidays
+	@PYTHONPATH=.calendars $(BIN)/python -m tests.domain.calendar_oracle
 
 .PHONY: enqueue
 enqueue: $(STAMP) ## applications that commit, roll back and die while leaders are cut off: one run or none for each request (COUNT=100000 SEED=n)

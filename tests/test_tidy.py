@@ -146,6 +146,7 @@ CATCH_ALL = {
 
 # module.function: why the import is not at the top of the module
 LATE_IMPORTS = {
+    "attempts/durable._Channel.commit": "few tasks commit, and each import costs every process that runs one",
     "domain/errors.did_you_mean": "difflib, only for an error that suggests a name",
     "config._parsed": "tomllib, only where there is a configuration file",
     "supervisor/fork_server._name": "setproctitle reads its options when it is imported",

@@ -80,6 +80,10 @@ HOMES: dict[str, ModuleType] = {
     **dict.fromkeys(("push", "current_context", "Skip", "Fail", "RetryAfter", "Done", "test"), runtime),
     **dict.fromkeys(("wait_until", "wait_for", "wait_for_event", "approval"), waits),
     "Param": params,
+    "on_calendar": importlib.import_module("evertick.domain.schedules.calendars"),
+    **dict.fromkeys(
+        ("calendar", "country", "exchange", "calendar_from_ics"), importlib.import_module("evertick.sdk.calendars")
+    ),
     "on_event": importlib.import_module("evertick.domain.schedules.events"),
     **dict.fromkeys(("simulate", "entered"), importlib.import_module("evertick.testing")),
     **dict.fromkeys(

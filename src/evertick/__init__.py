@@ -9,10 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from evertick.domain.schedules.calendars import on_calendar
     from evertick.domain.schedules.dependencies import Asset, after, all_of, any_of, finished
     from evertick.domain.schedules.events import on_event
     from evertick.sdk import notify
     from evertick.sdk.builder import chain
+    from evertick.sdk.calendars import calendar, calendar_from_ics, country, exchange
     from evertick.sdk.dag import dag
     from evertick.sdk.decorators import setup, task, teardown
     from evertick.sdk.groups import task_group
@@ -34,12 +36,17 @@ __all__ = [
     "all_of",
     "any_of",
     "approval",
+    "calendar",
+    "calendar_from_ics",
     "chain",
+    "country",
     "current_context",
     "dag",
+    "exchange",
     "finished",
     "http",
     "notify",
+    "on_calendar",
     "on_event",
     "program",
     "push",
@@ -56,8 +63,10 @@ __all__ = [
 
 _NAMES = {
     "domain.schedules.dependencies": ("Asset", "after", "all_of", "any_of", "finished"),
+    "domain.schedules.calendars": ("on_calendar",),
     "domain.schedules.events": ("on_event",),
     "sdk.builder": ("chain",),
+    "sdk.calendars": ("calendar", "calendar_from_ics", "country", "exchange"),
     "sdk.dag": ("dag",),
     "sdk.decorators": ("setup", "task", "teardown"),
     "sdk.groups": ("task_group",),

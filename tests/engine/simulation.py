@@ -20,13 +20,14 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, DatabaseError
 from psycopg.errors import RaiseException
 
 from evertick.db.connect import Purpose, connect
 from evertick.db.queries import runners, waits
 from evertick.db.queries.runners import QueuedRow
 from evertick.db.queries.tasks import ExchangeRow
+from evertick.db.task_commit import TAKEN_AWAY
 from evertick.domain.access import Actor
 from evertick.domain.attempt import AttemptRef, Outcome, OutcomeKind, TaskKey
 from evertick.domain.dags.gates import EXCLUSIVE, GateKind, GateSpec
@@ -37,6 +38,7 @@ from evertick.domain.errors import NotLeader, UserError
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.routing import read_pattern
+from evertick.domain.schedules.events import on_event
 from evertick.domain.schedules.preview import Reprocess
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.domain.states import TriggerRule
@@ -46,6 +48,8 @@ from evertick.engine.dags import delete, pause, unpause
 from evertick.engine.finish_and_claim import ClaimCursor, PatternClaims, exchange_matching, finish_and_claim
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.gates import admit_gated_tasks, reconcile_gates, release_admissions, set_pool
+from evertick.engine.inbound.events import route_events
+from evertick.engine.inbound.requests import start_delayed_runs, take_requests
 from evertick.engine.maintenance import promote_due_tasks, reconcile_runs
 from evertick.engine.remote_attempts import (
     DispatchResult,
@@ -154,7 +158,8 @@ class World:
             }
             for task in tasks
         }
-        every = dice.choice([None, "@every 7s", "@every 10s", "*/1 * * * *"])
+        words = [on_event("word", each=True, key="x"), on_event("word", debounce=3), on_event("word", each=True)]
+        every = dice.choice([None, "@every 7s", "@every 10s", "*/1 * * * *", dice.choice(words)])
         limit = dice.choice([None, None, 1, 2])
         dag = make_dag(
             name or dice.choice(DAGS),
@@ -261,6 +266,9 @@ class World:
                 now=self.now,
             ),
             lambda: reconcile_runs(self.conn, shard=shard, epoch=old, limit=100),
+            lambda: take_requests(self.conn, shard=shard, epoch=old, limit=100),
+            lambda: route_events(self.conn, shard=shard, epoch=old, limit=100),
+            lambda: start_delayed_runs(self.conn, shard=shard, epoch=old, limit=100),
         ):
             try:
                 await verb()
@@ -421,6 +429,38 @@ class World:
             raise Violation(f"seed {self.seed}: the owner's report was refused: {refused}")
         self.past += ending
         self.held = [pair for pair in self.held if pair not in ending] + [(runner, claim) for claim in claims]
+
+    async def enqueue(self) -> None:
+        """An application asks for a run: now or later, of an unknown DAG, with a key, unique for a while."""
+        dice = self.dice
+        later = self.now + timedelta(seconds=dice.choice([-5, 8, 20])) if dice.random() < 0.4 else None
+        key, unique_for = (
+            dice.choice([None, f"q{dice.randint(1, 9)}"]),
+            dice.choice([None, None, timedelta(seconds=20)]),
+        )
+        given = [dice.choice([*DAGS, "none"]), key, later, unique_for]
+        await self.conn.execute("select evertick.enqueue(%s, '{}', %s, %s, %s)", given)
+
+    async def take_requests(self) -> None:
+        leader, limit = {"shard": 0, "epoch": self.epochs[0][-1]}, self.dice.choice([1, 2, 100])
+        await route_events(self.conn, **leader, limit=limit)
+        await take_requests(self.conn, **leader, limit=limit)
+        await start_delayed_runs(self.conn, **leader, limit=limit)
+
+    async def commit(self) -> None:
+        """A task ends in its own transaction; the report of its process follows later, and changes nothing."""
+        if not self.held:
+            return
+        runner, claim = self.dice.choice(self.held)
+        args = [runner.session, claim.run_id, claim.idx, claim.map_index, claim.epoch]
+        try:
+            await self.conn.execute("select commit_attempt(%s, %s, %s, %s, %s, '7')", args)
+        except DatabaseError as error:
+            if error.sqlstate != TAKEN_AWAY:
+                raise
+            return  # it is asked to stop
+        self.held.remove((runner, claim))
+        self.past.append((runner, claim))
 
     async def finish_again(self) -> None:
         """A report whose reply was lost is sent again: nothing may change."""
@@ -590,6 +630,11 @@ class World:
             "gate_queue",
             "gate_order",
             "rate_slot",
+            "inbox",
+            "dead_letter",
+            "delayed_run",
+            "event_arrival",
+            "event_window",
         )
         query = " union all ".join(
             f"select '{t}', md5(coalesce(string_agg(x::text, ',' order by x::text), '')) from {t} x" for t in tables
@@ -636,6 +681,9 @@ ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
     "claim": (World.claim, 20),
     "claim_matching": (World.claim_matching, 10),
     "finish": (World.finish, 40),
+    "commit": (World.commit, 3),
+    "enqueue": (World.enqueue, 4),
+    "take_requests": (World.take_requests, 6),
     "claim_remote": (World.claim_remote, 6),
     "begin_remote": (World.begin_remote, 8),
     "end_remote": (World.end_remote, 4),

@@ -168,7 +168,7 @@ async def play(
     return did, wrong
 
 
-async def _main() -> int:
+def _main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
@@ -176,10 +176,10 @@ async def _main() -> int:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, own_cluster(Path(place) / "home") as cluster:
         url = cluster.database_url(cluster.create(cluster.template()))
-        did, wrong = await play(url, count=asked.count, seed=asked.seed, has_events=asked.events)
+        did, wrong = asyncio.run(play(url, count=asked.count, seed=asked.seed, has_events=asked.events))
     print(f"{asked.count:,} {'events' if asked.events else 'requests'}: {dict(did)}; wrong: {wrong or 'none'}")
     return 1 if wrong or did["dead letters"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(_main()))
+    sys.exit(_main())

@@ -16,7 +16,7 @@ _to_json = json_encoder(allow_nan=True)
 
 def durable_of(start: Start, io: AttemptIO) -> Durable:
     channel = _Channel(start, io)
-    return Durable(channel.ask, channel.encode, channel.decode, start.epoch == 1)
+    return Durable(channel.ask, channel.encode, channel.decode, start.epoch == 1, channel.commit)
 
 
 class _Channel:
@@ -32,6 +32,21 @@ class _Channel:
             if error.code == LeaseLost.code:
                 raise LeaseLost(str(error)) from None
             raise (NotFound if error.code == NotFound.code else UserError)(str(error)) from None
+
+    def commit(self, conn: Any, place: dict[str, Any], mark: str, result: str) -> str:
+        # Few tasks need it, and each import costs every process that runs one.
+        from evertick.db.task_commit import EndingAttempt, commit
+
+        start = self._start
+        attempt = EndingAttempt(
+            session=start.session,
+            run_id=start.run_id,
+            idx=start.idx,
+            map_index=start.map_index,
+            epoch=start.epoch,
+            mark=mark,
+        )
+        return commit(conn, attempt, place, result)
 
     def encode(self, value: object, what: str) -> str:
         encoded = encode_result(value, LARGEST_VALUE_BYTES)

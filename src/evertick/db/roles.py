@@ -19,6 +19,8 @@ from evertick.db.statements import known_names, query, text_of
 RUNNER, SCHEDULER, PUBLISHER, API = "evertick_runner", "evertick_scheduler", "evertick_publisher", "evertick_api"
 # Of applications, which may ask for runs in their own transactions and do nothing else.
 ENQUEUE = "evertick_enqueue"
+# Of connections of tasks, which may end the attempt that opened them (`context.commit`).
+COMMIT = "evertick_commit"
 LAUNCHER = "evertick_launcher"
 
 # The statements of every service: the schema check, the server's identity, the time.
@@ -136,9 +138,10 @@ _MAY_NOT: dict[str, tuple[str, ...]] = {
     API: (
         *("migrate.*lock*", "migrate.in_the_way", "migrate.record", "logs.ended", "logs.part"),
         *("function_sets.record", "function_sets.superseded", "function_sets.forget", "shards.announce_leave"),
-        "requests.enqueue",
+        *("requests.enqueue", "state.server_name", "state.set_path", "state.commit_attempt"),
     )
 }
+_OF_TASKS = "commit_attempt"
 # Without login: the installer of a service creates a login role, with its own password or certificate, and grants it this role.
 # Roles belong to the whole server, and another process may be creating the same one at this moment.
 _CREATE = (
@@ -196,7 +199,7 @@ async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[st
     functions = own_set()
     things = await list_things(conn, functions=functions.schema)
     schemas = sorted({each.schema for each in things})
-    lines = [_CREATE.format(role=role) for role in (*MAY, ENQUEUE)]
+    lines = [_CREATE.format(role=role) for role in (*MAY, ENQUEUE, COMMIT)]
     for schema in schemas:
         lines += [
             f"revoke all on schema {schema} from public",
@@ -207,6 +210,7 @@ async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[st
         f"grant connect on database {await database(conn)} to {everybody}",
         f"grant usage on schema {', '.join(schemas)} to {everybody}",
         f"grant usage on schema {TABLES_SCHEMA} to {ENQUEUE}",
+        f"grant usage on schema {', '.join(schemas)} to {COMMIT}",
     ]
     lines += [
         f"grant execute on function {each.schema}.{each.name}({each.arguments}) to {ENQUEUE}"
@@ -218,7 +222,7 @@ async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[st
         lines += [
             f"revoke all on all {kind} in schema {', '.join(schemas)} from {role}" for kind in ("tables", "functions")
         ]
-    named = {name for role in MAY for name in _functions(role, things)}
+    named = {name for role in MAY for name in _functions(role, things)} | {_OF_TASKS}
     lines += [
         f"alter function {each.schema}.{each.name}({each.arguments})"
         f" security definer set search_path = {functions.schema}, {TABLES_SCHEMA}, pg_temp"
@@ -227,6 +231,11 @@ async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[st
     ]
     for role in MAY:
         lines += _grants(role, things)
+    lines += [
+        f"grant execute on function {each.schema}.{each.name}({each.arguments}) to {COMMIT}"
+        for each in things
+        if each.kind == "function" and each.name == _OF_TASKS
+    ]
     if conn.info.server_version >= _MAINTAIN_VERSION:
         lines.append(f"grant maintain on all tables in schema evertick to {SCHEDULER}")
     return lines

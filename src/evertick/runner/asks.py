@@ -26,7 +26,7 @@ from evertick.secrets.backends import SecretProvider
 FACTS = frozenset(
     (
         *("run", "ended_run", "xcoms", "latest_xcoms", "runs", "previous_run", "tasks", "dag"),
-        *("asset", "asset_events", "aliased", "state", "steps", "step"),
+        *("asset", "asset_events", "aliased", "state", "steps", "step", "commit_place"),
     )
 )
 

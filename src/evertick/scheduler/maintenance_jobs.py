@@ -172,12 +172,14 @@ class MaintenanceJobs:
         """Delayed runs whose time has come begin, and events and requests of the inbox become runs."""
         routed = await route_events(conn, **leader, limit=self._batch)
         taken = await take_requests(conn, **leader, limit=self._batch)
-        done = await start_delayed_runs(conn, **leader, limit=self._batch)
         found = [each for each in (routed, taken) if each is not None]
+        if any(each.made for each in found):
+            self._notifier.wake(Channel.TASKS)
         if dead := sum(each.dead for each in found):
             metrics.DEAD_LETTERS.inc(dead)
             self._log.warning("requests_refused", count=dead, advice="list them with `evertick dead-letters list`")
-        if done.started or any(each.made for each in found):
+        done = await start_delayed_runs(conn, **leader, limit=self._batch)
+        if done.started:
             self._notifier.wake(Channel.TASKS)
         # A run that begins may wait for something outside. Both are read until nothing is left.
         also: dict[str, list[int]] = {"wake": []} if done.defers or any(each.defers for each in found) else {}

@@ -27,6 +27,7 @@ from evertick.domain.dags.validation import arrange, validate
 from evertick.domain.errors import InvalidDag, UserError
 from evertick.domain.executor_options import read_executor_options
 from evertick.domain.notifications import RUN_EVENTS, callback_dag
+from evertick.domain.schedules.calendars import CalendarSchedule
 from evertick.domain.schedules.computed import Instant
 from evertick.domain.schedules.dependencies import Condition, Source
 from evertick.domain.schedules.events import EventTrigger
@@ -87,6 +88,7 @@ Schedule: TypeAlias = (
     | Condition
     | Source
     | EventTrigger
+    | CalendarSchedule
     | Timetable
 )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 from typing import Any
+from uuid import uuid4
 
 from evertick.domain.errors import UserError
 from evertick.domain.state import MOST_KEYS, MOST_STEPS, StateScope, check_key, check_size, check_step
@@ -27,12 +28,14 @@ def _encode(value: object, what: str) -> str:
 @dataclass(slots=True)
 class Durable:
     """The durable values of one attempt. `ask` sends a question about them; `encode` makes JSON of a value, and `decode` makes
-    the value of what was read. `is_first`: no earlier attempt can have left steps."""
+    the value of what was read. `is_first`: no earlier attempt can have left steps. `commit_with` ends the attempt in a
+    transaction of the task: its connection, its place, its mark and the result."""
 
     ask: Ask
     encode: Callable[[object, str], str] = _encode
     decode: Callable[[Any], Any] = lambda value: value
     is_first: bool = False
+    commit_with: Callable[[Any, dict[str, Any], str, str], str] | None = None
     _finished: set[str] | None = None
     _used: set[str] = field(default_factory=set)
 
@@ -49,6 +52,16 @@ class Durable:
         if self._is_finished(name):
             return self._stored(name)
         return self._commit(name, await function(*args, **kwargs))
+
+    def commit(self, conn: Any, value: object) -> Any:
+        """`commit_with` ends the attempt with the transaction; without a server there is only the transaction."""
+        text = check_size(self.encode(value, "the result"), "the result")
+        if self.commit_with is None:
+            conn.commit()
+            return self.decode(json.loads(text))
+        # A step, so that all attempts have the same one, and a task that was cleared has another.
+        mark = self.step("evertick commit", lambda: uuid4().hex, (), {})
+        return self.decode(json.loads(self.commit_with(conn, self.ask("commit_place", {}), mark, text)))
 
     def _is_finished(self, name: str) -> bool:
         if check_step(name) in self._used:

@@ -121,6 +121,11 @@ class TaskContext:
         """
         return self.durable.step(name, function, args, kwargs)
 
+    def commit(self, conn: Any, result: object = None) -> Any:
+        """Commit the transaction of a DB-API connection to PostgreSQL and the success of this task as one. A replaced attempt
+        changes nothing and gets LeaseLost. Return what this returns, and do nothing after it."""
+        return self.durable.commit(conn, result)
+
     def ask(self, verb: str, /, **args: Any) -> Any:
         """Ask the runner about other runs, tasks and results. Needs `@task(asks=True)`."""
         return self.durable.ask(verb, args)
@@ -172,10 +177,7 @@ def entered(context: TaskContext) -> Iterator[TaskContext]:
         _running.reset(token)
 
 
-MOST_OUTPUTS = 1000
-
-
-_LONGEST_NAME = 200
+MOST_OUTPUTS, _LONGEST_NAME = 1000, 200
 
 
 class Outputs(NamedTuple):

@@ -204,6 +204,12 @@ begin
                           where m.run_id = x.run_id and m.idx = x.idx and m.map_index = x.map_index)
           and not exists (select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
                           and k.epoch = x.epoch and k.session = p_session and k.state <> 'running');
+        -- An attempt that ended with `commit_attempt` brings its last lines with the report that is dropped.
+        insert into log_chunk (run_id, idx, map_index, epoch, seq, end_offset, content)
+        select x.run_id, x.idx, x.map_index, x.epoch, x.seq, x.until, x.log from read_reports(p_reports) x
+        join task k on k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
+        where x.log is not null and k.epoch = x.epoch and k.session = p_session and k.state <> 'running'
+        on conflict (run_id, idx, map_index, epoch, seq) do nothing;
     end if;
     fx := complete_tasks(ended_now || p_unchosen, fx);
     if again is not null then

@@ -253,6 +253,8 @@ begin
     when 'aliased' then
         select coalesce(jsonb_agg(asset_facts(a.asset, null) order by a.asset), '[]') into found_value
         from asset_alias a where a.alias = p_args->>'alias';
+    when 'commit_place' then
+        found_value := commit_place();
     when 'steps' then
         select coalesce(jsonb_agg(s.name), '[]') into found_value from step_result s
         where s.run_id = p_run_id and s.idx = p_idx and s.map_index = p_map_index;

@@ -113,3 +113,36 @@ begin
     end if;
     return is_done;
 end $$;
+
+-- Where an attempt's own connection has to be for `commit_attempt`: on this server, with this path.
+create function commit_place() returns jsonb language sql stable as $$
+    select jsonb_build_object('path', current_setting('search_path'), 'server', server_name())
+$$;
+
+create function server_name() returns text language sql stable as $$
+    select extract(epoch from pg_postmaster_start_time()) || ' ' || current_database()
+$$;
+
+-- Ends an attempt with success in the transaction of its own writes, on a connection of the task: these, its result, its
+-- end and the tasks after it are committed together or not at all. Only while the session holds the attempt, and no
+-- operator has asked it to stop. The report of its process, which follows, is dropped as one that was sent again.
+create function commit_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
+                               p_result jsonb) returns void language plpgsql as $$
+declare
+    fx effects;
+    done finish_result;
+begin
+    perform 1 from run_status r where r.run_id = p_run_id for no key update;
+    perform 1 from task k
+    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.state = 'running'
+      and k.epoch = p_epoch and k.session = p_session and k.request is null;
+    if not found then
+        raise exception 'the attempt was taken away, or is asked to stop' using errcode = 'EV007';
+    end if;
+    done := finish_attempts(p_session, jsonb_build_array(jsonb_build_object(
+        'r', p_run_id, 'i', p_idx, 'm', p_map_index, 'e', p_epoch, 'kind', 'success', 'result', p_result)), 0, null, fx);
+    fx := apply_effects(done.fx);
+    -- With the commit of the task, which no process of ours sees.
+    perform pg_notify('evertick_ready', '');
+    perform pg_notify('evertick_plan', '');
+end $$;

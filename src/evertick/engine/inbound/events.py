@@ -88,9 +88,8 @@ async def route_events(conn: AsyncConnection, *, shard: int, epoch: int, limit: 
     schedules = {each.schedule_id: each for each in await requests.event_schedules(conn)}
     fitting = _fitting(schedules.values(), arrived)
     places = {place for _, place, _ in fitting if place is not None} - {_place(each) for each in waiting}
-    more = await requests.windows(
-        conn, schedule_ids=[place[0] for place in places], group_keys=[place[1] for place in places]
-    )
+    ids, keys = [place[0] for place in places], [place[1] for place in places]
+    more = await requests.windows(conn, schedule_ids=ids, group_keys=keys) if places else []
     now = (waiting[0] if waiting else arrived[0]).read_at
     if len(arrived) == limit:
         now = min(now, arrived[-1].sent_at)  # the next ones may belong to a group that is open then
