@@ -19,6 +19,8 @@ from evertick.processes.system import children_of
 _DATABASE = "bench_airflow"
 DATABASES = (_DATABASE,)
 _FILE = "airflow_light.py"
+# As in production: a plugin among Airflow's examples prints at the start and the end of each task.
+_SETTINGS = {"AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
 _COLD_FILES = 4
 _CHAIN_GOALS = {"process": at_most(0.5), "warm": at_most(0.12)}
 _FAN_GOALS = {"process": at_most(0.9), "warm": None}
@@ -38,7 +40,7 @@ async def airflow(bench: Bench) -> list[Figure]:
         )
     await bench.server.make(_DATABASE)
     samples = defaultdict[str, list[float]](list)
-    async with bench.house(_DATABASE) as house:
+    async with bench.house(_DATABASE, settings=_SETTINGS) as house:
         await house.publish(_FILE, _names("af"))
         await _cold(house, samples)
         for isolation in ISOLATIONS:
