@@ -26,6 +26,7 @@ LEASE_SECONDS = 4.0
 MOST, SLOTS = 3, 4
 FLEET = f'[far]\nengine = "process"\nqueues = ["default"]\nmax = {MOST}\nslots = {SLOTS}\nidle = "5s"\n'
 START_SECONDS = 60.0
+HEARD = "select max(silent_seconds) < 3 from runner where ended_at is null and token_id is not null"
 # A certain end is noticed with the next listing, and a new process starts an interpreter.
 RERUN_SECONDS = 30.0
 
@@ -135,6 +136,8 @@ async def play(stage: Stage) -> None:
         async with remote.api_away(stage.nemesis, api):
             await elapse(1.5 * float(stage.cluster.settings["lost_after_seconds"]))
             stage.expect(launched.of() == before, "a runner ended, or one was started, while the API was away")
+        # No runner can join before; a busy machine takes its time to start the API.
+        await eventually(lambda: stage.cluster.watch.value(HEARD), START_SECONDS, pause_seconds=0.05)
         for _ in range(int(stage.scaled(5, 2))):
             await _kill_runner(stage, launched)
         stage.cluster.tell("go")
