@@ -186,7 +186,7 @@ async def test_a_controller_that_forgot_a_job_loses_no_runner_that_lives(
         fleets = Fleets(world, tmp_path)
         # A runner that died with its job is declared dead after this silence.
         world.settings = replace(world.settings, lost_after_seconds=10.0)
-        async with fleets.launcher():
+        async with fleets.launcher(idle="10s"):
             held = await world.run("holding")
             await fleets.said.saw("runner_launched", within_seconds=START_SECONDS)
             slurm.kill("controller")
@@ -199,4 +199,5 @@ async def test_a_controller_that_forgot_a_job_loses_no_runner_that_lives(
             await eventually(begun, 3 * START_SECONDS)
             world.go(held)
             assert await world.ended(held) == "success"
+            await fleets.is_empty()
     slurm.wait_until_idle()

@@ -361,8 +361,8 @@ class FleetLeader:
             # Its image, its options or its way to the API are wrong: the next will fare no better.
             self._fail(row.name, EvertickError(f"the last one ended before it joined: {reason}"), None)
         await self._end(row, reason)
-        if found is not None:
-            await self._remove_orphan(row.name)
+        # Also where the engine knows nothing of it: Slurm's folder of the job is still there.
+        await self._remove_orphan(row.name)
 
     def _is_heard(self, row: PilotRow) -> bool:
         silent_seconds = row.silent_seconds
