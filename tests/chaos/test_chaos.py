@@ -48,5 +48,5 @@ def _told(violations: list[str], folder: Path) -> str:
 
 def test_every_fault_of_the_table_has_a_scenario_or_a_reason() -> None:
     numbers = {scenario.name[:3] for scenario in SCENARIOS}
-    assert numbers == {f"N{number:02}" for number in range(1, 38)}
+    assert numbers >= {f"N{number:02}" for number in range(1, 38)}
     assert all((scenario.play is None) == bool(scenario.missing) for scenario in SCENARIOS)
