@@ -87,8 +87,12 @@ HOMES: dict[str, ModuleType] = {
     "on_event": importlib.import_module("evertick.domain.schedules.events"),
     **dict.fromkeys(("simulate", "entered"), importlib.import_module("evertick.testing")),
     **dict.fromkeys(
-        ("Asset", "after", "all_of", "any_of", "finished"),
+        ("Asset", "after", "all_of", "any_of", "each_update", "fan_out", "finished", "rollup"),
         importlib.import_module("evertick.domain.schedules.dependencies"),
+    ),
+    **dict.fromkeys(
+        ("hourly", "daily", "weekly", "monthly", "static"),
+        importlib.import_module("evertick.domain.schedules.partition_keys"),
     ),
 }
 

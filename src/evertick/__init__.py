@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evertick.domain.schedules.calendars import on_calendar
-    from evertick.domain.schedules.dependencies import Asset, after, all_of, any_of, finished
+    from evertick.domain.schedules.dependencies import (
+        Asset,
+        after,
+        all_of,
+        any_of,
+        each_update,
+        fan_out,
+        finished,
+        rollup,
+    )
     from evertick.domain.schedules.events import on_event
+    from evertick.domain.schedules.partition_keys import daily, hourly, monthly, static, weekly
     from evertick.sdk import notify
     from evertick.sdk.builder import chain
     from evertick.sdk.calendars import calendar, calendar_from_ics, country, exchange
@@ -42,16 +52,23 @@ __all__ = [
     "country",
     "current_context",
     "dag",
+    "daily",
+    "each_update",
     "exchange",
+    "fan_out",
     "finished",
+    "hourly",
     "http",
+    "monthly",
     "notify",
     "on_calendar",
     "on_event",
     "program",
     "push",
+    "rollup",
     "setup",
     "shell",
+    "static",
     "task",
     "task_group",
     "teardown",
@@ -59,12 +76,16 @@ __all__ = [
     "wait_for",
     "wait_for_event",
     "wait_until",
+    "weekly",
 ]
 
 _NAMES = {
-    "domain.schedules.dependencies": ("Asset", "after", "all_of", "any_of", "finished"),
+    "domain.schedules.dependencies": (
+        *("Asset", "after", "all_of", "any_of", "each_update", "fan_out", "finished", "rollup"),
+    ),
     "domain.schedules.calendars": ("on_calendar",),
     "domain.schedules.events": ("on_event",),
+    "domain.schedules.partition_keys": ("daily", "hourly", "monthly", "static", "weekly"),
     "sdk.builder": ("chain",),
     "sdk.calendars": ("calendar", "calendar_from_ics", "country", "exchange"),
     "sdk.dag": ("dag",),

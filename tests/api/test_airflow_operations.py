@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from inspect import signature
 from pathlib import Path
@@ -22,9 +23,11 @@ from evertick.db.queries.logs import NewChunk
 from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.params import Param, declare_params
-from evertick.domain.dags.spec import TaskKind
+from evertick.domain.dags.spec import NamedSchedule, TaskKind
 from evertick.domain.dags.waits import WaitKind, WaitSpec
 from evertick.domain.schedules.dependencies import Asset, after
+from evertick.domain.schedules.partition_keys import daily
+from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.maintenance import deliver_dependencies as hear_arrivals
 from evertick.engine.publish import publish
@@ -41,7 +44,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # What clients seldom call: the only operations that may be absent.
 TIER_3 = {
-    *("favorite_dag", "unfavorite_dag", "clear_dag_run_partitions", "patch_task_group_instances"),
+    *("favorite_dag", "unfavorite_dag", "patch_task_group_instances"),
     *("patch_task_group_instances_dry_run", "get_external_log_url", "get_extra_links", "get_hitl_detail_try_detail"),
     *("list_task_state_store", "get_task_state_store", "set_task_state_store", "patch_task_state_store"),
     *("delete_task_state_store", "clear_task_state_store", "list_asset_state_store", "get_asset_state_store"),
@@ -52,7 +55,6 @@ TIER_3 = {
 }
 # The client's name: why there is nothing to call. The answer is 404, or 405 where another method has that path.
 ABSENT = {
-    "clear_dag_run_partitions": "no partitions",
     "enqueue_connection_test": "a server does not connect to wherever it is told",
     "get_asset_alias": "no aliases",
     "get_connection_test": "a server does not connect to wherever it is told",
@@ -955,6 +957,48 @@ async def op_create_default_connections(world: World) -> None:
     await world.client("create_default_connections")
 
 
+async def op_clear_dag_run_partitions(world: World) -> None:
+    """A run for a partition is triggered, read, found, cleared and repeated by its key and date."""
+    days = replace(make_dag("by_day", {"a": []}, task_queue="by_day"), schedules=(DAYS,))
+    await put(world.conn, days)
+    assert (await world.client("get_dag", "by_day")).timetable_partitioned
+    body = airflow.TriggerDAGRunPostBody(logical_date=None, dag_run_id="first", partition_key="2026-01-31")
+    made = await world.client("trigger_dag_run", "by_day", body)
+    assert (made.partition_key, f"{made.partition_date:%m-%d}") == ("2026-01-31", "01-31")
+    wrong = airflow.TriggerDAGRunPostBody(logical_date=None, partition_key="someday")
+    assert await world.client.status_of("trigger_dag_run", "by_day", wrong) == 400
+    await drain(world, "by_day")
+    at = datetime(2026, 1, 31, tzinfo=UTC)
+    for asked in (
+        {"partition_key_pattern": "01-31"},
+        {"partition_key_prefix_pattern": "2026-01"},
+        {"partition_date_gte": at, "partition_date_lte": at},
+    ):
+        assert [run.dag_run_id for run in (await world.client("get_dag_runs", "by_day", **asked)).dag_runs] == ["first"]
+    assert (await world.client("get_dag_runs", "by_day", partition_key_pattern="02-01")).dag_runs == []
+    again = airflow.BulkDAGRunClearBody(partition_key="2026-01-31", dry_run=False)
+    assert (await world.client("clear_dag_runs", "by_day", again)).actual_instance.total_entries == 1
+    await drain(world, "by_day")
+    range_ = {"from_date": at - timedelta(days=2), "to_date": at, "max_active_runs": 9}
+    plan = await world.client("create_backfill_dry_run", airflow.BackfillPostBody(dag_id="by_day", **range_))
+    assert [each.partition_key for each in plan.backfills] == ["2026-01-29", "2026-01-30", "2026-01-31"]
+    by_date = airflow.ClearPartitionsBody(partition_date_start=at, clear_task_instances=True)
+    told = await world.client("clear_dag_run_partitions", "by_day", by_date)
+    assert (told.dag_runs_cleared, told.task_instances_cleared, told.dry_run) == (1, 1, True)
+    by_key = airflow.ClearPartitionsBody(partition_key="2026-01-31", dry_run=False)
+    assert (await world.client("clear_dag_run_partitions", "by_day", by_key)).dag_runs_cleared == 1
+    assert (await world.client("get_dag_run", "by_day", "first")).partition_key is None
+    by_id = airflow.ClearPartitionsBody(run_id="first", dry_run=False)
+    assert (await world.client("clear_dag_run_partitions", "by_day", by_id)).dag_runs_cleared == 0
+    assert await world.client.status_of("clear_dag_run_partitions", "by_day", airflow.ClearPartitionsBody()) == 400
+
+
+DAYS = NamedSchedule(
+    name="main",
+    spec=parse_schedule({"kind": "cron", "expression": "0 3 * * *", "partitions": daily(offset=-1).to_text()}),
+)
+
+
 # Assets, backfills, events, and the rest ----------------------------------------------------------------------------
 
 
@@ -1013,7 +1057,7 @@ async def op_create_asset_event(world: World) -> None:
     assert {each.id for each in down} == {made.id, again.id}
     for wrong, status in (
         ({"asset_id": 1}, 404),
-        ({"asset_id": asset, "partition_key": "p"}, 400),
+        ({"asset_id": asset, "partition_key": "a\tb"}, 400),
         ({"asset_id": asset, "access_control": airflow.AssetEventAccessControl(consumer_teams=["a"])}, 400),
         ({"asset_id": asset, "extra": {"x": "y" * 70_000}}, 400),
         ({"asset_id": asset, "unknown": 1}, 422),

@@ -343,6 +343,16 @@ async def test_gates_values_events_and_approvals_are_listed_and_changed_through_
         "user:ann",
         f"cli:{user_name()}",
     ]
+    for key, way in (("2030-01-01", both.local), ("2030-01-02", both.remote)):
+        assert (await way("assets", "update", "orders", "--partition", key)).status == 0
+    listed = (await both.same("assets", "partitions", "orders"))["partitions"]
+    assert [each["key"] for each in listed] == ["2030-01-02", "2030-01-01"]
+    made = await both.remote("dags", "trigger", "maker", "--partition", "2030-01-01", "--json")
+    shown = await both.same("runs", "show", made.json["run"]["run_id"])
+    assert shown["partition"]["key"] == "2030-01-01"
+    stretch = ("backfills", "create", "maker", "--partition", "2030-01-01", "--partition", "2030-01-02", "--json")
+    assert (await both.remote(*stretch, "--dry-run")).json["count"] == 2
+    assert (await both.local(*stretch)).status == 0 and (await both.local(*stretch[:3])).status == 2
     for wrong, words in (("nothing", "No DAG updates asset 'nothing'"), ("orders", "not an object")):
         for way in (both.local, both.remote):
             ran = await way("assets", "update", wrong, "--extra", "{}" if wrong == "nothing" else "[]")
@@ -485,7 +495,7 @@ schedules list|schedules next x|schedules explain x|schedules simulate x|schedul
 schedules unpause x y|schedules delete x y|schedules reset x y|schedules history x y|schedules skips
 backfills create x --from 2025-03-01|backfills list|backfills show 9|backfills pause 9|backfills unpause 9|backfills cancel 9
 blocked|shards list|pools list|pools show x|pools set x 3|pools delete x --yes|keys list|keys show x|launchers list|queues list
-events send x|events list|assets list|assets update x|approvals list|approvals approve 9 x|approvals reject 9 x
+events send x|events list|assets list|assets partitions x|assets update x|approvals list|approvals approve 9 x|approvals reject 9 x
 runners list|runners drain 0000000000000000|runners undrain 0000000000000000|runners token list
 guarantees|figures|figures x|forecast|forecast 9
 dead-letters list|dead-letters show 9|dead-letters replay 9

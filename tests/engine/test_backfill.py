@@ -24,12 +24,20 @@ from evertick.domain.retention import Pace
 from evertick.domain.schedules.preview import Reprocess, fires_between
 from evertick.domain.schedules.spec import parse_schedule
 from evertick.engine import backfills
-from evertick.engine.backfills import Advanced, BackfillRequest, advance, advance_backfill, create, preview
+from evertick.engine.backfills import (
+    Advanced,
+    BackfillRequest,
+    BackfillStep,
+    advance,
+    advance_backfill,
+    create,
+    preview,
+)
 from evertick.engine.dags import delete, pause, unpause
 from evertick.engine.fire_schedules import fire_schedules
 from evertick.engine.retention import Kind, PruneGrant, prune_kind, prune_runs
 from evertick.engine.runs import cancel as cancel_run
-from evertick.engine.runs import trigger_run
+from evertick.engine.runs import trigger, trigger_run
 from evertick.engine.schedules import put_schedule
 from evertick.engine.shards import poll_work
 from evertick.engine.tasks import clear, mark, select_tasks
@@ -251,7 +259,7 @@ async def test_its_tasks_stand_behind_those_of_everybody_else(conn: AsyncConnect
     made = await scene.make(parallel=3)
     await scene.step(made)
     await put(conn, make_dag("urgent", {"b": []}, task_priority=1))
-    urgent = await trigger_run(conn, dag_id=2, params={}, key=None, actor=Actor("test"))
+    urgent = await trigger_run(conn, dag_id=2, params={}, actor=Actor("test"))
     assert urgent is not None
     claims = await scene.runner.claim(2)
     assert claims[0].run_id == urgent.run_id
@@ -482,9 +490,8 @@ async def test_an_old_leader_and_an_old_position_make_nothing(scene: Scene) -> N
     old = scene.epoch
     await scene.step(made)
     await scene.finish_all()
-    stale = await advance_backfill(
-        scene.conn, shard=0, epoch=old, backfill_id=made, position=None, instants=ALL[:2], is_all=False
-    )
+    step = BackfillStep(position=None, instants=ALL[:2], is_all=False)
+    stale = await advance_backfill(scene.conn, step, shard=0, epoch=old, backfill_id=made)
     assert (stale.made, stale.moved) == (0, False)
     scene.epoch = await lead(scene.conn)
     with pytest.raises(NotLeader):
@@ -513,9 +520,8 @@ async def test_a_pause_or_cancel_that_comes_first_lets_a_planned_step_make_nothi
 
     async def planned() -> Advanced:
         """A step whose instants were chosen before anybody interfered."""
-        return await advance_backfill(
-            scene.conn, shard=0, epoch=scene.epoch, backfill_id=made, position=None, instants=ALL, is_all=True
-        )
+        step = BackfillStep(position=None, instants=ALL, is_all=True)
+        return await advance_backfill(scene.conn, step, shard=0, epoch=scene.epoch, backfill_id=made)
 
     async with await connect(database, purpose=Purpose.SCHEDULER) as person:
         async with person.transaction():
@@ -725,7 +731,21 @@ async def test_a_second_run_for_an_instant_has_the_number_of_its_backfill_in_its
     first = f"backfill__{BEGIN.isoformat()}"
     assert keys == [first, f"{first}__{made}"]
     taken = f"backfill__{ALL[1].isoformat()}"
-    assert await trigger_run(scene.conn, dag_id=1, params={}, key=taken, actor=Actor("test")) is not None
+    assert await trigger_run(scene.conn, key=taken, dag_id=1, params={}, actor=Actor("test")) is not None
     made = await scene.make("third", first=ALL[1], last=ALL[1])
     await scene.complete(made)
     assert await value(scene.conn, "select key from run order by run_id desc limit 1") == f"{taken}__{made}"
+
+
+async def test_a_dag_refuses_runs_of_types_that_it_does_not_allow(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    spec = make_dag("planned", {"a": []}, every="@every 1h")
+    await put(conn, replace(spec, run_types=("scheduled", "backfill")))
+    with pytest.raises(UserError, match="only runs of these types: scheduled, backfill"):
+        await trigger(conn, dag="planned", params={}, actor=Actor("me"))
+    wish = BackfillRequest(dag="planned", first=T0 - timedelta(hours=3), last=T0)
+    assert (await preview(conn, wish)).total > 1
+    await put(conn, replace(spec, run_types=("scheduled", "manual")))
+    assert (await trigger(conn, dag="planned", params={}, actor=Actor("me"))).is_new
+    with pytest.raises(UserError, match="would be backfill"):
+        await preview(conn, wish)

@@ -61,10 +61,10 @@ async def put(conn: AsyncConnection, spec: DagSpec) -> int:
     return (await publish(conn, spec=spec, file=f"{spec.name}.py", bundle_hash="b", actor=Actor("test"))).version_id
 
 
-async def start(conn: AsyncConnection, dag: str, key: str | None = None) -> int:
+async def start(conn: AsyncConnection, dag: str, key: str | None = None, *, partition: str | None = None) -> int:
     row = await dags.find(conn, dag)
     assert row is not None
-    made = await trigger_run(conn, dag_id=row.dag_id, params={}, key=key, actor=Actor("test"))
+    made = await trigger_run(conn, dag_id=row.dag_id, params={}, key=key, partition=partition, actor=Actor("test"))
     assert made is not None
     return made.run_id
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from airflow.sdk import Asset, exceptions
+from airflow.sdk.api.datamodels._generated import AssetEventDagRunReference, AssetEventResponse
 from airflow.sdk.execution_time import comms
 
 from evertick.attempts.protocol import Ask
@@ -53,16 +54,18 @@ def _single(conditions: Iterable[Any]) -> Iterator[Any]:
 
 
 def described_updates(message: Any, outlets: Iterable[Any]) -> list[dict[str, Any]]:
-    """What a successful task says about its updates: an `extra` for outlets, and assets that it names through aliases."""
-    known = {each.name for each in outlets if isinstance(each, Asset)}
+    """What a successful task says about its updates: an `extra` and partitions of outlets, and assets that it names through
+    aliases."""
+    known = {asset_name(each) for each in outlets}
     found = []
     for event in getattr(message, "outlet_events", None) or ():
         key, extra = event["dest_asset_key"], event.get("extra") or {}
         if alias := event.get("source_alias_name"):
             about = {"alias": alias, "asset_extra": event.get("dest_asset_extra") or {}}
             found.append({"asset": key["name"], "uri": key["uri"], "extra": extra, **about})
-        elif key["name"] in known and extra:
-            found.append({"asset": key["name"], "extra": extra, "alias": None})
+        elif key["name"] in known and (extra or event.get("partition_key")):
+            partition = event.get("partition_key")
+            found.append({"asset": key["name"], "extra": extra, "alias": None, "partition_key": partition})
     return json.loads(json.dumps(found, default=str))  # type: ignore[no-any-return]
 
 
@@ -97,6 +100,7 @@ def _events(ask: Ask, msg: Any) -> Any:
         "before": before and before.isoformat(),
         "limit": getattr(msg, "limit", None),
         "ascending": getattr(msg, "ascending", True),
+        "partition_key": getattr(msg, "partition_key", None),
     }
     found = [
         {
@@ -105,6 +109,7 @@ def _events(ask: Ask, msg: Any) -> Any:
             "extra": each["extra"],
             "asset": each["asset"],
             "created_dagruns": [],
+            **_partition(each, AssetEventResponse),
             **_source(each),
         }
         for each in ask("asset_events", wanted)
@@ -120,10 +125,16 @@ def consumed_events(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "extra": each["extra"],
             "timestamp": each["timestamp"],
             "source_aliases": [] if each["alias"] is None else [{"name": each["alias"]}],
+            **_partition(each, AssetEventDagRunReference),
             **_source(each),
         }
         for each in found
     ]
+
+
+def _partition(each: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Since Airflow 3.2."""
+    return {"partition_key": each.get("partition_key")} if "partition_key" in model.model_fields else {}
 
 
 def _source(each: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,6 +68,9 @@ def compile_dag(dag: Any, file: str, lines: dict[str, int], defaults: Mapping[st
         assets=asset_specs(dag),
         starts_paused=bool(defaults["is_paused"] if paused is None else paused),
         mapped_groups=_mapped_groups(dag),
+        run_types=tuple(
+            sorted(str(getattr(each, "value", each)) for each in getattr(dag, "allowed_run_types", None) or ())
+        ),
     )
     if findings.is_refused:
         return Compiled(spec=None, findings=findings)
@@ -106,12 +109,7 @@ def _mapped_groups(dag: Any) -> tuple[MappedGroup, ...]:
 
 
 def _find_ignored(dag: Any, findings: Findings) -> None:
-    options = (
-        ("AF502", "fail_fast"),
-        ("AF503", "deadline"),
-        ("AF505", "access_control"),
-        ("AF506", "allowed_run_types"),
-    )
+    options = (("AF502", "fail_fast"), ("AF503", "deadline"), ("AF505", "access_control"))
     for code, name in options:
         if value := getattr(dag, name, None):
             findings.add(code, value)

@@ -34,7 +34,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "AF115": (_D, "the task's end_date {value} is ignored; only the DAG's counts"),
     "AF117": (_D, "wait_for_past_depends_before_skipping=True is ignored; the task may be skipped at once"),
     "AF120": (_D, "queue={value!r}; a runner must serve it (evertick runner --queue {value}), else the task waits"),
-    "AF204": (_R, "a schedule on {value} is not supported; name the assets"),
+    "AF204": (_R, "a schedule on {value} is not supported; name the assets, and use Airflow's own mappers and windows"),
     "AF206": (
         _D,
         "catchup=True: of {value:,} runs of the past the newest 1,000 are created; use `evertick backfills create` for more",
@@ -53,7 +53,6 @@ CODES: dict[str, tuple[Severity, str]] = {
     ),
     "AF503": (_D, "deadline= is ignored; set a deadline alert in Evertick"),
     "AF505": (_I, "access_control is ignored; permissions are those of Evertick's users"),
-    "AF506": (_D, "allowed_run_types is ignored; runs of any kind can be created"),
     "AF508": (_D, "the schema of param {value!r} is checked when a task starts, not when the run is triggered"),
     "AF509": (_R, "the DAG has no tasks"),
     "AF601": (_I, "{value}"),

@@ -264,7 +264,8 @@ class Supervisor:
     def _on_TriggerDagRun(self, msg: Any) -> Any:
         date = None if msg.logical_date is None else msg.logical_date.isoformat()
         wanted = {"dag": msg.dag_id, "run": msg.run_id, "params": msg.conf or {}, "fire_at": date}
-        made = self._io.ask("trigger", {**wanted, "note": getattr(msg, "note", None)})
+        wanted |= {"note": getattr(msg, "note", None), "partition": getattr(msg, "partition_key", None)}
+        made = self._io.ask("trigger", wanted)
         if not made["is_new"] and msg.reset_dag_run:
             raise self._failure(
                 f"run {msg.run_id!r} of {msg.dag_id} exists, and reset_dag_run=True cannot clear it here"

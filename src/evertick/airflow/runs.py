@@ -58,6 +58,7 @@ class Run:
         start, end = self._interval or (self.due_at, self.due_at)
         params = self._facts["params"] or {}
         kind = self._facts["type"]
+        partition = self._facts.get("partition") or (None, None)
         known = {
             "dag_id": self.dag,
             "run_id": self.name,
@@ -72,7 +73,8 @@ class Run:
             "conf": {name: value for name, value in params.items() if name not in defaults or defaults[name] != value},
             "triggering_user_name": self._facts["triggered_by"],
             "consumed_asset_events": consumed_events(self._facts.get("events") or ()),
-            "partition_key": None,
+            "partition_key": partition[0],
+            "partition_date": None if partition[1] is None else datetime.fromisoformat(partition[1]),
             "note": self._facts["note"],
         }
         return {name: value for name, value in known.items() if name in DagRun.model_fields}

@@ -10,17 +10,19 @@ from typing import Any
 
 from evertick.airflow.assets import asset_name, is_alias
 from evertick.airflow.findings import Findings
+from evertick.airflow.partitions import Unsupported, compile_mapper, compile_partitions, zone_name
 from evertick.domain.dags.spec import NamedSchedule
 from evertick.domain.errors import InvalidSchedule
 from evertick.domain.schedules.computed import timetable_name
-from evertick.domain.schedules.dependencies import Asset, Condition, Source
+from evertick.domain.schedules.dependencies import Condition, Source
 from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, OverlapPolicy, count_between, latest_between
+from evertick.domain.schedules.partitions import mapper_text
 from evertick.domain.schedules.spec import EARLIEST, ScheduleSpec, parse_schedule
 
 # The logical date is the start of the interval that a run is for, and it is due at its end.
 _INTERVAL_TIMETABLES = frozenset({"CronDataIntervalTimetable", "DeltaDataIntervalTimetable"})
 _TICK = timedelta(microseconds=1)
-_CRON = frozenset({"CronTriggerTimetable", "CronDataIntervalTimetable"})
+_CRON = frozenset({"CronTriggerTimetable", "CronDataIntervalTimetable", "CronPartitionTimetable"})
 _DELTA = frozenset({"DeltaTriggerTimetable", "DeltaDataIntervalTimetable"})
 
 
@@ -87,6 +89,9 @@ def _schedules_of(dag: Any, timetable: Any, findings: Findings) -> Iterator[Name
         return
     if kind in _DELTA and not isinstance(_field(timetable, "delta"), timedelta):
         yield _computed(dag, timetable)  # a relativedelta
+    elif kind == "CronPartitionTimetable":
+        partitions = compile_partitions(timetable).to_text()
+        yield _named("default", {**_timed(dag, timetable, kind), "partitions": partitions})
     elif kind in _CRON or kind in _DELTA:
         yield _named("default", _timed(dag, timetable, kind))
     elif kind == "MultipleCronTriggerTimetable":
@@ -108,19 +113,24 @@ def _schedules_of(dag: Any, timetable: Any, findings: Findings) -> Iterator[Name
             yield NamedSchedule(name="assets", spec=parse_schedule(condition))
         if kind == "AssetOrTimeSchedule":
             yield from _schedules_of(dag, timetable.timetable, findings)
-    elif kind == "PartitionedAssetTimetable" or kind == "CronPartitionTimetable":
-        findings.add("AF204", "partitions of assets" if "Asset" in kind else "partitions")
+    elif kind == "PartitionedAssetTimetable":
+        try:
+            condition = _condition(timetable.asset_condition, findings, timetable)
+        except Unsupported as error:
+            findings.add("AF204", f"partitions with a mapper of your own ({error})")
+        else:
+            if condition is not None:
+                yield NamedSchedule(name="assets", spec=parse_schedule(condition))
     else:
         yield _computed(dag, timetable)
 
 
 def _timed(dag: Any, timetable: Any, kind: str) -> dict[str, object]:
     if kind in _CRON:
-        zone = _field(timetable, "timezone")
         return {
             "kind": "cron",
             "expression": _field(timetable, "expression"),
-            "timezone": zone if isinstance(zone, str) else zone.name,
+            "timezone": zone_name(_field(timetable, "timezone")),
             **_bounds(dag),
         }
     delta = _field(timetable, "delta")
@@ -156,16 +166,30 @@ def _field(timetable: Any, name: str, *default: Any) -> Any:
     return found if found is not None else getattr(timetable, f"_{name}", *default)
 
 
-def _condition(asset: Any, findings: Findings) -> Condition | Source | None:
+def _condition(asset: Any, findings: Findings, timetable: Any = None) -> Condition | Source | None:
+    """`timetable`: of partitions, whose runs are each for one. Other DAGs do not run after updates of partitions."""
     parts = getattr(asset, "objects", None)
     if is_alias(asset):
+        if timetable is not None:
+            findings.add("AF204", f"partitions of an alias ({asset.name!r})")
+            return None
         return Source("alias", asset.name)
     if parts is None:
         if (name := asset_name(asset)) is None:
             findings.add("AF204", f"{type(asset).__name__} {getattr(asset, 'name', getattr(asset, 'uri', ''))!r}")
             return None
-        return Asset(name)
-    found = [made for each in parts if (made := _condition(each, findings)) is not None]
+        mapper = None if timetable is None else mapper_text(compile_mapper(_mapper_of(timetable, asset, name)))
+        return Source("asset", name, mapper, is_unkeyed=mapper is None)
+    found = [made for each in parts if (made := _condition(each, findings, timetable)) is not None]
     if len(found) < len(parts):
         return None
     return Condition("any" if type(asset).__name__ == "AssetAny" else "all", tuple(found))
+
+
+def _mapper_of(timetable: Any, asset: Any, name: str) -> Any:
+    """Its own by the name or URI of the asset, or the default."""
+    own = _field(timetable, "partition_mapper_config")
+    for each, mapper in own.items():
+        if asset_name(each) == name or (getattr(each, "uri", None) or object()) == getattr(asset, "uri", None):
+            return mapper
+    return _field(timetable, "default_partition_mapper")

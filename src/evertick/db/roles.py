@@ -57,7 +57,8 @@ MAY: dict[str, tuple[str, ...]] = {
         *("shards.*", "try_acquire_shard", "poll_work", "observe_heartbeats", "renew_shard", "release_shard"),
         *("survey_shards", "rebalance_shard", "set_shard_count"),
         *("schedules.due", "schedules.next_due", "schedules.of_dag", "schedules.waits", "fire_schedules"),
-        *("deliver_dependencies", "apply_due_fires", "quarantine_schedule", "promote_due_tasks"),
+        *("assets.arrivals", "assets.pending", "apply_partition_arrivals", "deliver_dependencies"),
+        *("apply_due_fires", "quarantine_schedule", "promote_due_tasks"),
         *("admit_queued_runs", "reconcile_runs", "skip_run_once", "time_out_run", "runs.orphans"),
         *("time_out_queued_tasks", "fail_orphaned_run"),
         *("runners.live", "runners.peers", "runners.depths", "mark_runner_dead", "reap_runner"),
@@ -99,7 +100,16 @@ MAY: dict[str, tuple[str, ...]] = {
     ),
     API: (
         "*.*",
-        *("trigger_run", "cancel_run", "delete_run", "put_note", "put_output", "clear_tasks", "mark_task"),
+        *(
+            "trigger_run",
+            "clear_run_partitions",
+            "cancel_run",
+            "delete_run",
+            "put_note",
+            "put_output",
+            "clear_tasks",
+            "mark_task",
+        ),
         "explain_task",
         "put_state_for_operator",
         *(

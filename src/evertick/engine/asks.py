@@ -17,12 +17,12 @@ from evertick.db.statements import sql_function
 from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey, storable_text
 from evertick.domain.dags.params import JsonValue
-from evertick.domain.dags.validation import check_run_params
+from evertick.domain.dags.validation import check_run_params, check_run_type
 from evertick.domain.encryption import Keyring
 from evertick.domain.errors import LeaseLost, UserError
 from evertick.domain.state import LARGEST_VALUE_BYTES, StateScope, check_key, check_size, check_step
 from evertick.domain.stored_values import ValueKind, check_name, check_value
-from evertick.engine.runs import Particulars, Triggered, find_dag
+from evertick.engine.runs import Particulars, Triggered, find_dag, with_partition
 
 # Airflow's limit of the same text.
 MOST_NAME = 250
@@ -110,12 +110,13 @@ async def trigger(
 ) -> Triggered:
     """Trigger a run for an attempt. The same key twice is one run."""
     row, spec = await find_dag(conn, dag)
+    check_run_type(spec, "operator_triggered")
     checked: dict[str, object] = {**check_run_params(spec, params, accepts_unknown=True)}
     actor = Actor(f"run {holder.key.run_id}")
     made = await _trigger_for_attempt(
         conn,
         holder.key,
-        about,
+        with_partition(spec, about),
         epoch=holder.epoch,
         session=holder.session,
         dag_id=row.dag_id,

@@ -6,8 +6,8 @@ Users create, pause, unpause and cancel it; the leader advances it. A backfill t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import psycopg
@@ -18,7 +18,7 @@ from evertick.db.queries.backfills import BackfillRow, ExistingRun
 from evertick.db.statements import sql_function
 from evertick.domain.access import Actor
 from evertick.domain.dags.gates import awaits_past
-from evertick.domain.dags.validation import check_run_params
+from evertick.domain.dags.validation import check_run_params, check_run_type
 from evertick.domain.errors import Conflict, NotFound, UserError
 from evertick.domain.schedules.preview import (
     MOST_PARALLEL,
@@ -28,6 +28,7 @@ from evertick.domain.schedules.preview import (
     last_fires_between,
     next_batch,
 )
+from evertick.domain.schedules.run_partitions import Partition, backfill_of, keys_at, partition_at, partition_date
 from evertick.domain.schedules.spec import ScheduleSpec
 from evertick.engine.fire_schedules import UNPLANNABLE, CpuLimitExceeded, cpu_limit, read_spec, spec_json
 from evertick.engine.runs import find_dag
@@ -41,16 +42,20 @@ SAMPLE = 5
 # The most existing runs that a preview counts.
 _MOST_COMPARED = 10_000
 _TICK = timedelta(microseconds=1)
+# As many as a schedule can list.
+MOST_KEYED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillRequest:
     """A requested backfill. `schedule` names one of the DAG's; `spec` is an ad-hoc schedule instead. `accepts_unknown`: its runs
-    also receive parameters that the DAG does not declare."""
+    also receive parameters that the DAG does not declare. `partitions`: the keys of those that get a run, instead of a range; the
+    range of a schedule with partitions is one of their dates."""
 
     dag: str
     first: datetime
     last: datetime | None
+    partitions: tuple[str, ...] = ()
     schedule: str | None = None
     spec: ScheduleSpec | None = None
     reprocess: Reprocess = Reprocess.NONE
@@ -105,6 +110,18 @@ class Advanced:
     is_over: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillStep:
+    """`instants`: those after `position`, in the order of the backfill; `is_all`: there are no more. `keys` and `dates`: their
+    partitions, if they have any."""
+
+    position: datetime | None
+    instants: list[datetime]
+    is_all: bool
+    keys: list[str] | None = None
+    dates: list[datetime | None] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class CanceledRuns:
     """Both are None if the backfill was already over."""
@@ -119,14 +136,7 @@ async def create_backfill(conn: AsyncConnection, *, plan: dict[str, object], req
 
 @leader_verb
 async def advance_backfill(
-    conn: AsyncConnection,
-    *,
-    shard: int,
-    epoch: int,
-    backfill_id: int,
-    position: datetime | None,
-    instants: list[datetime],
-    is_all: bool,
+    conn: AsyncConnection, step: BackfillStep, *, shard: int, epoch: int, backfill_id: int
 ) -> Advanced: ...
 
 
@@ -149,23 +159,18 @@ async def preview(conn: AsyncConnection, wish: BackfillRequest) -> BackfillPlan:
     if not 1 <= wish.parallel <= MOST_PARALLEL:
         raise UserError(f"{wish.parallel} runs at once is not allowed: use a number from 1 to {MOST_PARALLEL}.")
     row, dag_spec = await find_dag(conn, wish.dag)
+    check_run_type(dag_spec, "backfill")
     now = await shards.read_clock(conn)
     schedule_id, name, spec, params = await _when(conn, wish)
+    if wish.partitions:
+        # Instants that have just passed, one for each.
+        spec = _keyed(spec, wish, now)
+        wish = replace(wish, first=spec.instants[0], last=spec.instants[-1])
+    elif spec is not None:
+        spec = backfill_of(spec)
+    assert spec is not None, "without partitions there is a schedule"
     last = now if wish.last is None else wish.last
-    if wish.first > now:
-        raise UserError(
-            f"The range begins at {wish.first.isoformat()}, in the future: the schedule itself fires those instants."
-            " Choose an earlier --from."
-        )
-    if last > now:
-        raise UserError(
-            f"The range ends at {last.isoformat()}, in the future: the schedule itself fires those instants."
-            " Omit --to for now."
-        )
-    if last < wish.first:
-        raise UserError(
-            f"The range ends at {last.isoformat()}, before it begins at {wish.first.isoformat()}: swap them."
-        )
+    _check_range(wish, last, now)
     if wish.newest_first and (tasks := [task.name for task in dag_spec.tasks if awaits_past(task.gates)]):
         raise UserError(
             f"DAG {wish.dag!r} cannot be backfilled newest first: {tasks[0]!r} has depends_on_past, so each run waits for the"
@@ -182,7 +187,8 @@ async def preview(conn: AsyncConnection, wish: BackfillRequest) -> BackfillPlan:
         sample = _in_order(wish, spec, last, SAMPLE)
     else:
         instants = fires_between(spec, wish.first, last, _MOST_COMPARED)
-        found = await backfills.existing(conn, dag_id=row.dag_id, schedule_id=schedule_id, instants=instants)
+        keys, _ = _partitions(spec, instants)
+        found = await backfills.existing(conn, dag_id=row.dag_id, schedule_id=schedule_id, instants=instants, keys=keys)
         kept = {each.instant for each in found if each.state not in _REPEATED[wish.reprocess]}
         needed = [each for each in instants if each not in kept]
         sample = needed[: -SAMPLE - 1 : -1] if wish.newest_first else needed[:SAMPLE]
@@ -200,15 +206,55 @@ async def preview(conn: AsyncConnection, wish: BackfillRequest) -> BackfillPlan:
     )
 
 
+def _check_range(wish: BackfillRequest, last: datetime, now: datetime) -> None:
+    if wish.first > now:
+        raise UserError(
+            f"The range begins at {wish.first.isoformat()}, in the future: the schedule itself fires those instants."
+            " Choose an earlier --from."
+        )
+    if last > now:
+        raise UserError(
+            f"The range ends at {last.isoformat()}, in the future: the schedule itself fires those instants."
+            " Omit --to for now."
+        )
+    if last < wish.first:
+        raise UserError(
+            f"The range ends at {last.isoformat()}, before it begins at {wish.first.isoformat()}: swap them."
+        )
+
+
+def _keyed(spec: ScheduleSpec | None, wish: BackfillRequest, now: datetime) -> ScheduleSpec:
+    if len(wish.partitions) > MOST_KEYED:
+        raise UserError(f"A backfill takes at most {MOST_KEYED:,} partitions by name, not {len(wish.partitions):,}.")
+    if spec is not None:
+        for key in wish.partitions:
+            partition_date(spec, key)
+    return keys_at(wish.partitions, now - len(wish.partitions) * _TICK)
+
+
+def _partitions(
+    spec: ScheduleSpec, instants: Sequence[datetime]
+) -> tuple[list[str], list[datetime | None]] | tuple[None, None]:
+    """The partitions of these instants: their keys and dates."""
+    if spec.partitions is None:
+        return None, None
+    found = [partition_at(spec, each) for each in instants]
+    return [each.key for each in found], [each.date for each in found]
+
+
 def _in_order(wish: BackfillRequest, spec: ScheduleSpec, last: datetime, limit: int) -> list[datetime]:
     find = last_fires_between if wish.newest_first else fires_between
     return find(spec, wish.first, last, limit)
 
 
-async def instants_of(conn: AsyncConnection, wish: BackfillRequest, *, limit: int) -> tuple[list[datetime], int]:
-    """The instants of a backfill, in its order, up to a limit; and their number. Changes nothing."""
+async def instants_of(
+    conn: AsyncConnection, wish: BackfillRequest, *, limit: int
+) -> tuple[list[tuple[datetime, Partition | None]], int]:
+    """The instants of a backfill with their partitions, in its order, up to a limit; and their number. Changes nothing."""
     outlook = await preview(conn, wish)
-    return _in_order(wish, outlook.spec, outlook.last, limit), outlook.total
+    found = _in_order(wish, outlook.spec, outlook.last, limit)
+    is_keyed = outlook.spec.partitions is not None
+    return [(each, partition_at(outlook.spec, each) if is_keyed else None) for each in found], outlook.total
 
 
 async def create(
@@ -256,6 +302,8 @@ async def advance(conn: AsyncConnection, *, shard: int, epoch: int, backfill_id:
         return over
     instants: tuple[datetime, ...] = ()
     is_all = False
+    keys: list[str] | None = None
+    dates: list[datetime | None] | None = None
     try:
         if found.is_planning:
             with cpu_limit(PLAN_SECONDS):
@@ -267,16 +315,10 @@ async def advance(conn: AsyncConnection, *, shard: int, epoch: int, backfill_id:
                     newest_first=found.newest_first,
                     most=NEWEST_FIRST_BATCH if found.newest_first else BATCH,
                 )
+                keys, dates = _partitions(read_spec(found.spec), batch.instants)
             instants, is_all = batch.instants, batch.is_all
-        return await advance_backfill(
-            conn,
-            shard=shard,
-            epoch=epoch,
-            backfill_id=backfill_id,
-            position=found.position,
-            instants=list(instants),
-            is_all=is_all,
-        )
+        step = BackfillStep(position=found.position, instants=list(instants), is_all=is_all, keys=keys, dates=dates)
+        return await advance_backfill(conn, step, shard=shard, epoch=epoch, backfill_id=backfill_id)
     except psycopg.Error as error:
         if not is_poison(error.sqlstate):
             raise
@@ -321,13 +363,15 @@ async def _change(conn: AsyncConnection, backfill_id: int, *, paused: bool, acto
 
 async def _when(
     conn: AsyncConnection, wish: BackfillRequest
-) -> tuple[int | None, str | None, ScheduleSpec, Mapping[str, object]]:
+) -> tuple[int | None, str | None, ScheduleSpec | None, Mapping[str, object]]:
     """The schedule's id, name and params, or none of these for an ad-hoc schedule."""
     if wish.spec is not None:
         return None, None, wish.spec, {}
     known = await schedules.of_dag(conn, dag=wish.dag)
     names = ", ".join(each.name for each in known)
     found = [each for each in known if wish.schedule in (None, each.name)]
+    if not known and wish.partitions:
+        return None, None, None, {}
     if not known:
         raise UserError(f"{wish.dag} has no schedule: set the instants with --cron or --every.")
     if not found:

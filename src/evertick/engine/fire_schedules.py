@@ -10,7 +10,7 @@ import json
 import signal
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -24,7 +24,7 @@ from psycopg import AsyncConnection, errors
 
 from evertick.db.queries import schedules
 from evertick.db.queries.overview import Upcoming
-from evertick.db.queries.schedules import DagSchedule, DueSchedule, ListedSchedule
+from evertick.db.queries.schedules import DagSchedule, DueSchedule, ListedSchedule, ReadyPartition
 from evertick.domain.errors import EvertickError
 from evertick.domain.schedules.misfire import (
     MOST_MISSED,
@@ -38,6 +38,7 @@ from evertick.domain.schedules.misfire import (
     plan_fires,
     skip_until,
 )
+from evertick.domain.schedules.run_partitions import partition_at
 from evertick.domain.schedules.spec import ScheduleKind, ScheduleSpec, describe, next_after
 from evertick.engine.verbs import is_poison, leader_verb
 
@@ -72,9 +73,9 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 
 JsonObject = dict[str, object]
-
-
 FIRES_PER_CALL = 100
+# As many as the statements `due` and `of_dag` read, but one.
+READY_PER_CALL = 100
 
 
 _NONE = timedelta(0)
@@ -122,9 +123,12 @@ def plan_row(
     """
     if due.next_due is None or due.next_due > now:
         return None
+    spec = read_spec(due.spec)
+    if due.ready:
+        return _plan_ready(due, due.ready, now, most_fires)
     delay = timedelta(seconds=due.delay_seconds) if due.delay_seconds else _NONE
     plan = plan_fires(
-        read_spec(due.spec),
+        spec,
         next_due=due.next_due - delay,
         now=now - delay,
         policy=policy or MisfirePolicy(due.misfire),
@@ -132,7 +136,22 @@ def plan_row(
         limit=most_fires,
         most_missed=due.catchup_limit or MOST_MISSED,
     )
-    return _row(due, plan)
+    row = _row(due, plan)
+    if spec.partitions is not None and plan.fires:
+        row["partitions"] = [(fire.isoformat(), *partition_at(spec, fire).plain()) for fire in plan.fires]
+    return row
+
+
+def _plan_ready(
+    due: DueSchedule | DagSchedule, ready: Sequence[ReadyPartition], now: datetime, most_fires: int
+) -> JsonObject:
+    """A run for each complete partition that is due, of those that were read; the next batch finds the others."""
+    fires = [datetime.fromisoformat(fire) for fire, *_ in ready]
+    count = max(sum(fire <= now for fire in fires[: min(READY_PER_CALL, most_fires)]), 1)
+    row = _row(
+        due, FirePlan(fires=tuple(fires[:count]), skipped=None, next_due=fires[count] if fires[count:] else None)
+    )
+    return {**row, "partitions": ready[:count]}
 
 
 def plan_if_possible(schedule: DagSchedule, now: datetime) -> JsonObject | None:
@@ -159,6 +178,14 @@ def plan_skip(schedule: DagSchedule, now: datetime, reason: SkipReason) -> JsonO
     quarantines it when it is due."""
     if schedule.next_due is None or schedule.next_due > now:
         return None
+    if schedule.ready:
+        taken = schedule.ready[:READY_PER_CALL]
+        first, last = (datetime.fromisoformat(taken[place][0]) for place in (0, -1))
+        passed = SkipRange(first=first, last=last, count=len(taken), reason=reason)
+        rest = schedule.ready[READY_PER_CALL:]
+        following = datetime.fromisoformat(rest[0][0]) if rest else None
+        row = _row(schedule, FirePlan(fires=(), skipped=passed, next_due=following))
+        return {**row, "partitions": taken}
     delay = timedelta(seconds=schedule.delay_seconds)
     try:
         spec = read_spec(schedule.spec)

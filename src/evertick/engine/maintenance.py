@@ -5,11 +5,19 @@ Only the leader of the shard does this: each operation is one bounded batch, fen
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
 
 from psycopg import AsyncConnection
 
+from evertick.db.queries import assets
+from evertick.db.queries.assets import Arrival
+from evertick.domain.errors import InvalidSchedule
+from evertick.domain.schedules.dependencies import Condition, Source, read_text, sources_of
+from evertick.domain.schedules.partitions import read_mapper, targets_of
+from evertick.domain.schedules.run_partitions import Received, date_of_ready, is_ready
+from evertick.engine.fire_schedules import UNPLANNABLE, JsonObject, read_spec
 from evertick.engine.verbs import leader_verb
 
 
@@ -65,8 +73,11 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class DependenciesDelivered:
+    """`has_partitions`: updates of partitions are still to be mapped, see `map_arrivals`."""
+
     became_due: int
     has_more: bool
+    has_partitions: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +156,77 @@ async def raise_alerts(
     conn: AsyncConnection, *, shard: int, epoch: int, unfired_seconds: float, limit: int
 ) -> list[AlertChange]:
     """The alerts that were raised or resolved."""
+
+
+# Partitions of assets: everything that is decided is stored in one transaction, together with the removal of what was decided on.
+# -------------------------------------------------------------------------------------------------
+
+_Target = tuple[int, str]  # a schedule, and a key of its runs
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalsApplied:
+    mapped: int
+    became_due: int
+
+
+@leader_verb
+async def apply_partition_arrivals(
+    conn: AsyncConnection, *, shard: int, epoch: int, mapped: list[JsonObject], ready: list[JsonObject]
+) -> ArrivalsApplied: ...
+
+
+async def map_arrivals(conn: AsyncConnection, *, shard: int, epoch: int, limit: int) -> ArrivalsApplied:
+    """One batch. A schedule that changes meanwhile is left for the next one."""
+    found = await assets.arrivals(conn, limit=limit)
+    if not found:
+        return ArrivalsApplied(0, 0)
+    conditions = {each.schedule_id: _condition(each) for each in found}
+    received: dict[_Target, set[Received]] = defaultdict(set)
+    mapped: list[JsonObject] = []
+    for each in found:
+        keys, problem = _targets(each, conditions[each.schedule_id])
+        date = None if each.source_date is None else each.source_date.isoformat()
+        row = {"arrival_id": each.arrival_id, "version": each.version, "keys": keys}
+        mapped.append({**row, "source_date": date, "problem": problem})
+        for key in keys:
+            received[each.schedule_id, key].add(Received(asset=each.asset, key=each.key, date=each.source_date))
+    touched = sorted(received)
+    for before in await assets.pending(
+        conn, schedule_ids=[schedule for schedule, _ in touched], keys=[key for _, key in touched]
+    ):
+        update = Received(asset=before.asset, key=before.source_key, date=before.source_date)
+        received[before.schedule_id, before.key].add(update)
+    versions = {each.schedule_id: each.version for each in found}
+    ready: list[JsonObject] = []
+    for schedule, key in touched:
+        condition, updates = conditions[schedule], received[schedule, key]
+        if condition is not None and is_ready(condition, key, updates):
+            date_of = date_of_ready(condition, key, updates)
+            date = None if date_of is None else date_of.isoformat()
+            ready.append({"schedule_id": schedule, "version": versions[schedule], "key": key, "date": date})
+    return await apply_partition_arrivals(conn, shard=shard, epoch=epoch, mapped=mapped, ready=ready)
+
+
+def _condition(arrival: Arrival) -> Condition | Source | None:
+    """None if it cannot be read: it never waits for a partition then."""
+    try:
+        return read_text(read_spec(arrival.spec).after or "")
+    except UNPLANNABLE:
+        return None
+
+
+def _targets(arrival: Arrival, condition: Condition | Source | None) -> tuple[list[str], str | None]:
+    """The partitions that the update counts for, or why there are none."""
+    mappers = (
+        source.mapper
+        for source in (() if condition is None else sources_of(condition))
+        if source.name == arrival.asset and source.mapper is not None
+    )
+    text = next(mappers, None)
+    if text is None:
+        return [], "the schedule does not wait for partitions of this asset"
+    try:
+        return targets_of(read_mapper(text), arrival.key), None
+    except InvalidSchedule as error:
+        return [], str(error)[:500]

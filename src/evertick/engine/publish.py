@@ -281,7 +281,13 @@ def input_rows(spec: DagSpec, position: Mapping[str, int]) -> list[list[int]]:
 
 def asset_rows(spec: DagSpec) -> list[JsonObject]:
     return [
-        {"name": each.name, "uri": each.uri or each.name, "group": each.group, "extra": dict(each.extra)}
+        {
+            "name": each.name,
+            "uri": each.uri or each.name,
+            "group": each.group,
+            "extra": dict(each.extra),
+            "partitions": None if each.partitions is None else dict(each.partitions),
+        }
         for each in spec.assets
     ]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 
 from psycopg import AsyncConnection
@@ -20,8 +20,10 @@ from evertick.db.statements import sql_function
 from evertick.domain.access import Actor
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.spec import DagSpec, from_json
-from evertick.domain.dags.validation import check_run_params
+from evertick.domain.dags.validation import check_run_params, check_run_type
 from evertick.domain.errors import Conflict, NotFound, UserError
+from evertick.domain.schedules.partitions import check_key
+from evertick.domain.schedules.run_partitions import is_partitioned, partition_date
 from evertick.engine.verbs import did_you_mean, require, unknown
 
 
@@ -38,13 +40,21 @@ class Triggered:
 class Particulars:
     """The properties of a run besides its parameters. `key`: an idempotency key, the same key is the same run; `fire_at`: the
     date that the run is for, of which a DAG has one triggered or scheduled run; `start_at`: it begins then, not now;
-    `unique_for`: for so long the same key, or without one the same parameters, are the same run, and not for ever."""
+    `unique_for`: for so long the same key, or without one the same parameters, are the same run, and not for ever; `partition`:
+    the key of the one that it is for, which must be one of the DAG's schedule, and the instant that it stands for."""
 
     key: str | None = None
     fire_at: datetime | None = None
     note: str | None = None
     start_at: datetime | None = None
     unique_for: timedelta | None = None
+    partition: str | None = None
+    partition_date: datetime | None = None
+
+
+@sql_function
+async def clear_run_partitions(conn: AsyncConnection, *, run_ids: list[int], actor: Actor) -> None:
+    """They are for no partition any more."""
 
 
 @sql_function
@@ -59,6 +69,8 @@ async def trigger_run(
     note: str | None = None,
     start_at: datetime | None = None,
     unique_for: timedelta | None = None,
+    partition: str | None = None,
+    partition_date: datetime | None = None,
 ) -> Triggered | None:
     """See `Particulars`. None: the DAG was deleted."""
 
@@ -79,8 +91,9 @@ async def trigger(
     `about`: instead of a key and a date; the caller decides what an existing run means. `accepts_unknown`: tasks also
     receive parameters that the DAG does not declare."""
     row, spec = await find_dag(conn, dag)
+    check_run_type(spec, "manual")
     checked = check_run_params(spec, params, accepts_unknown=accepts_unknown)
-    wanted = about or Particulars(key=key, fire_at=fire_at)
+    wanted = with_partition(spec, about or Particulars(key=key, fire_at=fire_at))
     if wanted.unique_for is not None:
         _check_period(wanted)
     made = await trigger_run(conn, dag_id=row.dag_id, params=dict(checked), actor=actor, **asdict(wanted))
@@ -89,6 +102,15 @@ async def trigger(
     if not made.is_new and about is None:
         await refuse_another(conn, made.run_id, wanted, {name: checked[name] for name in params})
     return made
+
+
+def with_partition(spec: DagSpec, about: Particulars) -> Particulars:
+    """With the instant that its partition stands for; an error if the DAG has no such partition."""
+    if about.partition is None:
+        return about
+    check_key(about.partition)
+    found = [each.spec for each in spec.schedules if is_partitioned(each.spec)]
+    return replace(about, partition_date=partition_date(found[0], about.partition)) if found else about
 
 
 LONGEST_PERIOD = timedelta(days=3653)

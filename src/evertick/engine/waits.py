@@ -21,6 +21,8 @@ from evertick.domain.dags.params import ParamSpec, as_json, check_params, fill_p
 from evertick.domain.dags.spec import read_form
 from evertick.domain.dags.waits import MOST_PAYLOAD_BYTES, check_event_name, clock_instant
 from evertick.domain.errors import Conflict, Forbidden, NotFound, UserError
+from evertick.domain.schedules.partition_keys import of_asset
+from evertick.domain.schedules.partitions import check_key
 from evertick.engine.runs import find_dag
 from evertick.engine.verbs import leader_verb
 
@@ -271,11 +273,17 @@ class AssetEvent:
 
 
 @sql_function(retries=False)
-async def _update_asset(conn: AsyncConnection, *, asset: str, extra: dict[str, object], actor: Actor) -> AssetEvent: ...
+async def _update_asset(
+    conn: AsyncConnection, *, asset: str, extra: dict[str, object], key: str | None, actor: Actor
+) -> AssetEvent: ...
 
 
-async def update_asset(conn: AsyncConnection, *, asset: str, extra: Mapping[str, object], actor: Actor) -> AssetEvent:
-    """`extra` describes the update and is stored with it."""
+async def update_asset(
+    conn: AsyncConnection, *, asset: str, extra: Mapping[str, object], actor: Actor, partition: str | None = None
+) -> AssetEvent:
+    """`extra` describes the update and is stored with it. `partition`: the key of the one that was updated."""
+    if partition is not None:
+        await _check_partition(conn, asset, partition)
     try:
         size = len(json.dumps(as_json(dict(extra))))
     except ValueError as error:
@@ -285,7 +293,14 @@ async def update_asset(conn: AsyncConnection, *, asset: str, extra: Mapping[str,
             f"The extra of the update of asset {asset!r} takes {size:,} bytes; at most {MOST_PAYLOAD_BYTES:,} are"
             " allowed."
         )
-    return await _update_asset(conn, asset=asset, extra=dict(extra), actor=actor)
+    return await _update_asset(conn, asset=asset, extra=dict(extra), key=partition, actor=actor)
+
+
+async def _check_partition(conn: AsyncConnection, asset: str, key: str) -> None:
+    check_key(key)
+    declared = of_asset(await assets.partitions(conn, asset))
+    if declared is not None:
+        declared.date_of(key)
 
 
 @sql_function

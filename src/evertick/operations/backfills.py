@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from annotated_doc import Doc
@@ -15,6 +15,7 @@ from evertick.db.notify import Channel
 from evertick.db.queries import backfills, shards
 from evertick.db.queries.backfills import BackfillRow, FailedRun
 from evertick.domain.errors import NotFound, UserError
+from evertick.domain.schedules.partitions import LONGEST_KEY
 from evertick.domain.schedules.preview import MOST_PARALLEL, Reprocess
 from evertick.domain.schedules.spec import describe
 from evertick.engine import backfills as verbs
@@ -74,10 +75,11 @@ class Backfill:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewBackfill(RequestBody):
     """The instants are those of `schedule`, one of the DAG's schedules, or of `when`, an expression or the fields of a spec.
-    `is_preview` counts them and creates nothing."""
+    `is_preview` counts them and creates nothing. `partitions`: the keys of those that get a run, instead of a range from `first`
+    to `last`, which are dates of partitions if the schedule has them."""
 
     dag: Annotated[str, MaxLen(LONGEST_NAME)]
-    first: datetime
+    first: datetime | None = None
     last: datetime | None = None
     schedule: Annotated[str, MaxLen(LONGEST_NAME)] | None = None
     when: Annotated[str, MaxLen(1000)] | dict[str, Any] | None = None
@@ -86,6 +88,9 @@ class NewBackfill(RequestBody):
     newest_first: bool = False
     parallel: Annotated[int, Ge(1), Le(MOST_PARALLEL)] = 1
     params: dict[str, Any] | None = None
+    partitions: Annotated[list[Annotated[str, MaxLen(LONGEST_KEY)]], MaxLen(verbs.MOST_KEYED)] = field(
+        default_factory=list
+    )
     is_preview: bool = False
 
 
@@ -209,9 +214,20 @@ def backfill_of(row: BackfillRow, now: datetime) -> Backfill:
 def _wish(wanted: NewBackfill) -> BackfillRequest:
     if wanted.when is not None and wanted.schedule is not None:
         raise UserError("`schedule` and `when` both select the instants: give one of them.")
+    if (wanted.first is None) != bool(wanted.partitions) or (wanted.partitions and (wanted.last or wanted.when)):
+        raise UserError("A backfill has a range that begins with `first`, or a list of `partitions`: give one of them.")
     last = None if wanted.last is None else aware(wanted.last)
     spec = None if wanted.when is None else parsed(wanted.when, {"timezone": wanted.timezone})
-    return record_of(BackfillRequest, wanted, first=aware(wanted.first), last=last, spec=spec, accepts_unknown=False)
+    first = datetime.now(UTC) if wanted.first is None else aware(wanted.first)  # of no range: replaced by the preview
+    return record_of(
+        BackfillRequest,
+        wanted,
+        first=first,
+        last=last,
+        spec=spec,
+        partitions=tuple(wanted.partitions),
+        accepts_unknown=False,
+    )
 
 
 def _planned(backfill_id: int | None, is_new: bool, outlook: BackfillPlan, wish: BackfillRequest) -> BackfillPreview:

@@ -21,6 +21,7 @@ from evertick.db.queries.dags import DagFilter, DagRow, ImportErrorRow, ListedVe
 from evertick.domain.dags.spec import DagSpec, from_json
 from evertick.domain.errors import Forbidden, NotFound, UserError
 from evertick.domain.schedules.misfire import MisfirePolicy
+from evertick.domain.schedules.partitions import LONGEST_KEY
 from evertick.engine import dags as verbs
 from evertick.engine.publish import RollbackResult, find_version, roll_back
 from evertick.engine.runs import LONGEST_PERIOD, Particulars, refuse_another, trigger
@@ -145,11 +146,13 @@ class UnpauseResult:
 class TriggerRequest(RequestBody):
     """`fire_at`: the date that the run is for; a DAG has one triggered or scheduled run for it. Without it, the run is for the time
     at which it is triggered. `run_after`: the run is queued and begins then. `unique_for_seconds`: for so long, requests with the
-    same Idempotency-Key, or without one with the same params, are the same run; without it, a key is one run for ever."""
+    same Idempotency-Key, or without one with the same params, are the same run; without it, a key is one run for ever. `partition`:
+    the key of the partition that it is for."""
 
     params: Mapping[str, Any] = field(default_factory=dict)
     fire_at: datetime | None = None
     run_after: datetime | None = None
+    partition: Annotated[str, MaxLen(LONGEST_KEY)] | None = None
     unique_for_seconds: Annotated[float, Gt(0), Le(LONGEST_PERIOD.total_seconds())] | None = None
 
 
@@ -272,6 +275,7 @@ async def trigger_run(
             fire_at=_date_of("fire_at", body.fire_at),
             start_at=_date_of("run_after", body.run_after),
             unique_for=None if body.unique_for_seconds is None else timedelta(seconds=body.unique_for_seconds),
+            partition=body.partition,
         )
         made = await trigger(conn, dag=dag, params=body.params, actor=caller.actor, about=about)
         if not made.is_new and about.unique_for is None:

@@ -172,6 +172,7 @@ _WAITS = (
     _put("/webhooks/{name}", webhooks.put_webhook, Permission.EDIT_WEBHOOKS, tag="webhooks"),
     _delete("/webhooks/{name}", webhooks.delete_webhook, Permission.EDIT_WEBHOOKS, tag="webhooks"),
     _get("/assets", waits.list_assets, Permission.READ_GATES, tag="assets"),
+    _get("/assets/{name}/partitions", waits.list_partitions, Permission.READ_GATES, tag="assets"),
     _post("/assets/{name}/updates", waits.record_asset_update, Permission.SEND_EVENTS, tag="assets", status=201),
 )
 

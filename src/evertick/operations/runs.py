@@ -14,7 +14,8 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 from psycopg import AsyncConnection
 
 from evertick.db.notify import Channel
-from evertick.db.queries import dags, notifications, requests, runs, schedules, tasks
+from evertick.db.queries import assets, dags, notifications, requests, runs, schedules, tasks
+from evertick.db.queries.assets import RunPartition
 from evertick.db.queries.notifications import QuarantinedItem
 from evertick.db.queries.runs import JournalEntry, RunRow, RunSearch
 from evertick.db.queries.schedules import RunTrigger
@@ -75,11 +76,13 @@ class Run:
 @dataclass(slots=True, kw_only=True)
 class RunDetails(Run):
     """A run with the number of tasks in each state, what operators and repairs did to it, the runs and assets that
-    triggered it, and why it is quarantined, if it is. `start_at`: when a run that was requested for later begins."""
+    triggered it, the partition that it is for, and why it is quarantined, if it is. `start_at`: when a run that was requested for
+    later begins."""
 
     tasks_by_state: dict[str, int]
     audit: list[JournalEntry]
     triggers: list[RunTrigger]
+    partition: RunPartition | None
     quarantine: QuarantinedItem | None
     start_at: datetime | None
 
@@ -178,12 +181,14 @@ async def show_run(caller: Caller, *, run_id: RunId) -> RunDetails:
         audit = await runs.journal(conn, run_id=run_id)
         triggers = await schedules.causes(conn, run_id)
         start_at = await requests.start_of_run(conn, run_id=run_id)
+        partition = await assets.partition_of_run(conn, run_id)
         aside = next(iter(await notifications.list_quarantined(conn, kind="run", subject_id=run_id)), None)
     return RunDetails(
         **asdict(run_of(row)),
         tasks_by_state=states,
         audit=audit,
         triggers=triggers,
+        partition=partition,
         quarantine=aside,
         start_at=start_at,
     )

@@ -12,11 +12,12 @@ from annotated_types import MaxLen
 
 from evertick.db.notify import Channel
 from evertick.db.queries import assets, waits
-from evertick.db.queries.assets import Asset
+from evertick.db.queries.assets import Asset, AssetPartition
 from evertick.db.queries.waits import ApprovalRow, EventRow
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dags.waits import check_event_name
 from evertick.domain.errors import UserError
+from evertick.domain.schedules.partitions import LONGEST_KEY
 from evertick.engine import waits as verbs
 from evertick.engine.waits import LONGEST_NOTE, AssetEvent, Decision, SentEvent, find_approval, find_asset, update_asset
 from evertick.operations.caller import Caller
@@ -47,9 +48,10 @@ class EventRequest(RequestBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssetUpdate(RequestBody):
-    """`extra` is stored with the update."""
+    """`extra` is stored with the update. `partition`: the key of the one that was updated, of an asset with partitions."""
 
     extra: dict[str, Any] = field(default_factory=dict)
+    partition: Annotated[str, MaxLen(LONGEST_KEY)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,11 +174,23 @@ async def list_assets(caller: Caller, *, limit: Limit = USUAL_ITEMS, cursor: Cur
         return short_page(await assets.list_whole(conn), limit, cursor, lambda row: (row.name,), lambda row: row)
 
 
+async def list_partitions(
+    caller: Caller, *, name: AssetName, limit: Limit = USUAL_ITEMS, cursor: Cursor = None
+) -> Page[AssetPartition]:
+    """List the partitions of an asset that were updated, the highest key first, each with its last update."""
+    (before,) = cast("tuple[str]", read_cursor(cursor, ""))
+    async with caller.read() as conn:
+        await find_asset(conn, name)
+        found = await assets.partitions_of_asset(conn, asset=name, before=before or None, limit=limit)
+    return page_of(found, limit, lambda row: (row.key,), lambda row: row)
+
+
 async def record_asset_update(caller: Caller, *, name: AssetName, body: AssetUpdate | None = None) -> AssetEvent:
     """Report an update of an asset from outside. DAGs that run after it start as after a task's update."""
     async with caller.write(Channel.SCHEDULE) as conn:
         await find_asset(conn, name)
-        return await update_asset(conn, asset=name, extra=body.extra if body else {}, actor=caller.actor)
+        told = body or AssetUpdate()
+        return await update_asset(conn, asset=name, extra=told.extra, actor=caller.actor, partition=told.partition)
 
 
 def _approval(row: ApprovalRow) -> Approval:

@@ -26,7 +26,7 @@ from evertick.secrets.backends import SecretProvider
 FACTS = frozenset(
     (
         *("run", "ended_run", "xcoms", "latest_xcoms", "runs", "previous_run", "tasks", "dag"),
-        *("asset", "asset_events", "aliased", "state", "steps", "step", "commit_place"),
+        *("asset", "asset_events", "aliased", "partition", "state", "steps", "step", "commit_place"),
     )
 )
 
@@ -84,7 +84,10 @@ class Asks:
     async def _trigger(self, holder: AttemptHolder, args: Mapping[str, Any]) -> Mapping[str, object]:
         fire_at = args.get("fire_at")
         about = Particulars(
-            key=str(args["run"]), fire_at=fire_at and datetime.fromisoformat(fire_at), note=args.get("note")
+            key=str(args["run"]),
+            fire_at=fire_at and datetime.fromisoformat(fire_at),
+            note=args.get("note"),
+            partition=args.get("partition"),
         )
         conn = await self._link.get()
         made = await asks.trigger(conn, holder, dag=str(args["dag"]), params=args.get("params") or {}, about=about)

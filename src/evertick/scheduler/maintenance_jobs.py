@@ -23,6 +23,7 @@ from evertick.engine.inbound.requests import start_delayed_runs, take_requests
 from evertick.engine.maintenance import (
     deliver_dependencies,
     fail_orphaned_run,
+    map_arrivals,
     promote_due_tasks,
     raise_alerts,
     reconcile_runs,
@@ -156,9 +157,13 @@ class MaintenanceJobs:
 
     async def deliver_dependencies(self, conn: AsyncConnection, leader: LeaderKey) -> Rerun:
         done = await deliver_dependencies(conn, **leader, limit=self._batch)
-        if done.became_due:
+        became_due, has_more = done.became_due, done.has_more
+        if done.has_partitions:
+            mapped = await map_arrivals(conn, **leader, limit=self._batch)
+            became_due, has_more = became_due + mapped.became_due, has_more or mapped.mapped > 0
+        if became_due:
             self._notifier.wake(Channel.SCHEDULE)
-        return Rerun(in_seconds=0.0) if done.has_more else Rerun()
+        return Rerun(in_seconds=0.0) if has_more else Rerun()
 
     async def wake_deferred_tasks(self, conn: AsyncConnection, leader: LeaderKey) -> Rerun:
         done = await wake(conn, **leader, batch=self._batch)

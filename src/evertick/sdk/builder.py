@@ -5,6 +5,7 @@ Exists only until the function returns; the spec created from it is published.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 from evertick.domain.dags.gates import GateKind, GateSpec
 from evertick.domain.dags.graph import MAX_GROUP_RETRIES
-from evertick.domain.dags.spec import GroupSpec, MappedGroup, TaskKind, TaskSpec
+from evertick.domain.dags.spec import AssetSpec, GroupSpec, MappedGroup, TaskKind, TaskSpec
 from evertick.domain.dags.validation import MAX_EDGES, MAX_TASKS
+from evertick.domain.schedules.dependencies import Source
 from evertick.domain.states import TriggerRule
 from evertick.sdk.notify import Callback, callbacks_in
 from evertick.sdk.options import read_flag, read_option, read_optional, read_whole, task_spec
@@ -153,6 +155,7 @@ class DagBuilder:
         self.template_params: dict[str, str] = {}
         self._highest_number: dict[str, int] = {}
         self.callbacks: dict[str, Callback] = {}
+        self.assets: dict[str, AssetSpec] = {}
 
     @property
     def group(self) -> str | None:
@@ -190,6 +193,13 @@ class DagBuilder:
                     f"DAG {self.name!r} has two callbacks named {each.name!r}; name one with notify.call(..., name='other')."
                 )
 
+    def _note_assets(self, outlets: object) -> None:
+        """Record which partitions the assets have that a task updates."""
+        for each in outlets if isinstance(outlets, Iterable) else ():
+            if isinstance(each, Source) and each.partitions is not None:
+                partitions = json.loads(each.partitions.to_text())
+                self.assets[each.name] = AssetSpec(name=each.name, partitions=partitions)
+
     def add(
         self, bound: BoundTask, options: Mapping[str, object], upstream: Mapping[str, TaskRef], **fields: Any
     ) -> TaskRef:
@@ -197,6 +207,7 @@ class DagBuilder:
         spec = task_spec(bound.name, options)
         spec = replace(spec, kind=bound.kind, group=self.group, inputs=tuple(upstream), **fields)
         self.note_callbacks(options)
+        self._note_assets(options.get("outlets", ()))
         position = len(self.specs)
         if position >= MAX_TASKS:
             raise refused(f"DAG {self.name!r} has more than {MAX_TASKS:,} tasks.")

@@ -32,7 +32,8 @@ from evertick.domain.schedules.computed import Instant
 from evertick.domain.schedules.dependencies import Condition, Source
 from evertick.domain.schedules.events import EventTrigger
 from evertick.domain.schedules.misfire import MOST_MISSED, MisfirePolicy, OverlapPolicy
-from evertick.domain.schedules.spec import parse_schedule
+from evertick.domain.schedules.partition_keys import Partitions
+from evertick.domain.schedules.spec import parse_schedule, with_partitions
 from evertick.domain.schedules.time_zones import find_zone
 from evertick.sdk.builder import DagBuilder, building
 from evertick.sdk.notify import NOTICE_OPTIONS, Callback, Recipients
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 
 
 # The options of a single schedule, which the DAG can also set for all its schedules.
-_WHEN = ("timezone", "start_at", "end_at", "anchor_at", "jitter", "catchup")
+_WHEN = ("timezone", "start_at", "end_at", "anchor_at", "jitter", "catchup", "partitions")
 
 
 _RULES: dict[str, tuple[str, Callable[[object], object]]] = {
@@ -99,7 +100,8 @@ class DagOptions(TypedDict, total=False):
     `schedule` is a cron expression, "@every 5s", a timedelta, a datetime, a list of datetimes, `after(...)`, `on_event(...)`, or a
     function that returns the instant after a given one; `schedules` names
     several, each such a value or a dict with one (`{"schedule": ..., "params": ...}`), which may have its own time zone, bounds,
-    jitter, catchup and policies (misfire, catchup_window, catchup_limit, overlap, start_within, finish_within). `task_defaults` are
+    jitter, catchup, partitions and policies (misfire, catchup_window, catchup_limit, overlap, start_within, finish_within).
+    `partitions=daily()`: each run of a schedule with times is for a partition, see `context.partition_key`. `task_defaults` are
     options for every task that does not set them.
     """
 
@@ -114,6 +116,7 @@ class DagOptions(TypedDict, total=False):
     anchor_at: datetime | str
     jitter: Seconds
     catchup: bool
+    partitions: Partitions
     misfire: MisfirePolicy | Literal["latest", "all", "skip"]
     catchup_window: Seconds
     catchup_limit: int
@@ -200,6 +203,7 @@ class DagDefinition(Generic[P]):
             edges=tuple(sorted(builder.edges)),
             groups=groups,
             mapped_groups=tuple(builder.mapped_groups),
+            assets=tuple(builder.assets[name] for name in sorted(builder.assets)),
         )
         self._check_template_params(builder, {param.name for param in spec.params})
         try:
@@ -342,6 +346,8 @@ def _schedule(name: str, own: Mapping[str, object], shared: Mapping[str, object]
     try:
         if (jitter := when.pop("jitter", None)) is not None:
             when["jitter_seconds"] = read_seconds(jitter)
+        if (partitions := when.pop("partitions", None)) is not None:
+            partitions = _read_partitions(partitions)
         for option, (target, read) in _RULES.items():
             if option in own:
                 rules[target] = read(own[option])
@@ -349,8 +355,15 @@ def _schedule(name: str, own: Mapping[str, object], shared: Mapping[str, object]
         raise ValueError(f"schedule {name!r}: {error}.") from None
     raw = own["schedule"]
     spec = parse_schedule(computed_fields(raw) if is_timetable(raw) else raw, **when)
+    spec = spec if partitions is None else with_partitions(spec, partitions)
     named = {key: as_json(value) for key, value in params.items()}
     return NamedSchedule(name=name, spec=spec, params=named, **rules)
+
+
+def _read_partitions(value: object) -> str:
+    if not isinstance(value, Partitions) or value.keys:
+        raise TypeError(f"partitions is {value!r:.60}: write hourly(), daily(), weekly() or monthly()")
+    return value.to_text()
 
 
 def _read_task_defaults(value: object) -> Mapping[str, object]:

@@ -6,13 +6,15 @@ A write is committed before it returns, behind the attempt's fence: an attempt t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 from typing import Any
 from uuid import uuid4
 
 from evertick.domain.errors import UserError
+from evertick.domain.schedules.dependencies import Source
+from evertick.domain.schedules.partitions import check_key as check_partition
 from evertick.domain.state import MOST_KEYS, MOST_STEPS, StateScope, check_key, check_size, check_step
 
 Ask = Callable[[str, dict[str, Any]], Any]
@@ -38,6 +40,20 @@ class Durable:
     commit_with: Callable[[Any, dict[str, Any], str, str], str] | None = None
     _finished: set[str] | None = None
     _used: set[str] = field(default_factory=set)
+    _updates: list[dict[str, Any]] = field(default_factory=list)
+
+    def partition_key(self) -> str | None:
+        found = self.ask("partition", {})
+        return None if found is None else str(found[0])
+
+    def update(self, asset: Source | str, keys: Sequence[str], extra: Mapping[str, Any]) -> None:
+        """Describe updates of an asset. They replace what the attempt has said before, so all of them are sent."""
+        known = None if isinstance(asset, str) else asset.partitions
+        for key in keys:
+            check_partition(key) if known is None else known.date_of(key)
+        described = {"asset": asset if isinstance(asset, str) else asset.name, "extra": dict(extra), "alias": None}
+        self._updates += [{**described, "partition_key": key} for key in keys] if keys else [described]
+        self.ask("put_updates", {"updates": self._updates})
 
     def step(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if iscoroutinefunction(function):
@@ -121,11 +137,13 @@ class State:
 
 class MemoryStore:
     """State and steps in memory, for `dag.test()` and for tests of a task's function. `task_state` and `asset_state` are by
-    the name of their owner, and then by key."""
+    the name of their owner, and then by key. `partition` is the key of the run's partition."""
 
     def __init__(self) -> None:
         self.task_state: dict[str, dict[str, Any]] = {}
         self.asset_state: dict[str, dict[str, Any]] = {}
+        self.asset_updates: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        self.partition: str | None = None
         self._steps: dict[tuple[str, int], dict[str, Any]] = {}
 
     def durable(self, task: str, map_index: int = -1, *, is_first: bool = True) -> Durable:
@@ -147,6 +165,11 @@ class MemoryStore:
                 return [[key, known[key]] for key in known if args["key"] in (None, key)]
             case "put_state":
                 return self._put(self._of(task, args), args["key"], args["value"])
+            case "partition":
+                return None if self.partition is None else [self.partition, None]
+            case "put_updates":
+                self.asset_updates[task, map_index] = [dict(each) for each in args["updates"]]
+                return True
             case "steps":
                 return list(steps)
             case "step":

@@ -33,7 +33,6 @@ from evertick.sdk.source_location import refused
 if TYPE_CHECKING:
     from evertick.sdk.local_run import LocalRun, LocalRunOptions
 
-
 _running: ContextVar[TaskContext] = ContextVar("evertick_task")
 
 
@@ -88,16 +87,14 @@ class TaskContext:
     @property
     def ds(self) -> str:
         """The day of `fire_at` as 2030-01-31: in the time zone of the DAG's schedule, if its file has one, otherwise in UTC."""
-        zone = UTC if self.schedule is None else find_zone(self.schedule.timezone)
-        return self.fire_at.astimezone(zone).date().isoformat()
+        zone = self.schedule and find_zone(self.schedule.timezone)
+        return self.fire_at.astimezone(zone or UTC).date().isoformat()
 
     @property
     def data_interval_start(self) -> datetime:
         """The due time before `fire_at`; `fire_at` itself if there is none, or if the DAG's file has not exactly one schedule."""
-        if self.schedule is None:
-            return self.fire_at
-        before = latest_between(self.schedule, EARLIEST, self.fire_at - timedelta(microseconds=1))
-        return self.fire_at if before is None else before
+        moment_before = self.fire_at - timedelta(microseconds=1)
+        return (self.schedule and latest_between(self.schedule, EARLIEST, moment_before)) or self.fire_at
 
     @property
     def data_interval_end(self) -> datetime:
@@ -112,12 +109,19 @@ class TaskContext:
         """The values that tasks keep of an asset: `context.asset_state(Asset("orders")).get("cursor")`."""
         return State(self.durable, StateScope.ASSET, asset if isinstance(asset, str) else asset.name)
 
+    @property
+    def partition_key(self) -> str | None:
+        """The partition that the run is for, such as 2030-01-31. None if it is for no partition."""
+        return self.durable.partition_key()
+
+    def update(self, asset: Source | str, *keys: str, extra: Mapping[str, Any] | None = None) -> None:
+        """Say which partitions of an outlet the task updates, if not that of its run: `context.update(regions, "eu", "us")`."""
+        self.durable.update(asset, keys, extra or {})
+
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function once: a retry of the task gets the stored result instead. Its result is stored as a task's is, and
-        committed before it is returned. With an async function, await it.
-
-        A process that dies in the function or before the commit calls it again, so its effect happens at least once: pass
-        `idempotency_key` to other systems.
+        committed before it is returned. With an async function, await it. A process that dies before the commit calls it again:
+        pass `idempotency_key` to other systems.
         """
         return self.durable.step(name, function, args, kwargs)
 
@@ -131,7 +135,7 @@ class TaskContext:
         return self.durable.ask(verb, args)
 
     def is_cancelled(self) -> bool:
-        """Whether a stop was requested for this task; long loops should check it from time to time, and return."""
+        """Whether a stop was requested for this task; long loops check it from time to time."""
         return self.cancelled.is_set()
 
     def __getitem__(self, name: str) -> Never:
@@ -143,11 +147,8 @@ class TaskContext:
 
 
 # The fields of a context that templates can use.
-CONTEXT_NAMES = (
-    *("params", "variables", "connections", "secrets"),
-    *("run_id", "dag", "task", "map_index", "attempt", "idempotency_key"),
-    *("fire_at", "ds", "data_interval_start", "data_interval_end"),
-)
+_NAMED = "params variables connections secrets run_id dag task map_index attempt idempotency_key"
+CONTEXT_NAMES = (*_NAMED.split(), "fire_at", "ds", "data_interval_start", "data_interval_end")
 
 
 def current_context() -> TaskContext:

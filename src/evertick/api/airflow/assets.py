@@ -80,7 +80,7 @@ async def get_asset(asset_id: AssetId, caller: Who) -> dict[str, Any]:
 async def materialize_asset(asset_id: AssetId, caller: Who, body: MaterializeBody | None = None) -> dict[str, Any]:
     """Trigger the DAG that updates the asset, if it is the only one."""
     wish = body or MaterializeBody()
-    for name in ("logical_date", "data_interval_start", "data_interval_end", "run_after", "partition_key"):
+    for name in ("logical_date", "data_interval_start", "data_interval_end", "run_after"):
         if getattr(wish, name) is not None:
             raise UserError(f"{name} must be null: the run starts immediately.")
     async with caller.write(Channel.TASKS) as conn:
@@ -151,6 +151,7 @@ class AssetEventQuery(query.Paged):
     source_map_index: query.Small | None = None
     name_pattern: query.Pattern = None
     name_prefix_pattern: query.Pattern = None
+    partition_key: Annotated[str, Field(max_length=250)] | None = None
 
 
 class AccessControl(query.Body):
@@ -163,7 +164,7 @@ class AccessControl(query.Body):
 class NewEvent(query.Body):
     asset_id: Annotated[int, Field(ge=0, le=2**63 - 1)]
     extra: dict[str, Any] = Field(default_factory=dict)
-    partition_key: str | None = None
+    partition_key: Annotated[str, Field(min_length=1, max_length=250)] | None = None
     access_control: AccessControl | None = None
 
 
@@ -180,6 +181,7 @@ async def get_asset_events(caller: Who, asked: Annotated[AssetEventQuery, Query(
             task=asked.source_task_id,
             text_id=asked.source_run_id,
             map_index=asked.source_map_index,
+            partition=asked.partition_key,
             **query.patterns(asked, _="name"),
             occurred=query.span(asked, "timestamp"),
         )
@@ -192,15 +194,13 @@ async def get_asset_events(caller: Who, asked: Annotated[AssetEventQuery, Query(
 @asset_events_router.post("/assets/events", Permission.SEND_EVENTS, models.AssetEventResponse)
 async def create_asset_event(body: NewEvent, caller: Who) -> dict[str, Any]:
     """Report an external update. DAGs that depend on the asset start as after an update by a task."""
-    if body.partition_key is not None:
-        raise UserError("partition_key must be null: Evertick has no partitions.")
     if body.access_control is not None and (body.access_control.consumer_teams or not body.access_control.allow_global):
         raise UserError("access_control must be omitted: Evertick has no teams.")
     extra = {**body.extra, "from_rest_api": True}
     async with caller.write(Channel.SCHEDULE) as conn:
         name = await _name_of(conn, body.asset_id)
-        told = await update_asset(conn, asset=name, extra=extra, actor=caller.actor)
-    made = ListedUpdate(name, told.update_id, None, None, None, None, -1, told.occurred_at, extra)
+        told = await update_asset(conn, asset=name, extra=extra, actor=caller.actor, partition=body.partition_key)
+    made = ListedUpdate(name, told.update_id, None, None, None, None, -1, told.occurred_at, extra, body.partition_key)
     return _update(made, [])
 
 
@@ -319,6 +319,7 @@ def _recorded(each: AssetTrigger | ListedUpdate, number: int) -> dict[str, Any]:
         "group": "asset",
         "timestamp": each.occurred_at,
         "extra": each.extra,
+        "partition_key": each.partition_key,
     }
 
 

@@ -87,7 +87,14 @@ async def create_backfill_dry_run(body: BackfillBody, caller: Who) -> dict[str, 
     async with caller.read() as conn:
         await caller.dag(conn, body.dag_id)
         instants, total = await verbs.instants_of(conn, _wish(body), limit=MOST_FORESEEN)
-    found = [{"logical_date": each, "partition_key": None, "partition_date": None} for each in instants]
+    found = [
+        {
+            "logical_date": each if partition is None else None,
+            "partition_key": None if partition is None else partition.key,
+            "partition_date": None if partition is None else partition.date,
+        }
+        for each, partition in instants
+    ]
     return {"backfills": found, "total_entries": total}
 
 

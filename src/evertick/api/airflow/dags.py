@@ -26,6 +26,7 @@ from evertick.domain.errors import UserError
 from evertick.domain.retry import Backoff
 from evertick.domain.schedules.cron import without_macro
 from evertick.domain.schedules.dependencies import read_text, sources_of
+from evertick.domain.schedules.run_partitions import is_partitioned
 from evertick.domain.schedules.spec import ScheduleKind, ScheduleSpec, describe
 from evertick.engine.fire_schedules import UNPLANNABLE, in_words, read_spec
 from evertick.operations import dags as operations
@@ -241,7 +242,7 @@ def _document(row: DagRow, plans: list[ListedSchedule], is_broken: bool) -> dict
         "description": spec.description,
         "timetable_summary": "; ".join(map(_summary, readable)) or None,
         "timetable_description": words or "Never, external triggers only",
-        "timetable_partitioned": False,
+        "timetable_partitioned": any(map(is_partitioned, readable)),
         "timetable_periodic": is_periodic,
         "tags": [{"name": tag, "dag_id": row.name, "dag_display_name": row.name} for tag in spec.tags],
         "max_active_tasks": spec.max_active_tasks or _MOST_ACTIVE_TASKS,

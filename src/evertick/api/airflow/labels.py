@@ -119,6 +119,8 @@ def run_document(row: ListedRun) -> dict[str, Any]:
         "triggering_user_name": name if who in ("user", "cli") else None,
         "conf": row.params,
         "note": row.note if row.note is not None else row.reason,
+        "partition_key": row.partition_key,
+        "partition_date": row.partition_date,
         "dag_versions": [version_of(row.dag, row.version_id, row.version, row.version_created_at)],
     }
 

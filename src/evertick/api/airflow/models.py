@@ -36,6 +36,12 @@ class BulkResponse(BaseModel):
     update: BulkActionResponse | None = None
 
 
+class ClearPartitionsResponse(BaseModel):
+    dag_runs_cleared: int
+    dry_run: bool
+    task_instances_cleared: int
+
+
 class ConfigOption(BaseModel):
     key: str
     value: str

@@ -118,7 +118,7 @@ class DagQuery(Paged):
 
 
 class RunQuery(Paged, Times, Changes):
-    """Parameters of `GET /dags/{dag_id}/dagRuns`. Evertick has no partitions."""
+    """Parameters of `GET /dags/{dag_id}/dagRuns`."""
 
     cursor: Annotated[str | None, Field(max_length=1000)] = None
     partition_date_gte: datetime | None = None

@@ -28,7 +28,7 @@ from evertick.domain.dags.spec import DagSpec, from_json
 from evertick.domain.errors import Conflict, NotFound, UserError
 from evertick.domain.schedules.time_zones import with_zone
 from evertick.domain.states import TERMINAL_RUN_STATES, TERMINAL_TASK_STATES
-from evertick.engine.runs import Particulars, cancel, delete_run, of_run, trigger, write_note
+from evertick.engine.runs import Particulars, cancel, clear_run_partitions, delete_run, of_run, trigger, write_note
 from evertick.engine.tasks import clear, mark, newest_version
 
 router = GuardedRouter(tags=["DagRun"])
@@ -60,7 +60,7 @@ class MaterializeBody(query.Body):
     run_after: datetime | None = None
     conf: dict[str, Any] | None = None
     note: Note = None
-    partition_key: str | None = None
+    partition_key: Annotated[str, Field(min_length=1, max_length=250)] | None = None
 
 
 class TriggerBody(MaterializeBody):
@@ -90,17 +90,30 @@ class BulkRun(RunPatch):
     dag_id: Annotated[str | None, Field(max_length=250)] = None
 
 
-class RunsClear(RunClear):
-    dag_runs: Annotated[list[BulkRun], Field(max_length=MOST_RUNS)] | None = None
-    partition_key: str | None = None
+class OfPartitions(query.Body):
+    """The runs of a partition, or of those with dates in a range."""
+
+    partition_key: Annotated[str, Field(max_length=250)] | None = None
     partition_date_start: datetime | None = None
     partition_date_end: datetime | None = None
+
+
+class RunsClear(RunClear, OfPartitions):
+    dag_runs: Annotated[list[BulkRun], Field(max_length=MOST_RUNS)] | None = None
+
+
+class PartitionsClear(OfPartitions):
+    """Which runs stop being for a partition; with `clear_task_instances` their tasks run again."""
+
+    run_id: Annotated[str, Field(max_length=250)] | None = None
+    clear_task_instances: bool = False
+    dry_run: bool = True
 
 
 @router.post("/dags/{dag_id}/dagRuns", Permission.TRIGGER_RUNS, models.DAGRunResponse)
 async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[str, Any]:
     """Trigger a run. A second run with the same `logical_date` or the same id is refused."""
-    for name in ("data_interval_start", "data_interval_end", "partition_key"):
+    for name in ("data_interval_start", "data_interval_end"):
         if getattr(body, name) is not None:
             raise UserError(f"{name} must be null: a run has only a logical_date.")
     at = _instant(body.logical_date)
@@ -121,7 +134,13 @@ async def trigger_run(
     fire_at: datetime | None = None,
     exists: str,
 ) -> dict[str, Any]:
-    about = Particulars(key=body.dag_run_id, fire_at=fire_at, note=body.note or None, start_at=_instant(body.run_after))
+    about = Particulars(
+        key=body.dag_run_id,
+        fire_at=fire_at,
+        note=body.note or None,
+        start_at=_instant(body.run_after),
+        partition=body.partition_key,
+    )
     # As in Airflow, a conf may have keys that the DAG does not declare.
     params = body.conf or {}
     made = await trigger(conn, dag=dag.name, params=params, actor=caller.actor, about=about, accepts_unknown=True)
@@ -172,12 +191,17 @@ async def clear_dag_run(dag_id: str, dag_run_id: str, body: RunClear, caller: Wh
 )
 async def clear_dag_runs(dag_id: str, body: RunsClear, caller: Who) -> dict[str, Any]:
     refuse_only_new(body.only_new)
-    if body.partition_key or body.partition_date_start or body.partition_date_end:
-        raise UserError("Evertick has no partitions. Name the runs in dag_runs.")
     documents: list[dict[str, Any]] = []
     async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
-        for each in body.dag_runs or []:
-            run = await find_run(caller, conn, whose_run(dag_id, each.dag_id), each.dag_run_id)
+        runs = [
+            await find_run(caller, conn, whose_run(dag_id, each.dag_id), each.dag_run_id)
+            for each in body.dag_runs or []
+        ]
+        if body.partition_key or body.partition_date_start or body.partition_date_end:
+            if body.dag_runs:
+                raise UserError("Name the runs in dag_runs, or select them by their partition: not both.")
+            runs = await runs_of_partitions(conn, (await caller.dag(conn, dag_id)).dag_id, body)
+        for run in runs:
             chosen = await _chosen(conn, run, body)
             if body.dry_run:
                 documents += await instance_documents(conn, chosen)
@@ -205,6 +229,44 @@ async def bulk_dag_runs(dag_id: str, body: BulkBody[BulkRun], caller: Who) -> di
                     else:
                         await _change(caller, conn, run, wish, action.update_mask)
     return tally.document()
+
+
+@router.post("/dags/{dag_id}/clearPartitions", Permission.CLEAR_TASKS, models.ClearPartitionsResponse)
+async def clear_dag_run_partitions(dag_id: str, body: PartitionsClear, caller: Who) -> dict[str, Any]:
+    """Make runs be for no partition any more, so that other runs can be for theirs."""
+    has_dates = body.partition_date_start is not None or body.partition_date_end is not None
+    if sum((body.run_id is not None, body.partition_key is not None, has_dates)) != 1:
+        raise UserError("Select runs by exactly one of run_id, partition_key, and a range of partition dates.")
+    async with caller.write(Channel.TASKS, Channel.STOP, Channel.SCHEDULE) as conn:
+        row = await caller.dag(conn, dag_id)
+        runs = (
+            await runs_of_partitions(conn, row.dag_id, body)
+            if body.run_id is None
+            else [await find_run(caller, conn, dag_id, body.run_id)]
+        )
+        chosen = [await choose(conn, run) for run in runs] if body.clear_task_instances else []
+        if not body.dry_run:
+            await clear_run_partitions(conn, run_ids=[run.run_id for run in runs], actor=caller.actor)
+            for run, tasks_of_run in zip(runs, chosen, strict=False):
+                await clear_chosen(caller, conn, run, tasks_of_run)
+    return {
+        "dag_runs_cleared": sum(run.partition_key is not None for run in runs),
+        "task_instances_cleared": sum(map(len, chosen)),
+        "dry_run": body.dry_run,
+    }
+
+
+async def runs_of_partitions(conn: AsyncConnection, dag_id: int, of: OfPartitions) -> list[ListedRun]:
+    wanted = RunFilter(
+        dag_id=dag_id,
+        keys=None if of.partition_key is None else [of.partition_key],
+        partition=between_instants(of.partition_date_start, None, of.partition_date_end, None),
+        names=RUN_STATES,
+    )
+    found, _ = await run_lists.list_runs(conn, wanted, PageRequest(limit=MOST_RUNS + 1, is_counted=False))
+    if len(found) > MOST_RUNS:
+        raise UserError(f"The request selects more than {MOST_RUNS} runs. Narrow the range of partition dates.")
+    return found
 
 
 def whose_run(path: str, named: str | None) -> str:

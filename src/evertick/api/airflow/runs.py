@@ -21,7 +21,7 @@ from evertick.api.airflow.labels import RUN_STATES, RUN_TYPES, ours, run_documen
 from evertick.api.auth import GuardedRouter
 from evertick.api.context import ApiCaller, Who
 from evertick.db.queries import listings, run_lists, tasks
-from evertick.db.queries.run_lists import MOST_COUNTED, ListedRun, Order, PageRequest, RunFilter
+from evertick.db.queries.run_lists import MOST_COUNTED, ListedRun, Order, PageRequest, RunFilter, between_instants
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, UserError
@@ -40,7 +40,7 @@ ORDER = {
     "run_id": ["text_id"],
     "dag_run_id": ["text_id"],
     "logical_date": ["fire_at"],
-    # Evertick has no partitions: sorting by them has no effect.
+    # Partitions are found by their keys and dates, and runs are not sorted by them.
     "partition_date": [],
     "run_after": ["due_at"],
     "start_date": ["started_at"],
@@ -70,13 +70,14 @@ async def get_dag_runs(dag_id: str, caller: Who, asked: Annotated[query.RunQuery
             states=ours(list(asked.state or ())),
             **_types(asked.run_type),
             versions=asked.dag_version or None,
-            **query.patterns(asked, _="run_id", actor="triggering_user_name", dag="dag_id"),
+            **query.patterns(asked, _="run_id", actor="triggering_user_name", dag="dag_id", keys="partition_key"),
+            partition=between_instants(asked.partition_date_gte, None, asked.partition_date_lte, None),
             params_like=query.plainly_contains(asked.conf_contains),
             asset_like=query.plainly_contains(asked.consuming_asset_pattern),
             names=RUN_STATES,
             **query.time_ranges(asked),
         )
-        if _asks_for_what_is_not_here(asked):
+        if asked.bundle_version is not None:  # Evertick has no bundles of versions
             return _collection([], 0)
         if asked.cursor is not None:
             if [column for column, _ in order] == ["due_at"]:
@@ -215,19 +216,6 @@ def _due_from(due: Range[datetime] | None, at: datetime, *, is_down: bool) -> Ra
 def _types(asked: list[models.DagRunType] | None) -> dict[str, Any]:
     types = [each for each in asked if each in RUN_TYPES] if asked else None
     return {"types": types, "kinds": None if types is None else sorted({RUN_TYPES[each] for each in types})}
-
-
-def _asks_for_what_is_not_here(asked: query.RunQuery) -> bool:
-    return any(
-        each is not None
-        for each in (
-            asked.partition_date_gte,
-            asked.partition_date_lte,
-            query.begins(asked.partition_key_prefix_pattern),
-            query.contains(asked.partition_key_pattern),
-            asked.bundle_version,
-        )
-    )
 
 
 def _collection(found: list[ListedRun], total: int) -> dict[str, Any]:

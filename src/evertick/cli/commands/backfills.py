@@ -28,7 +28,11 @@ app = Group()
 
 BackfillNumber = Annotated[int, number("backfill", 999_999_999)]
 FromOption = Annotated[
-    str, typer.Option("--from", metavar="TIME", help="The first instant: 2025-03-30, 2025-03-30T02:30, …Z.")
+    str | None, typer.Option("--from", metavar="TIME", help="The first instant: 2025-03-30, 2025-03-30T02:30, …Z.")
+]
+PartitionsOption = Annotated[
+    list[str] | None,
+    typer.Option("--partition", metavar="KEY", help="A partition instead of a range; repeat it for several."),
 ]
 ToOption = Annotated[
     str | None, typer.Option("--to", metavar="TIME", help="The last instant; a day means all of it. Now if left out.")
@@ -59,8 +63,9 @@ _BAR_WIDTH = 20
 @app.command("create", epilog="Example: evertick backfills create etl --from 2025-03-01 --to 2025-03-31 --parallel 4")
 def create_command(
     dag: DagName,
-    since: FromOption,
+    since: FromOption = None,
     until: ToOption = None,
+    partition: PartitionsOption = None,
     schedule: ScheduleOption = None,
     cron: options.CronOption = None,
     every: options.EveryOption = None,
@@ -74,13 +79,15 @@ def create_command(
     follow_it: Follow = False,
     as_json: Json = False,
 ) -> None:
-    """Create runs for a past date range: for scheduled times without a run, a few at a time, after the DAG's schedule."""
+    """Create runs for a past date range, or for partitions: for those without a run, a few at a time, after the DAG's schedule."""
+    if (since is None) != bool(partition):
+        raise UserError("Give a range that begins with --from, or partitions with --partition.")
     spec = _expression(schedule, cron, every, tz)
     with open_client() as client:
         zone = spec.timezone if spec is not None else zone_of(client, dag, schedule)
         body = NewBackfill(
             dag=dag,
-            first=read_moment("--from", since, zone),
+            first=None if since is None else read_moment("--from", since, zone),
             last=None if until is None else read_moment("--to", until, zone, is_end=True),
             schedule=schedule,
             when=None if spec is None else spec_json(spec),
@@ -88,6 +95,7 @@ def create_command(
             newest_first=newest_first,
             parallel=parallel,
             params=None if params is None else options.read_object(params),
+            partitions=list(partition or ()),
             is_preview=dry_run,
         )
         if dry_run:

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 app = Group()
 
+PartitionOption = Annotated[
+    str | None,
+    typer.Option("--partition", metavar="KEY", help="The partition that the run is for, such as 2030-01-31."),
+]
 DateOption = Annotated[
     str | None,
     typer.Option(
@@ -167,6 +171,7 @@ def trigger_command(
     params: options.ParamsOption = None,
     date: DateOption = None,
     run_after: RunAfter = None,
+    partition: PartitionOption = None,
     key: options.KeyOption = None,
     unique_for: UniqueFor = None,
     wait: WaitOption = False,
@@ -191,6 +196,7 @@ def trigger_command(
             fire_at=moments.get("--for"),
             run_after=moments.get("--run-after"),
             unique_for_seconds=_seconds(unique_for),
+            partition=partition,
         )
         made = client.call_by_key(dags.trigger_run, key, dag=dag, body=body)
         run = client.call(show_run, run_id=made.run_id)

@@ -112,9 +112,13 @@ def show_command(run: Run, as_json: Json = False) -> None:
         tasks = client.pages(list_tasks, _MOST_TASKS, run_id=run)
         now = client.now
     if as_json:
-        shown = {"run": run_document(found), "tasks": tasks, "audit": found.audit, "triggers": found.triggers}
+        shown: dict[str, object] = {"run": run_document(found), "tasks": tasks}
+        shown |= {"audit": found.audit, "triggers": found.triggers}
+        shown |= {} if found.partition is None else {"partition": found.partition}
         return print_json(shown if found.quarantine is None else {**shown, "quarantine": found.quarantine})
     show(run_facts(found, now))
+    if found.partition is not None:
+        show(line(f"For partition {found.partition.key}"))
     for trigger in found.triggers:
         condition = in_words(Source(trigger.kind, trigger.name))
         source = f"updated by {trigger.updated_by or 'unknown'}" if trigger.run_id is None else f"run {trigger.run_id}"

@@ -45,6 +45,9 @@ Key = Annotated[str | None, typer.Option("--key", help="Idempotency key: events 
 OfName = Annotated[str | None, typer.Option("--name", help="Only events with this name.")]
 AssetName = Annotated[str, typer.Argument(metavar="NAME", help="The asset's name, as in the DAG.")]
 Extra = Annotated[str, typer.Option("--extra", metavar="JSON", help="A JSON object that is stored with the update.")]
+UpdatedPartition = Annotated[
+    str | None, typer.Option("--partition", metavar="KEY", help="The partition that was updated, such as 2030-01-31.")
+]
 Note = Annotated[str | None, typer.Option("--note", help="Reason for the decision.")]
 Field = Annotated[
     list[str] | None, typer.Option("--field", metavar="NAME=VALUE", help="A field of the form; repeat for several.")
@@ -240,11 +243,27 @@ def _asset_cells(asset: Asset) -> list[Cell]:
     return [asset.name, producers or None, consumers or None]
 
 
-@assets_app.command("update", epilog="""Example: evertick assets update orders --extra '{"rows": 7}'""")
-def update_command(name: AssetName, extra: Extra = "{}", as_json: Json = False) -> None:
+@assets_app.command("partitions", epilog="Example: evertick assets partitions orders")
+def partitions_command(name: AssetName, limit: Limit = 50, as_json: Json = False) -> None:
+    """List the partitions of an asset that were updated, the highest key first, with their last updates."""
+    found, now = read_pages(waits.list_partitions, limit, name=name)
+    show_list(
+        "partitions",
+        found,
+        ("PARTITION", "UPDATED", "BY"),
+        lambda each: [each.key, relative(each.updated_at, now), each.updated_by],
+        as_json=as_json,
+        empty=f"No partition of {name} was updated. Report one with: evertick assets update {name} --partition KEY",
+    )
+
+
+@assets_app.command("update", epilog="Example: evertick assets update orders --partition 2030-01-31")
+def update_command(
+    name: AssetName, extra: Extra = "{}", partition: UpdatedPartition = None, as_json: Json = False
+) -> None:
     """Record an external update of an asset. A DAG that runs after it starts when all of its conditions are met."""
     value = read_object(extra, "--extra")
-    done = call(waits.record_asset_update, name=name, body=AssetUpdate(extra=value))
+    done = call(waits.record_asset_update, name=name, body=AssetUpdate(extra=value, partition=partition))
     if as_json:
         print_json({"update": done})
     else:

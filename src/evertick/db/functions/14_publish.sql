@@ -127,12 +127,15 @@ begin
         where v.dag_id = id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
         stored.rerouted := reroute_ready_tasks(id, made, p_dag->'tasks', p_actor);
     end if;
-    insert into asset as a (name, uri, asset_group, extra, changed_at)
-    select x.name, x.uri, x."group", x.extra, t
-    from jsonb_to_recordset(p_dag->'assets') as x(name text, uri text, "group" text, extra jsonb) order by x.name
+    insert into asset as a (name, uri, asset_group, extra, partitions, changed_at)
+    select x.name, x.uri, x."group", x.extra, nullif(x.partitions, 'null'), t
+    from jsonb_to_recordset(p_dag->'assets') as x(name text, uri text, "group" text, extra jsonb, partitions jsonb)
+    order by x.name
     on conflict (name) do update
-        set uri = excluded.uri, asset_group = excluded.asset_group, extra = excluded.extra, changed_at = t
-        where (a.uri, a.asset_group, a.extra) is distinct from (excluded.uri, excluded.asset_group, excluded.extra);
+        set uri = excluded.uri, asset_group = excluded.asset_group, extra = excluded.extra,
+            partitions = coalesce(excluded.partitions, a.partitions), changed_at = t
+        where (a.uri, a.asset_group, a.extra, a.partitions) is distinct from
+              (excluded.uri, excluded.asset_group, excluded.extra, coalesce(excluded.partitions, a.partitions));
     stored.version_id := made;
     perform set_current_version(id, made, p_dag);
     perform sync_schedules(id, p_dag->'schedules', false, p_actor);

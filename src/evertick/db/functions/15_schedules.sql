@@ -1,9 +1,9 @@
 -- Schedules: their fires, the history of their versions, changes of one schedule, and runs that must not overlap.
 
 -- Applies fire plans. p_plans: [{schedule_id, version, expected, fires: [instant], last_fire, skipped: {first_at,
--- last_at, count, reason}, missing: the same, next_due, overlap, has_deadlines}]; skipped, missing and the last two may
--- be absent. The cursor advances and its runs are created in one transaction (V1); a plan whose schedule has advanced,
--- changed or been paused is left out. p_even_held: also what was due while it was paused. Returns the applied ones.
+-- last_at, count, reason}, missing: the same, next_due, overlap, has_deadlines, partitions: [[instant, key, date]]}];
+-- skipped, missing and the last three may be absent. The cursor advances and its runs are created in one transaction
+-- (V1); a plan whose schedule has advanced, changed or been paused is left out. p_even_held: also what was due while it was paused. Returns the applied ones.
 create function apply_fire_plans(p_plans jsonb, p_even_held boolean, fx effects)
 returns fire_result language plpgsql as $$
 begin
@@ -80,6 +80,9 @@ begin
     if jsonb_path_exists(p_plans, '$[*].has_deadlines') then
         perform set_deadlines(made);
     end if;
+    if jsonb_path_exists(p_plans, '$[*].partitions') then
+        perform record_partitions(p_plans, made, done.won);
+    end if;
     return done;
 end $$;
 
@@ -119,11 +122,13 @@ create function record_schedule_versions(p_ids int[], p_change text) returns voi
     on conflict (schedule_id, version) do nothing;
     -- The events that they wait for from now on; events that were received before no longer count.
     delete from dependency_state h where h.schedule_id = any(p_ids);
+    select forget_partitions(p_ids);
     delete from schedule_dependency w where w.schedule_id = any(p_ids);
-    insert into schedule_dependency (kind, name, schedule_id)
-    select distinct x.kind, x.name, c.schedule_id
+    insert into schedule_dependency (kind, name, schedule_id, updates)
+    select distinct on (c.schedule_id, x.kind, x.name) x.kind, x.name, c.schedule_id, x.updates
     from schedule c cross join lateral condition_sources((c.spec->>'after')::jsonb) x
-    where c.schedule_id = any(p_ids) and c.deleted_at is null and c.spec ? 'after';
+    where c.schedule_id = any(p_ids) and c.deleted_at is null and c.spec ? 'after'
+    order by c.schedule_id, x.kind, x.name, x.updates;
     update dag d set has_dependents = true
     where not d.has_dependents and d.name in (
         select w.name from schedule_dependency w where w.schedule_id = any(p_ids) and w.kind in ('dag', 'end'));

@@ -25,15 +25,19 @@ begin
     end if;
 end $$;
 
--- The newest run for an instant, of the schedule or of a backfill. Null if it was deleted.
-create function newest_run_for(p_dag_id int, p_schedule_id int, p_instant timestamptz)
+-- The newest run for an instant, of the schedule or of a backfill; or for a partition, however it was started. Null if
+-- it was deleted.
+create function newest_run_for(p_dag_id int, p_schedule_id int, p_instant timestamptz, p_key text)
 returns run_status language sql stable as $$
     select s from (
-        (select r.run_id from run r where r.schedule_id = p_schedule_id and r.fire_at = p_instant)
+        (select r.run_id from run r where r.schedule_id = p_schedule_id and r.fire_at = p_instant and p_key is null)
         union all
         (select b.run_id from backfill_run b
          where b.dag_id = p_dag_id and b.schedule_id = coalesce(p_schedule_id, 0) and b.fire_at = p_instant
+           and p_key is null
          order by b.run_id desc limit 1)
+        union all
+        (select p.run_id from run_partition p where p.dag_id = p_dag_id and p.key = p_key order by p.run_id desc limit 1)
     ) made cross join lateral (select x from run_status x where x.run_id = made.run_id offset 0) s(s)
     order by made.run_id desc limit 1
 $$;
@@ -88,7 +92,7 @@ end $$;
 
 -- The instants that get a run now, in order, as far as there is room. One whose newest run is open, or needs no
 -- repetition, is skipped. It stops before the first without room, or that the schedule has still to fire.
-create function choose_instants(b backfill, p_instants timestamptz[], p_room int)
+create function choose_instants(b backfill, p_instants timestamptz[], p_keys text[], p_room int)
 returns table (place bigint, instant timestamptz, is_needed boolean) language sql stable as $$
     with cursor_at as (
         select coalesce((select s.next_due - make_interval(secs => c.delay_seconds)
@@ -102,7 +106,7 @@ returns table (place bigint, instant timestamptz, is_needed boolean) language sq
                     else (b).reprocess = 'all' or ((b).reprocess = 'failed' and n.state in ('failed', 'canceled'))
                         end as is_needed
         from unnest(p_instants) with ordinality i(instant, place)
-        cross join lateral newest_run_for((b).dag_id, (b).schedule_id, i.instant) n
+        cross join lateral newest_run_for((b).dag_id, (b).schedule_id, i.instant, p_keys[i.place]) n
     ), numbered as (
         select c.*, count(*) filter (where c.is_needed) over (order by c.place) as needed,
                bool_or(c.instant >= k.next_due) over (order by c.place) as is_ahead
@@ -134,11 +138,13 @@ returns text language sql stable as $$
 $$;
 
 -- One step of a backfill. p_instants: those after p_position in its order; p_is_all: there are no more. It advances
--- only from the position that was seen. Returns how many runs were created and ended, if it moved, if it is over. Runs
+-- only from the position that was seen. p_keys, p_dates: the partitions of the instants; null for none. Returns how many
+-- runs were created and ended, if it moved, if it is over. Runs
 -- of a paused DAG wait until it is unpaused, like triggered ones.
 create function advance_backfill(p_shard smallint, p_epoch bigint, p_backfill_id int, p_position timestamptz,
-                                 p_instants timestamptz[], p_is_all boolean, out made int, out ended int,
-                                 out moved boolean, out is_over boolean) language plpgsql as $$
+                                 p_instants timestamptz[], p_is_all boolean, p_keys text[], p_dates timestamptz[],
+                                 out made int, out ended int, out moved boolean, out is_over boolean)
+language plpgsql as $$
 declare
     fx effects;
     b backfill;
@@ -171,7 +177,7 @@ begin
             if room > 0 then
                 select array_agg(c.instant order by c.place),
                     array_agg(c.instant order by c.place) filter (where c.is_needed)
-                into chosen, needed from choose_instants(b, p_instants, room) c;
+                into chosen, needed from choose_instants(b, p_instants, p_keys, room) c;
             end if;
             chosen := coalesce(chosen, '{}');
             with created as (
@@ -188,6 +194,12 @@ begin
             )
             select array_agg(c.run_id order by c.run_id) into runs from created c;
             made := coalesce(cardinality(runs), 0);
+            if p_keys is not null then
+                insert into run_partition (run_id, dag_id, key, date)
+                select r.run_id, r.dag_id, p.key, p.date
+                from unnest(p_instants, p_keys, p_dates) as p(instant, key, date)
+                join run r on r.run_id = any(runs) and r.fire_at = p.instant;
+            end if;
             moved := cardinality(chosen) > 0 or (p_is_all and cardinality(p_instants) = 0);
             update backfill x
             set position = coalesce(chosen[cardinality(chosen)], x.position),

@@ -3,7 +3,8 @@
 
 create function trigger_run(p_dag_id int, p_params jsonb, p_key text, p_actor actor,
                             p_fire_at timestamptz default null, p_note text default null,
-                            p_start_at timestamptz default null, p_unique_for interval default null)
+                            p_start_at timestamptz default null, p_unique_for interval default null,
+                            p_partition text default null, p_partition_date timestamptz default null)
 returns table (run_id bigint, is_new boolean, defers boolean) language plpgsql as $$
 declare
     fx effects;
@@ -38,6 +39,9 @@ begin
     elsif p_note is not null then
         insert into note (run_id, idx, map_index, content, written_by, written_at)
             values (made, -1, -1, p_note, p_actor.name, clock());
+    end if;
+    if p_partition is not null then
+        insert into run_partition (run_id, dag_id, key, date) values (made, p_dag_id, p_partition, p_partition_date);
     end if;
     -- The run itself says who triggered it; a request with an origin also gets an entry in the audit log.
     if p_actor.origin is not null then

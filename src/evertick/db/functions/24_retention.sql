@@ -94,7 +94,7 @@ begin
     foreach hung in array case p_kind
         when 'run' then array['log_chunk', 'result', 'step_result', 'state_entry', 'asset_update', 'map_item',
             'deferral', 'sensor_poll', 'task_trigger', 'approval', 'child_run',
-            'attempt', 'note', 'run_group', 'task']
+            'attempt', 'note', 'run_group', 'run_partition', 'task']
                                       else array['edge', 'retry_group', 'task_input', 'task_gate', 'trigger_dag_task',
                                                  'wait_spec', 'task_deadline', 'notification_rule', 'mapping_input',
                                                      'task_mapping', 'task_spec'] end loop
@@ -151,6 +151,8 @@ end $$;
 -- One batch of what needs no walk and has nothing hanging on it.
 create function prune_kind(p_shard smallint, p_epoch bigint, p_kind text, p_before timestamptz, p_limit int,
                            p_actor actor, p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+declare
+    n bigint;
 begin
     perform fence(p_shard, p_epoch);
     if p_kind = 'skip_records' then
@@ -169,6 +171,15 @@ begin
                 where x.schedule_id = c.schedule_id and x.fire_at < p_before
                 order by x.fire_at limit p_limit for update skip locked) k
             limit p_limit));
+        get diagnostics n = row_count;
+        delete from partition_update where ctid = any(array(
+            select k.ctid from schedule c cross join lateral (
+                select x.ctid from partition_update x
+                where x.schedule_id = c.schedule_id and x.occurred_at < p_before
+                limit p_limit for update skip locked) k
+            limit p_limit));
+        get diagnostics pruned = row_count;
+        pruned := pruned + n;
     elsif p_kind = 'alerts' then
         -- Their episode is long over.
         delete from alert where ctid = any(array(

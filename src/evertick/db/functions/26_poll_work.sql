@@ -196,7 +196,7 @@ begin
             when 'expire' then
                 select min(q.expires_at) into next_expiry from ready_task q where q.expires_at is not null;
             when 'hear' then
-                has_arrivals := exists (select 1 from dependency_event);
+                has_arrivals := exists (select 1 from dependency_event) or exists (select 1 from partition_arrival);
             when 'gates' then
                 select min(g.next_opening) into next_opening from gate g where g.next_opening is not null;
                 has_gates := exists (select 1 from gate g where g.needs_admission) or has_admissible_tasks();

@@ -134,9 +134,10 @@ select a.name, min(a.since) as since
 -- Each recorded update of an asset: a task that updates it has succeeded, or it was reported from outside.
 create view listed_update as
 select u.asset, null::bigint as update_id, t.run_id, t.dag_id, t.dag, t.text_id, t.idx, t.task, t.map_index,
-       u.occurred_at, nullif(u.extra, '{}') as extra
+       u.occurred_at, nullif(u.extra, '{}') as extra, u.partition_key
   from asset_update u join listed_task t on t.run_id = u.run_id and t.idx = u.idx and t.map_index = u.map_index
  where u.run_id is not null and u.occurred_at is not null
 union all
-select u.asset, u.update_id, null, null, null, null, null, null, -1, u.occurred_at, u.extra from asset_update u
+select u.asset, u.update_id, null, null, null, null, null, null, -1, u.occurred_at, u.extra, u.partition_key
+  from asset_update u
  where u.run_id is null;

@@ -36,6 +36,7 @@ begin
                      cross join lateral jsonb_array_elements_text(c.spec->'times') with ordinality i(at, place)
                      where c.schedule_id = r.schedule_id and c.spec->>'kind' = 'computed'
                        and i.at::timestamptz = r.fire_at limit 1),
+        'partition', (select jsonb_build_array(p.key, p.date) from run_partition p where p.run_id = r.run_id),
         'note', (select n.content from note n where n.run_id = r.run_id and n.idx = -1 and n.map_index = -1))
     from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id where r.run_id = p_run_id);
 end $$;
@@ -115,6 +116,7 @@ $$;
 create function update_facts(p_update asset_update) returns jsonb language sql stable as $$
     select jsonb_build_object(
         'id', p_update.update_id, 'timestamp', p_update.occurred_at, 'extra', p_update.extra, 'alias', p_update.alias,
+        'partition_key', p_update.partition_key,
         'asset', coalesce((select jsonb_build_object('name', a.name, 'uri', a.uri, 'group', a.asset_group,
                                                      'extra', a.extra) from asset a where a.name = p_update.asset),
                           jsonb_build_object('name', p_update.asset, 'uri', p_update.asset, 'group', 'asset',
@@ -144,14 +146,20 @@ begin
         from (select f.u, row_number() over (order by (f.u).occurred_at, (f.u).update_id) as n
               from (select y as u from asset_update y
                     where y.occurred_at between since and until
+                      and (p_args->>'partition_key' is null or y.partition_key = p_args->>'partition_key')
                       and case when p_args->>'alias' is null then y.asset = wanted else y.alias = p_args->>'alias' end
                     order by case when is_up then y.occurred_at end, y.occurred_at desc limit most) f) x), '[]');
 end $$;
 
--- The updates after which a run of assets was started: all since the run before of the same schedule. At most 1,000.
+-- The updates after which a run of assets was started: those of its partition, or all since the run before of the same
+-- schedule. At most 1,000.
 create function consumed_updates(p_run_id bigint) returns jsonb language sql stable as $$
     select coalesce(jsonb_agg(update_facts(x.u) order by x.at, x.id), '[]')
-    from (select distinct on ((u.u).update_id) u.u, (u.u).occurred_at as at, (u.u).update_id as id
+    from (select y as u, y.occurred_at as at, y.update_id as id
+          from run r join partition_update p on p.schedule_id = r.schedule_id and p.fire_at = r.fire_at
+          join asset_update y on y.update_id = p.update_id where r.run_id = p_run_id
+          union all
+          select distinct on ((u.u).update_id) u.u, (u.u).occurred_at as at, (u.u).update_id as id
           from run r join schedule c on c.schedule_id = r.schedule_id
           join run_trigger k on k.schedule_id = r.schedule_id and k.fire_at = r.fire_at and k.kind in ('asset', 'alias')
           cross join lateral (
@@ -165,7 +173,8 @@ create function consumed_updates(p_run_id bigint) returns jsonb language sql sta
                                        else array(select a.asset from asset_alias a where a.alias = k.name) end)
                 and y.occurred_at > w.since and y.occurred_at <= k.occurred_at
               order by y.occurred_at desc limit 1000) u
-          where r.run_id = p_run_id order by (u.u).update_id limit 1000) x
+          where r.run_id = p_run_id and not exists (select 1 from run_partition p where p.run_id = r.run_id)
+          order by id limit 1000) x
 $$;
 
 -- The run of an attempt, and what earlier attempts of its task have left for it. Tasks that always need it are given it
@@ -207,6 +216,8 @@ begin
         return null;
     end if;
     case p_verb
+    when 'partition' then
+        select jsonb_build_array(p.key, p.date) into found_value from run_partition p where p.run_id = p_run_id;
     when 'run' then
         found_value := run_of_attempt(p_run_id, p_idx, p_map_index, (
             select k.attempt::int from task k
@@ -283,11 +294,13 @@ end $$;
 -- A run that an attempt triggers; null if the attempt is not held or the DAG was deleted.
 create function trigger_for_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
                                     p_dag_id int, p_params jsonb, p_key text, p_fire_at timestamptz, p_note text,
-                                    p_actor actor)
+                                    p_partition text, p_partition_date timestamptz, p_actor actor)
 returns table (run_id bigint, is_new boolean, defers boolean) language plpgsql as $$
 begin
     if lock_lease(p_session, p_run_id, p_idx, p_map_index, p_epoch) then
-        return query select * from trigger_run(p_dag_id, p_params, p_key, p_actor, p_fire_at, p_note);
+        return query select * from trigger_run(
+            p_dag_id, p_params, p_key, p_actor, p_fire_at, p_note, p_partition => p_partition,
+            p_partition_date => p_partition_date);
     end if;
 end $$;
 
@@ -335,8 +348,9 @@ begin
     from jsonb_to_recordset(p_updates) as x(asset text, uri text, asset_extra jsonb, alias text)
     where x.alias is not null order by x.asset
     on conflict (name) do nothing;
-    insert into asset_update (asset, extra, updated_by, run_id, idx, map_index, epoch, alias)
-    select x.asset, coalesce(x.extra, '{}'), format('run %s', p_run_id), p_run_id, p_idx, p_map_index, p_epoch, x.alias
-    from jsonb_to_recordset(p_updates) as x(asset text, extra jsonb, alias text);
+    insert into asset_update (asset, extra, updated_by, run_id, idx, map_index, epoch, alias, partition_key)
+    select x.asset, coalesce(x.extra, '{}'), format('run %s', p_run_id), p_run_id, p_idx, p_map_index, p_epoch, x.alias,
+           x.partition_key
+    from jsonb_to_recordset(p_updates) as x(asset text, extra jsonb, alias text, partition_key text);
     return true;
 end $$;

@@ -334,6 +334,7 @@ create table skip_record (
 create table schedule_dependency (
     kind text not null check (kind in ('dag', 'end', 'asset', 'alias')), name text not null,
     schedule_id int not null,
+    updates     text not null default 'all' check (updates in ('all', 'unkeyed', 'keyed')),   -- which of an asset
     primary key (kind, name, schedule_id)
 );
 create index schedule_dependency_of on schedule_dependency (schedule_id);
@@ -344,6 +345,7 @@ create table asset (
     uri         text not null,
     asset_group text not null,
     extra       jsonb not null,
+    partitions  jsonb,   -- which it has, if its DAG file says so
     changed_at  timestamptz not null
 );
 create index asset_uri on asset (uri);
@@ -362,11 +364,14 @@ create table asset_update (
     updated_by text not null, occurred_at timestamptz,
     run_id bigint, idx int, map_index int, epoch int,   -- the attempt that made it; null: from outside
     alias       text,                                   -- through which the task made it
+    partition_key text,                                 -- the partition that it is of; null: of the whole
     check ((run_id is not null and num_nonnulls(idx, map_index, epoch) = 3)
            or (run_id is null and num_nonnulls(idx, map_index, epoch, alias) = 0 and occurred_at is not null))
 );
 create index asset_update_of_asset on asset_update (asset, occurred_at);
 create index asset_update_of_alias on asset_update (alias, occurred_at) where alias is not null;
+create index asset_update_of_partition on asset_update (asset, partition_key, occurred_at)
+    where partition_key is not null;
 create index asset_update_of_task on asset_update (run_id, idx, map_index) where run_id is not null;
 
 -- Each of a run that ended or has updated it, or of an asset_update.
@@ -376,7 +381,8 @@ create table dependency_event (
     run_id      bigint,
     occurred_at timestamptz not null,
     update_id   bigint,
-    check (num_nonnulls(run_id, update_id) = 1)
+    partition_key text,   -- of an update of a partition, which also has its task's run
+    check (num_nonnulls(run_id, update_id) = 1 or (partition_key is not null and update_id is not null))
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
 create table dependency_state (
@@ -399,6 +405,42 @@ create table run_trigger (
     check (num_nonnulls(run_id, update_id) = 1),
     primary key (schedule_id, fire_at, kind, name)
 );
+
+-- Partitions: updates that schedules have still to map to partitions of theirs, those that count for a partition, which
+-- has a fire once it is complete, and the complete ones whose fires are due.
+create table partition_arrival (
+    arrival_id  bigint generated always as identity primary key,
+    schedule_id int not null, update_id bigint not null,
+    asset text not null, key text not null,
+    occurred_at timestamptz not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+create table partition_update (
+    schedule_id int not null, key text not null, update_id bigint not null,
+    asset text not null, source_key text not null,
+    source_date timestamptz,   -- what the run that made it was for
+    occurred_at timestamptz not null,
+    fire_at     timestamptz,   -- of the run that it has started; null while its partition waits for others
+    primary key (schedule_id, key, update_id)
+);
+create index partition_update_pending on partition_update (schedule_id, key) where fire_at is null;
+create index partition_update_fired on partition_update (schedule_id, fire_at) where fire_at is not null;
+
+create table partition_ready (
+    schedule_id int not null, fire_at timestamptz not null,
+    key         text not null,
+    date        timestamptz,
+    primary key (schedule_id, fire_at)
+);
+
+-- The partition that a run is for, and the instant that the key stands for.
+create table run_partition (
+    run_id bigint primary key, dag_id int not null,
+    key    text not null,
+    date   timestamptz
+);
+create index run_partition_of_dag on run_partition (dag_id, key, run_id);
+create index run_partition_dated on run_partition (dag_id, date) where date is not null;
 
 create table backfill (
     backfill_id  int generated always as identity primary key,

@@ -69,6 +69,7 @@ class AssetTrigger:
     source_text_id: str | None
     update_id: int | None
     extra: dict[str, Any] | None
+    partition_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class ListedUpdate:
     map_index: int
     occurred_at: datetime
     extra: dict[str, Any] | None
+    partition_key: str | None
 
     @property
     def source(self) -> Source:
@@ -103,6 +105,7 @@ class UpdateFilter:
     like: list[str] | None = None
     heads: list[str] | None = None
     occurred: Range[datetime] | None = None
+    partition: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,10 @@ async def list_assets(conn: AsyncConnection, *, limit: int = MOST_ASSETS) -> lis
 
 
 @query
+async def partitions(conn: AsyncConnection, asset: str) -> dict[str, Any] | None: ...
+
+
+@query
 async def producers(conn: AsyncConnection, names: list[str] | None = None) -> list[Producer]: ...
 
 
@@ -198,3 +205,63 @@ async def consumers(conn: AsyncConnection, names: list[str] | None = None) -> li
 
 @query
 async def causes(conn: AsyncConnection, run_id: int) -> list[AssetTrigger]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An update of a partition of an asset, and a schedule that waits for such updates. `spec` as it is stored."""
+
+    arrival_id: int
+    schedule_id: int
+    version: int
+    spec: str
+    asset: str
+    key: str
+    source_date: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingUpdate:
+    """An update that counts for a partition of a schedule's runs, which is not complete yet."""
+
+    schedule_id: int
+    key: str
+    asset: str
+    source_key: str
+    source_date: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPartition:
+    """`date`: the instant that the key stands for."""
+
+    key: str
+    date: datetime | None
+
+
+@query
+async def partition_of_run(conn: AsyncConnection, run_id: int) -> RunPartition | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AssetPartition:
+    """A partition with its last update, by a run or from outside."""
+
+    key: str
+    updated_at: datetime
+    updated_by: str
+    run_id: int | None
+
+
+@query
+async def partitions_of_asset(
+    conn: AsyncConnection, *, asset: str, before: str | None, limit: int
+) -> list[AssetPartition]: ...
+
+
+@query
+async def arrivals(conn: AsyncConnection, *, limit: int) -> list[Arrival]: ...
+
+
+@query
+async def pending(conn: AsyncConnection, *, schedule_ids: list[int], keys: list[str]) -> list[PendingUpdate]: ...

@@ -19,6 +19,10 @@ select exists (select 1 from schedule_dependency w where w.kind = 'asset' and w.
                 where d.deleted_at is null and s.outlets @> array[%(asset)s::text])
     or exists (select 1 from asset_alias x where x.asset = %(asset)s)
 
+-- name: partitions
+-- Which it has, if its DAG file says so.
+select a.partitions from asset a where a.name = %(asset)s
+
 -- name: producers
 -- The tasks of current versions that update some assets, or all.
 select o.name as asset, d.name as dag, s.name as task, v.created_at as since
@@ -39,7 +43,10 @@ select w.name as asset, d.name as dag, c.changed_at as since, h.occurred_at as u
 -- The asset updates after which a run was started.
 select c.name as asset, c.occurred_at, c.run_id as source_run_id, d.name as source_dag,
        case when x.run_id is not null then run_display_id(x.key, x.kind, coalesce(x.fire_at, x.created_at), x.run_id)
-           end as source_text_id, c.update_id, u.extra
+           end as source_text_id, c.update_id, u.extra,
+       coalesce(u.partition_key, (select p.source_key from partition_update p
+                                  where p.schedule_id = r.schedule_id and p.fire_at = r.fire_at and p.asset = c.name
+                                  order by p.update_id desc limit 1)) as partition_key
   from run r join run_trigger c on c.schedule_id = r.schedule_id and c.fire_at = r.fire_at and c.kind = 'asset'
   left join run x on x.run_id = c.run_id left join dag d on d.dag_id = x.dag_id
   left join asset_update u on u.update_id = c.update_id
@@ -55,9 +62,11 @@ with found as not materialized (
        and (%(like)s::text[] is null or asset ilike any(%(like)s))
        and (%(heads)s::text[] is null or asset ^@ any(%(heads)s))
        and (%(occurred)s::tstzrange is null or occurred_at <@ %(occurred)s)
+       and (%(partition)s::text is null or partition_key = %(partition)s)
 )
 select t.total, f.* from (select count(*) as total from (select from found limit %(most)s) x) t
-  left join lateral (select asset, update_id, run_id, dag, text_id, task, map_index, occurred_at, extra from found
+  left join lateral (select asset, update_id, run_id, dag, text_id, task, map_index, occurred_at, extra, partition_key
+                       from found
                       order by /* order */ occurred_at, run_id, idx, map_index, asset, update_id
                       limit %(limit)s offset %(offset)s) f on true
 
@@ -73,3 +82,40 @@ select c.name as asset, c.run_id as source_run_id, c.update_id, d.name as dag,
    and c.name = any(%(assets)s::text[])
    and (c.run_id = any(%(run_ids)s::bigint[]) or c.update_id = any(%(update_ids)s::bigint[]))
    and (%(dag_ids)s::int[] is null or r.dag_id = any(%(dag_ids)s)) order by c.name, r.run_id limit 10000
+
+-- name: arrivals
+-- Updates that schedules have still to map, oldest first, with what the run that made the update was for.
+select a.arrival_id, a.schedule_id, s.version, c.spec::text as spec, a.asset, a.key, p.date as source_date
+  from partition_arrival a join schedule c on c.schedule_id = a.schedule_id
+  join schedule_state s on s.schedule_id = a.schedule_id
+  left join asset_update u on u.update_id = a.update_id
+  left join run_partition p on p.run_id = u.run_id and p.key = a.key
+ order by a.arrival_id limit %(limit)s
+
+-- name: partition_of_run
+-- The partition that a run is for; no row for none.
+select p.key, p.date from run_partition p where p.run_id = %(run_id)s
+
+-- name: partitions_of_asset
+-- The partitions of an asset, the highest key first, from before a key; each with its last update. Steps from one key to
+-- the next in the index, however many updates each has: 200 of 100,000 take 4 ms.
+with recursive step(key) as (
+    (select u.partition_key from asset_update u
+      where u.asset = %(asset)s and u.partition_key is not null
+        and (%(before)s::text is null or u.partition_key < %(before)s) order by u.partition_key desc limit 1)
+    union all
+    select (select u.partition_key from asset_update u
+             where u.asset = %(asset)s and u.partition_key < s.key order by u.partition_key desc limit 1)
+      from step s where s.key is not null
+)
+select s.key, l.occurred_at as updated_at, l.updated_by, l.run_id
+  from (select x.key from step x where x.key is not null limit %(limit)s) s
+  cross join lateral (select * from asset_update u where u.asset = %(asset)s and u.partition_key = s.key
+                      order by u.occurred_at desc limit 1) l
+ order by s.key desc
+
+-- name: pending
+-- What has been received for some incomplete partitions of schedules.
+select distinct u.schedule_id, u.key, u.asset, u.source_key, u.source_date
+  from unnest(%(schedule_ids)s::int[], %(keys)s::text[]) as x(schedule_id, key)
+  join partition_update u on u.schedule_id = x.schedule_id and u.key = x.key and u.fire_at is null

@@ -100,9 +100,9 @@ async def list_newest(
 
 @query
 async def existing(
-    conn: AsyncConnection, *, dag_id: int, schedule_id: int | None, instants: list[datetime]
+    conn: AsyncConnection, *, dag_id: int, schedule_id: int | None, instants: list[datetime], keys: list[str] | None
 ) -> list[ExistingRun]:
-    """The newest runs of these instants."""
+    """The newest runs of these instants, or of their partitions."""
 
 
 @query

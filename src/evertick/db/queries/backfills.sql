@@ -24,9 +24,11 @@ select b.backfill_id, d.name as dag, c.name as schedule, b.spec, b.params, b.fir
    and (%(dag_ids)s::int[] is null or b.dag_id = any(%(dag_ids)s)) order by b.backfill_id desc limit %(limit)s
 
 -- name: existing
--- For a preview: the newest run of each of some instants; no row for one without a run.
-select i.instant, n.state::text as state from unnest(%(instants)s::timestamptz[]) i(instant)
-  cross join lateral newest_run_for(%(dag_id)s::int, %(schedule_id)s::int, i.instant) n
+-- For a preview: the newest run of each of some instants, or partitions; no row for one without a run.
+select i.instant, n.state::text as state
+  from unnest(%(instants)s::timestamptz[]) with ordinality i(instant, place)
+  cross join lateral newest_run_for(%(dag_id)s::int, %(schedule_id)s::int, i.instant,
+                                    (%(keys)s::text[])[i.place]) n
  where n.run_id is not null order by i.instant limit 10000
 
 -- name: failed_runs

@@ -46,6 +46,14 @@ with found as not materialized (
        and (%(dag_like)s::text[] is null or dag ilike any(%(dag_like)s))
            and (%(dag_heads)s::text[] is null or dag ^@ any(%(dag_heads)s))
        and (%(params_like)s::text[] is null or params::text ilike any(%(params_like)s))
+       and (%(keys)s::text[] is null or exists (
+            select 1 from run_partition p where p.run_id = listed_run.run_id and p.key = any(%(keys)s)))
+       and (%(keys_like)s::text[] is null or exists (
+            select 1 from run_partition p where p.run_id = listed_run.run_id and p.key ilike any(%(keys_like)s)))
+       and (%(keys_heads)s::text[] is null or exists (
+            select 1 from run_partition p where p.run_id = listed_run.run_id and p.key ^@ any(%(keys_heads)s)))
+       and (%(partition)s::tstzrange is null or exists (
+            select 1 from run_partition p where p.run_id = listed_run.run_id and p.date <@ %(partition)s))
        and (%(asset_like)s::text[] is null or exists (
             select 1 from run_trigger c where c.schedule_id = listed_run.schedule_id and c.fire_at = listed_run.fire_at
                 and c.kind in ('asset', 'alias')
@@ -60,8 +68,10 @@ select (select count(*) from (select from found limit %(most)s) x) as total, arr
 -- name: runs_by_number
 -- In the order of the ids. Separate from finding them, because this is planned once, and that anew for every query.
 select l.run_id, l.dag_id, l.dag, l.version_id, l.version, l.version_created_at, l.text_id, l.run_type, l.fire_at,
-    l.due_at, l.created_at, l.started_at, l.finished_at, l.seconds, l.state, l.reason, l.params, l.triggered_by, l.note
+    l.due_at, l.created_at, l.started_at, l.finished_at, l.seconds, l.state, l.reason, l.params, l.triggered_by, l.note,
+    p.key as partition_key, p.date as partition_date
   from unnest(%(run_ids)s::bigint[]) with ordinality k(run_id, place) join listed_run l on l.run_id = k.run_id
+  left join run_partition p on p.run_id = k.run_id
       order by k.place limit 100000
 
 -- Pages of `runs` in an order that an index knows: each takes the place of its page, and reads `found` for listed_run.
@@ -329,10 +339,12 @@ select t.total, f.* from (select count(*) as total from (select from found limit
   left join lateral (select dag from found order by /* order */ dag limit %(limit)s offset %(offset)s) f on true
 
 -- name: run_by_number
-select run_id, dag_id, dag, version_id, version, version_created_at, text_id, run_type, fire_at,
+select l.run_id, l.dag_id, dag, version_id, version, version_created_at, text_id, run_type, fire_at,
        coalesce((select w.start_at from delayed_run w where w.run_id = %(run_id)s::bigint), due_at) as due_at,
-       created_at, started_at, finished_at, seconds, state, reason, params, triggered_by, note
-  from listed_run where dag_id = %(dag_id)s and run_id = %(run_id)s::bigint
+       created_at, started_at, finished_at, seconds, state, reason, params, triggered_by, note,
+       p.key as partition_key, p.date as partition_date
+  from listed_run l left join run_partition p on p.run_id = l.run_id
+ where l.dag_id = %(dag_id)s and l.run_id = %(run_id)s::bigint
 
 -- name: run_of_key
 select run_id from run where dag_id = %(dag_id)s and key = %(key)s

@@ -201,6 +201,8 @@ class ListedRun:
     params: dict[str, object]
     triggered_by: str
     note: str | None
+    partition_key: str | None
+    partition_date: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +234,10 @@ class RunFilter:
     dag_heads: list[str] | None = None
     params_like: list[str] | None = None
     asset_like: list[str] | None = None
+    keys: list[str] | None = None
+    keys_like: list[str] | None = None
+    keys_heads: list[str] | None = None
+    partition: Range[datetime] | None = None
     names: Mapping[str, str | None] = field(default_factory=dict)
 
 

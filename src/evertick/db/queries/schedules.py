@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeAlias
 
 from psycopg import AsyncConnection
 
@@ -12,9 +13,13 @@ from evertick.db.statements import query
 JsonObject = dict[str, object]
 
 
+ReadyPartition: TypeAlias = tuple[str, str, str | None]  # its fire, its key, and its date
+
+
 @dataclass(frozen=True, slots=True)
 class DueSchedule:
-    """`spec` as it is stored: one that cannot be decoded must not keep the others from being read. `read_at`: the clock."""
+    """`spec` as it is stored: one that cannot be decoded must not keep the others from being read. `ready`: the fires of complete
+    partitions, each with its key and date. `read_at`: the clock."""
 
     schedule_id: int
     version: int
@@ -27,6 +32,7 @@ class DueSchedule:
     start_within: float | None
     finish_within: float | None
     delay_seconds: float
+    ready: list[ReadyPartition] | None
     read_at: datetime
 
 
@@ -45,6 +51,7 @@ class DagSchedule:
     start_within: float | None
     finish_within: float | None
     delay_seconds: float
+    ready: list[ReadyPartition] | None
     name: str
     params: JsonObject
     paused: bool

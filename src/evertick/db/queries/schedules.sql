@@ -22,7 +22,10 @@ with now as materialized (
     select * from newest union all select * from oldest limit %(batch)s::int
 )
 select s.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, c.catchup_limit,
-       c.overlap, c.start_within, c.finish_within, c.delay_seconds, (select t from now) as read_at
+       c.overlap, c.start_within, c.finish_within, c.delay_seconds,
+       case when c.spec ? 'after' then (select jsonb_agg(jsonb_build_array(p.fire_at, p.key, p.date) order by p.fire_at)
+           from (select * from partition_ready x where x.schedule_id = s.schedule_id order by x.fire_at limit 101) p)
+           end as ready, (select t from now) as read_at
   from taken s cross join lateral (select * from schedule x where x.schedule_id = s.schedule_id offset 0) c
  order by s.next_due, s.schedule_id
 
@@ -34,8 +37,11 @@ select min(next_due), clock() from schedule_state
 -- name: of_dag
 -- Everything that an edit, a pause or a delete must decide first.
 select c.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, c.catchup_limit,
-       c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.name, c.params, s.is_paused as paused,
-       s.is_paused_directly as is_held, c.origin, s.error
+       c.overlap, c.start_within, c.finish_within, c.delay_seconds,
+       case when c.spec ? 'after' then (select jsonb_agg(jsonb_build_array(p.fire_at, p.key, p.date) order by p.fire_at)
+           from (select * from partition_ready x where x.schedule_id = s.schedule_id order by x.fire_at limit 101) p)
+           end as ready,
+       c.name, c.params, s.is_paused as paused, s.is_paused_directly as is_held, c.origin, s.error
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
  where d.name = %(dag)s and c.deleted_at is null and (%(name)s::text is null or c.name = %(name)s)
  order by c.schedule_id limit 1000

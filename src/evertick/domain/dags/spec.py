@@ -139,12 +139,14 @@ class MappedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssetSpec:
-    """What a DAG file says about an asset besides its name. Without a `uri`, it is the name."""
+    """What a DAG file says about an asset besides its name. Without a `uri`, it is the name. `partitions`: which it has, see
+    partition_keys.py."""
 
     name: str
     uri: str = ""
     group: str = "asset"
     extra: Mapping[str, JsonValue] = field(default_factory=dict)
+    partitions: Mapping[str, JsonValue] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +194,7 @@ class DagSpec:
     groups: tuple[GroupSpec, ...] = ()
     mapped_groups: tuple[MappedGroup, ...] = ()
     assets: tuple[AssetSpec, ...] = ()
+    run_types: tuple[str, ...] = ()
 
 
 def to_json(spec: DagSpec) -> str:

@@ -19,7 +19,7 @@ from evertick.domain.dags.mapping import check_mapping
 from evertick.domain.dags.params import JsonValue, check_params, shown
 from evertick.domain.dags.spec import BranchChoice, DagSpec, NamedSchedule, TaskKind, TaskSpec
 from evertick.domain.dags.waits import WaitKind, check_wait
-from evertick.domain.errors import InvalidDag, InvalidParams
+from evertick.domain.errors import InvalidDag, InvalidParams, UserError
 from evertick.domain.notifications import NotificationEvent
 from evertick.domain.schedules import events
 from evertick.domain.schedules.dependencies import read_text, sources_of
@@ -234,6 +234,13 @@ def past_hints(spec: DagSpec, now: datetime) -> list[str]:
                 f" {spec.name} --from {start.isoformat()}{chosen}"
             )
     return hints
+
+
+def check_run_type(spec: DagSpec, kind: str) -> None:
+    """`kind`: manual, operator_triggered or backfill. Runs of its schedules are always allowed."""
+    if spec.run_types and kind not in spec.run_types:
+        allowed = ", ".join(spec.run_types)
+        raise UserError(f"DAG {spec.name!r} allows only runs of these types: {allowed}. This one would be {kind}.")
 
 
 def check_run_params(

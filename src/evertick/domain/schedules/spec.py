@@ -19,6 +19,7 @@ from evertick.domain.durations import describe_duration, parse_duration
 from evertick.domain.errors import InvalidSchedule
 from evertick.domain.schedules import dependencies, events
 from evertick.domain.schedules.cron import Cron, parse_cron
+from evertick.domain.schedules.partition_keys import read_partitions
 from evertick.domain.schedules.time_zones import EPOCH, find_zone, first_instant
 
 _SHORTEST_INTERVAL = timedelta(milliseconds=50)
@@ -152,7 +153,7 @@ _BOUNDS = frozenset(("start_at", "end_at", "jitter_seconds", "catchup"))
 
 _FITTING = {
     kind: frozenset(("kind", "timezone", own))
-    | (frozenset() if kind in (ScheduleKind.AFTER, ScheduleKind.EVENT) else _BOUNDS)
+    | (frozenset() if kind in (ScheduleKind.AFTER, ScheduleKind.EVENT) else _BOUNDS | {"partitions"})
     | (frozenset(("anchor_at",)) if kind is ScheduleKind.INTERVAL else frozenset())
     | (frozenset(("times", "intervals")) if kind is ScheduleKind.COMPUTED else frozenset())
     for kind, own in _OWN_FIELD.items()
@@ -163,7 +164,8 @@ _FITTING = {
 class ScheduleSpec:
     """A validated schedule, created by `parse_schedule`. The bounds are inclusive; the default anchor is 1970-01-01.
     A computed one names its `timetable`; its `times`, and the `intervals` that their runs are for, are stored ahead.
-    With `catchup` a schedule begins at its first instant, even if that is past when it is first published.
+    With `catchup` a schedule begins at its first instant, even if that is past when it is first published. `partitions`: each run
+    is for one, see run_partitions.py.
 
     `jitter_seconds` spreads schedules that fire at the same instant: the delay of each is fixed, see domain/schedules/misfire.py.
     """
@@ -183,6 +185,7 @@ class ScheduleSpec:
     timetable: str | None = None
     intervals: tuple[tuple[datetime, datetime], ...] | None = None
     event: str | None = None
+    partitions: str | None = None
 
     def to_json(self) -> str:
         """Canonical text: equal schedules give equal bytes. Sorted keys, no spaces, only what is set."""
@@ -243,6 +246,11 @@ def parse_schedule(
     bounds = {"start_at": start_at, "end_at": end_at, "anchor_at": anchor_at}
     asked = {"timezone": timezone, **bounds, "jitter_seconds": jitter_seconds, "catchup": catchup}
     return _checked(_set(asked) | _set(_fields_of(raw)))
+
+
+def with_partitions(spec: ScheduleSpec, partitions: str) -> ScheduleSpec:
+    """The same schedule, whose runs are each for a partition."""
+    return ScheduleSpec.from_json(json.dumps({**json.loads(spec.to_json()), "partitions": partitions}))
 
 
 def next_after(spec: ScheduleSpec, instant: datetime) -> datetime | None:
@@ -384,6 +392,7 @@ def _checked(given: Mapping[str, object]) -> ScheduleSpec:
         timetable=read_timetable(given["timetable"]) if "timetable" in given else None,
         intervals=read_intervals(given["intervals"]) if "intervals" in given else None,
         event=read_event(given["event"]) if "event" in given else None,
+        partitions=read_partitions(str(given["partitions"])).to_text() if "partitions" in given else None,
     )
     return _within_bounds(spec)
 

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from psycopg import AsyncConnection
 
 from evertick.api.context import ApiCaller, Who
-from evertick.db.queries import dags, listings, overview, requests, runs, schedules, shards, tasks
+from evertick.db.queries import assets, dags, listings, overview, requests, runs, schedules, shards, tasks
 from evertick.db.queries.runs import RunRow
 from evertick.db.queries.tasks import InstanceCount
 from evertick.domain.access import Permission
@@ -75,6 +75,7 @@ async def show_run(
         note = await listings.note(conn, **of_run(run_id)._asdict())
         start_at = await requests.start_of_run(conn, run_id=run_id)
         causes = await schedules.causes(conn, run_id) if run.kind == "scheduled" else []
+        partition = await assets.partition_of_run(conn, run_id)
         shown = await _tab(conn, run, tab, state, task, cursor)
     has_log = caller.principal.may(Permission.READ_LOGS)
     if tab is RunTab.LOG:
@@ -86,6 +87,7 @@ async def show_run(
         run=run,
         note=note,
         start_at=start_at,
+        partition=partition,
         causes=[(in_words(Source(each.kind, each.name)), each) for each in causes],
         is_open=run.state not in TERMINAL_RUN_STATES,
         counts=[(each, counts[each]) for each in reversed(PRECEDENCE) if counts.get(each)],
