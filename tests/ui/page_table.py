@@ -93,10 +93,11 @@ ACTIONS = {
     "/tokens": "test_run_pages.test_a_token_is_shown_once_and_never_may_more_than_its_maker",
     "/tokens/{token_id}/revoke": "test_run_pages.test_a_token_is_shown_once_and_never_may_more_than_its_maker",
 }
-# Pages of which nothing changes by itself while somebody looks: forms, and what stays as it was published or set.
+# Pages of which nothing changes by itself while somebody looks: forms, what stays as it was published or set, and a
+# forecast, which is computed on request.
 STILL = re.compile(
     r"/(edit|code|details|trigger|new|approval|versions|calendar|durations)\b|tab=details"
-    r"|^/(variables|connections|secrets)/.|^/audit|^/account"
+    r"|^/(variables|connections|secrets)/.|^/audit|^/account|^/forecast"
 )
 
 # What the log in the pictures says.
