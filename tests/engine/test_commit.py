@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.attempts.protocol import OPEN_VERBS
 from evertick.db import roles
 from evertick.db.function_sets import own_set
 from evertick.db.queries.secrets import AttemptHolder
@@ -19,6 +20,7 @@ from evertick.db.task_commit import FENCE_TABLE, EndingAttempt, commit
 from evertick.domain.errors import LeaseLost, UserError
 from evertick.engine.asks import ask
 from evertick.engine.runners import mark_runner_dead
+from evertick.runner.asks import FACTS
 from tests.engine import invariants
 from tests.engine.world import Runner, key_of, make_dag, put, run_state, start, states, value
 
@@ -165,6 +167,10 @@ async def test_a_role_of_tasks_may_only_commit(ledger: AsyncConnection, database
         with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction)):
             task.conn.execute(query)  # type: ignore[arg-type]
         task.conn.rollback()
+
+
+def test_every_attempt_may_ask_where_it_can_commit() -> None:
+    assert "commit_place" in OPEN_VERBS and "commit_place" in FACTS
 
 
 def test_only_a_connection_can_be_committed() -> None:

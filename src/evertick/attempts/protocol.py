@@ -161,7 +161,7 @@ Ask = Callable[[str, dict[str, Any]], Any]
 
 
 # What every attempt may ask. The other questions need a task that declares `asks`.
-OPEN_VERBS = frozenset({"state", "put_state", "steps", "step", "put_step", "partition", "put_updates"})
+OPEN_VERBS = frozenset({"state", "put_state", "steps", "step", "put_step", "partition", "put_updates", "commit_place"})
 
 
 class AskRefused(Exception):
