@@ -43,11 +43,12 @@ up: $(RUN_STAMP) ## start Evertick with its example DAGs (Ctrl-C stops it)
 test: $(STAMP) ## every test that guards a change
 	@$(BIN)/python tools/test.py
 
-check: $(STAMP) ## format, lint, types, tidy
+check: $(STAMP) ## format, lint, types, tidy, secrets in files, vulnerable dependencies (if the network can be reached)
 	@$(BIN)/ruff format --check setup.py src tests tools bench examples
 	@$(BIN)/ruff check setup.py src tests tools bench examples
 	@$(BIN)/mypy
 	@$(BIN)/pytest tests/test_tidy.py
+	@$(BIN)/python tools/audit.py || test $$? = 2
 	@$(BIN)/python tools/figures.py
 
 figures: $(STAMP) ## size and plainness of the source, each figure with its goal (WALK=1 also traces one cron task)

@@ -453,3 +453,44 @@ def reads_whole_server(text: str) -> bool:
 )
 def test_a_read_of_the_whole_server_is_found(text: str, expected: bool) -> None:
     assert reads_whole_server(text) is expected
+
+
+# Secrets that were committed: private keys, and tokens of Evertick, AWS, GitHub, GitLab and Slack.
+COMMITTED = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=\s]{64}|\bev[trsal]_[\w-]{40,}|\bAKIA(?!IOSFODNN7EXAMPLE)[0-9A-Z]{16}\b"
+    r"|\bgh[pousr]_[A-Za-z0-9]{36}|\bglpat-[\w-]{20}|\bxox[abprs]-[\w-]{20}"
+)
+
+
+def test_no_file_contains_a_secret() -> None:
+    places = ("src", "docs", "tests", "tools", "bench", "deploy", "examples", ".github", "clients")
+    kinds = {
+        ".py",
+        ".md",
+        ".toml",
+        ".yaml",
+        ".yml",
+        ".sql",
+        ".html",
+        ".js",
+        ".ts",
+        ".json",
+        ".sh",
+        ".txt",
+        ".cfg",
+        ".env",
+        "",
+    }
+    wrong = [
+        f"{path.relative_to(ROOT)}: {found[0][:20]}"
+        for place in places
+        for path in (ROOT / place).rglob("*")
+        if path.suffix in kinds and path.is_file() and "__pycache__" not in path.parts
+        for found in COMMITTED.finditer(path.read_text(encoding="utf-8", errors="replace"))
+    ]
+    assert not wrong, "remove it, and revoke it where it is from"
+
+
+def test_a_committed_secret_is_found() -> None:
+    for text in ("AKIA" + "A" * 16, "evt_" + "x" * 43, "ghp_" + "a" * 36, "-----BEGIN PRIVATE KEY-----\n" + "A" * 80):
+        assert COMMITTED.search(text)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from psycopg import AsyncConnection
+from tools.typescript import PLACE, text_of
 
 from evertick.api.problems import SERVER_STATUS, STATUS
 from evertick.config import Settings
@@ -25,6 +26,10 @@ PROBLEM = "application/problem+json"
 @pytest.fixture(scope="module")
 def document() -> Any:
     return document_of(V1)
+
+
+def test_the_types_for_typescript_are_those_of_the_document(document: Any) -> None:
+    assert PLACE.read_text(encoding="utf-8") == text_of(document), "run `python tools/typescript.py`"
 
 
 def operations(document: Any) -> Iterator[tuple[str, str, Any]]:

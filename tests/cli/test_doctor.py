@@ -326,3 +326,27 @@ async def test_logs_in_a_storage_that_is_not_named_here_are_found(
 ) -> None:
     await conn.execute("insert into log_archive_object (run_id, bytes) values (1, 1)")
     assert await codes() == {"storage"}
+
+
+async def test_security_lists_what_is_weak_though_it_works(
+    cli: Cli, conn: AsyncConnection, well: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def weak() -> set[str]:
+        ran = await cli("doctor", "--security", "--json")
+        assert ran.status == 0
+        return {each["code"] for each in ran.json["findings"]} - {"root"}
+
+    assert await weak() == {"database_roles"}
+    await accounts.add_user(conn, name="ci", role=Role.ADMIN, actor=Actor("test"))
+    row = await accounts.find_user(conn, "ci")
+    await accounts.issue(conn, row, kind="token", name="t", actor=Actor("test"), seconds=None)
+    await conn.execute("update credential set created_at = clock() - interval '100 days'")
+    for name, text in {"API_HOST": "0.0.0.0", "ADMIN_PASSWORD": "x", "API_RATE_LIMIT": "0"}.items():
+        monkeypatch.setenv(f"EVERTICK_{name}", text)
+    monkeypatch.setenv("EVERTICK_WEBHOOK_ALLOWED_NETWORKS", "10.0.0.0/8,0.0.0.0/0")
+    monkeypatch.setenv("EVERTICK_OIDC_FILE", "oidc.toml")
+    await conn.execute("update account set password_hash = null")
+    assert await weak() == {
+        *("database_roles", "endless_tokens", "unused_tokens", "admin_tokens", "no_local_admin"),
+        *("no_tls", "admin_password", "rate_limit", "webhook_networks"),
+    }

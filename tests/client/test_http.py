@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from evertick.client.http import encoded, route_of
-from evertick.operations.routes import Route
+from evertick.client.wire import encoded
+from evertick.operations.routes import Route, route_of
 from evertick.operations.runs import ClearRequest, clear_run, list_runs, show_run
 
 

@@ -1,8 +1,8 @@
 """Provides the variables, connections and secrets that tasks declare, each from the first backend that has it.
 
 A backend is `store` (the database), `env` (EVERTICK_SECRET__NAME of the runner), `files:/folder` (one file per name), the
-name of an extension, or `module:factory`. An object's `get(kind, name)` returns text or None. Values are never cached between
-attempts.
+URL of a secret manager, the name of an extension, or `module:factory`. An object's `get(kind, name)` returns text or None.
+Values are not cached between attempts, except for a minute those of a secret manager.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from evertick.domain.dags.spec import TaskSpec
 from evertick.domain.errors import EvertickError, InvalidSettings, NotFound
 from evertick.domain.stored_values import LONGEST_VALUE, ValueKind
 from evertick.extensions import ExtensionKind, extension_names, find_extension
+from evertick.secrets.managers import is_manager, open_manager
 
 ASK_SECONDS = 10.0
 MOST_THREADS = 4
@@ -71,6 +72,8 @@ def _open(name: str) -> Backend | None:
         return _Files(Path(name.removeprefix("files:")))
     module, _, factory = name.partition(":")
     try:
+        if is_manager(name):
+            return open_manager(name)
         made: Any = getattr(import_module(module), factory) if factory else _extension(name)
         backend: Backend = made()
         if not callable(getattr(backend, "get", None)):

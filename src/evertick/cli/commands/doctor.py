@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
 import psycopg
 import typer
@@ -17,19 +18,22 @@ from evertick.db.migrate import status
 from evertick.doctor.database import Finding, Severity, error, examine, examine_logs, examine_releases, examine_remote
 from evertick.doctor.machine import examine_machine
 from evertick.doctor.runner import examine_runner
+from evertick.doctor.security import check_access, check_configuration
 from evertick.domain.errors import EvertickError, InvalidSettings, PostgresUnavailable
 from evertick.supervisor.postgres_home import own_database_url
 
 app = Single()
 
+Security = Annotated[bool, typer.Option("--security", help="List what is weak instead, though it works.")]
+
 
 @app.command(epilog="Example: evertick doctor")
-def doctor(as_json: Json = False) -> None:
+def doctor(security: Security = False, as_json: Json = False) -> None:
     """Check the database and its settings, this machine, the leader and the runners, secrets, and access to the API.
 
     Each finding has its reason and the next step. Changes nothing. Exit status 1 if there is an error, 0 for warnings.
     """
-    found = _examine()
+    found = _examine(security)
     errors = [each for each in found if each.grade is Severity.ERROR]
     if as_json:
         print_json({"is_well": not errors, "findings": [document(each) for each in found]})
@@ -39,19 +43,19 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _examine() -> list[Finding]:
+def _examine(security: bool) -> list[Finding]:
     try:
         settings = read_settings()
     except InvalidSettings as wrong:
         return [error("settings", str(wrong), "Nothing of Evertick starts so.", "Correct it where it is set.")]
-    found = [*examine_machine(settings), *examine_runner(settings)]
+    found = [*check_configuration(settings)] if security else [*examine_machine(settings), *examine_runner(settings)]
     # A machine with a runner over HTTPS needs no database.
     if settings.runner_server is None or settings.database_url is not None:
-        found += asyncio.run(_examine_database(settings))
+        found += asyncio.run(_examine_database(settings, security))
     return sorted(found, key=lambda each: each.grade is not Severity.ERROR)
 
 
-async def _examine_database(settings: Settings) -> list[Finding]:
+async def _examine_database(settings: Settings, security: bool) -> list[Finding]:
     try:
         # The database of this machine, even if a server is selected.
         url = own_database_url(settings)
@@ -63,6 +67,8 @@ async def _examine_database(settings: Settings) -> list[Finding]:
                     return [_no_rights(denied)]
                 if schema.next_label:
                     return [_not_migrated(url, schema.next_label)]
+                if security:
+                    return [each async for each in check_access(conn, settings)]
                 return await examine(
                     conn, settings, lambda its, _: examine_releases(its, schema), examine_remote, examine_logs
                 )

@@ -89,6 +89,14 @@ class CredentialRow:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessFacts:
+    local_admins: int
+    endless_tokens: int
+    unused_tokens: int
+    admin_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class AuditEntry:
     entry_id: int
     occurred_at: datetime
@@ -164,7 +172,7 @@ async def use_once(conn: AsyncConnection, *, key: bytes, seconds: float) -> bool
 
 
 @query
-async def local_admins(conn: AsyncConnection) -> int: ...
+async def access_facts(conn: AsyncConnection, *, unused_days: int) -> AccessFacts: ...
 
 
 @query

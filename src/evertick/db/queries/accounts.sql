@@ -174,8 +174,16 @@ with gone as (
 insert into used_once (key, expires_at) values (%(key)s, clock() + make_interval(secs => %(seconds)s::double precision))
 on conflict do nothing returning true
 
--- name: local_admins
--- Admins that a password signs in, whatever a provider says.
-select count(*) from account a
- where a.role = 'admin' and a.tags is null and not a.is_disabled and a.password_hash is not null
-   and not exists (select 1 from oidc_identity i where i.account_id = a.account_id)
+-- name: access_facts
+-- Admins that a password signs in, whatever a provider says; and tokens that deserve a look.
+select (select count(*) from account a
+         where a.role = 'admin' and a.tags is null and not a.is_disabled and a.password_hash is not null
+           and not exists (select 1 from oidc_identity i where i.account_id = a.account_id)) as local_admins,
+       count(*) filter (where c.expires_at is null) as endless_tokens,
+       count(*) filter (where coalesce(c.used_at, c.created_at) < clock() - make_interval(days => %(unused_days)s))
+           as unused_tokens,
+       count(*) filter (where a.role = 'admin' and coalesce(c.role, 'admin') = 'admin' and c.tags is null
+                        and a.tags is null) as admin_tokens
+  from credential c join account a on a.account_id = c.account_id
+ where c.kind = 'token' and c.revoked_at is null and (c.expires_at is null or c.expires_at > clock())
+   and not a.is_disabled
