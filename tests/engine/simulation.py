@@ -448,7 +448,7 @@ class World:
         await start_delayed_runs(self.conn, **leader, limit=limit)
 
     async def commit(self) -> None:
-        """A task ends in its own transaction; the report of its process follows later, and changes nothing."""
+        """A task ends in its own transaction; the report of its process follows, and moves nothing."""
         if not self.held:
             return
         runner, claim = self.dice.choice(self.held)
@@ -459,6 +459,8 @@ class World:
             if error.sqlstate != TAKEN_AWAY:
                 raise
             return  # it is asked to stop
+        # Its report brings only its last lines.
+        await runner.step([self._end(claim)])
         self.held.remove((runner, claim))
         self.past.append((runner, claim))
 
