@@ -454,7 +454,7 @@ NAME = re.compile(r"[a-z]\w*(?:\.[a-z]\w*)*(?:\(\))?")
 # Names in the tour that belong to Python.
 PYTHON_NAMES = {"dag.test()", "logging", "now", "print", "router", "tick", "tick()"}
 # Names in the decisions that belong to PostgreSQL, or to a design that was rejected.
-FOREIGN_NAMES = {"auto_explain", "claim_tasks_7", "pg_control_checkpoint"}
+FOREIGN_NAMES = {"auto_explain", "claim_tasks_7", "max_prepared_transactions", "pg_control_checkpoint"}
 
 
 def sql_texts() -> list[str]:

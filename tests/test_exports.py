@@ -98,6 +98,7 @@ def test_the_options_of_tasks() -> None:
         "depends_on_past",
         "executor_options",
         "finish_within",
+        "inlets",
         "isolation",
         "max_active",
         "max_instances",

@@ -244,10 +244,12 @@ async def op_trigger_dag_run(world: World) -> None:
     for other, status in (
         (airflow.TriggerDAGRunPostBody(dag_run_id="mine", logical_date=None), 409),
         (airflow.TriggerDAGRunPostBody(dag_run_id="second", logical_date=at), 409),
-        (airflow.TriggerDAGRunPostBody(logical_date=None, run_after=datetime(2100, 1, 1, tzinfo=UTC)), 400),
         (airflow.TriggerDAGRunPostBody(logical_date=datetime(1, 1, 1, tzinfo=UTC)), 400),
     ):
         assert await world.client.status_of("trigger_dag_run", name, other) == status, other
+    later = airflow.TriggerDAGRunPostBody(logical_date=None, run_after=datetime(2100, 1, 1, tzinfo=UTC))
+    delayed = await world.client("trigger_dag_run", name, later)
+    assert (delayed.state.value, delayed.run_after) == ("queued", later.run_after)
     plain = await world.client("trigger_dag_run", name, airflow.TriggerDAGRunPostBody(logical_date=None))
     assert plain.logical_date is None and plain.dag_run_id.startswith("manual__")
     assert (

@@ -499,6 +499,7 @@ events send x|events list|assets list|assets partitions x|assets update x|approv
 runners list|runners drain 0000000000000000|runners undrain 0000000000000000|runners token list
 guarantees|figures|figures x|forecast|forecast 9
 dead-letters list|dead-letters show 9|dead-letters replay 9
+webhooks list|webhooks set x --kind github --secret hook --event x|webhooks delete x --yes
 checkins list|checkins set x @daily|checkins report x|checkins delete x --yes
 state list --asset x|state get k --asset x|state set k 1 --asset x|state delete k --asset x
 variables list|variables get x|variables set x|variables delete x --yes|connections list|connections get x|connections set x

@@ -37,6 +37,8 @@ NO_PAGES = {
     "/docs",
     "/docs/{name:path}",
     "/login",
+    "/login/{provider}",
+    "/login/{provider}/callback",
     "/auth/link/{secret}",
     "/runs/{run_id}/states",
     "/runs/{run_id}/clear",
@@ -210,6 +212,7 @@ def furnish(site: Site) -> dict[str, str | None]:
         "/forecast": None,
         "/notifications": None,
         "/events": None,
+        "/dead-letters": None,
         f"{dag}/durations?task=load": None,
     }
 
