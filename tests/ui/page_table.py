@@ -91,6 +91,7 @@ ACTIONS = {
     "/users/{name}/disable": "test_run_pages.test_users_are_added_changed_linked_and_disabled",
     "/users/{name}/enable": "test_run_pages.test_users_are_added_changed_linked_and_disabled",
     "/users/{name}/link": "test_run_pages.test_users_are_added_changed_linked_and_disabled",
+    "/dead-letters/{number}/replay": "test_new_pages.test_schedules_alerts_notifications_and_events_have_pages",
     "/notifications/{number}/retry": "test_new_pages.test_schedules_alerts_notifications_and_events_have_pages",
     "/tokens": "test_run_pages.test_a_token_is_shown_once_and_never_may_more_than_its_maker",
     "/tokens/{token_id}/revoke": "test_run_pages.test_a_token_is_shown_once_and_never_may_more_than_its_maker",
@@ -230,6 +231,10 @@ async def _furnish(conn: AsyncConnection) -> tuple[int, int]:
     await conn.execute(
         "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at, state, ended_at)"
         " values (0, 'https://chat.example/hook', 'failure', '{}', clock(), clock(), clock(), 'failed', clock())"
+    )
+    await conn.execute(
+        "insert into dead_letter (dag, params, sent_at, sent_by, reason, failed_at)"
+        " values ('orderz', '{}', clock(), 'shop', 'there is no such DAG', clock())"
     )
     await _deploy(conn)
     await set_pool(conn, name="warehouse", slots=1, actor=Actor("test"))

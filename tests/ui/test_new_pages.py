@@ -691,6 +691,10 @@ def test_schedules_alerts_notifications_and_events_have_pages(site: Site, people
             " select 'not_started', min(schedule_id), clock(), clock(), clock() from schedule"
         )
         await send_event(conn, name="prices_ready", key="2026-11", payload={"rows": 3}, actor=Actor("test"))
+        await conn.execute(
+            "insert into dead_letter (dag, params, sent_at, sent_by, reason, failed_at)"
+            " values ('<gone>', '{}', clock(), 'shop', 'there is no such DAG', clock())"
+        )
         found = await conn.execute(
             "insert into outbox (shard, sink, event, payload, created_at, waiting_since, due_at, state, ended_at)"
             " values (0, 'https://chat.example/<hook>', 'failure', '{}', clock(), clock(), clock(), 'failed', clock())"
@@ -709,7 +713,14 @@ def test_schedules_alerts_notifications_and_events_have_pages(site: Site, people
     assert "chat.example/&lt;hook&gt;" in text and rows_of(text) == [str(number)]
     assert "sent again" in said(operator.press(f"/notifications/{number}/retry"))
     assert rows_of(operator.get("/notifications?state=failed").text) == []
-    for path in ("/schedules", "/alerts", "/notifications", "/events"):
+    letters = operator.get("/dead-letters").text
+    (letter,) = rows_of(letters)
+    assert "&lt;gone&gt;" in letters and "is in the inbox again" in said(
+        operator.press(f"/dead-letters/{letter}/replay")
+    )
+    assert rows_of(operator.get("/dead-letters").text) == []
+    assert rows_of(operator.get("/dead-letters?replayed=true").text) == [letter]
+    for path in ("/schedules", "/alerts", "/notifications", "/events", "/dead-letters"):
         assert f'href="{path}"' in operator.get("/").text
 
 
