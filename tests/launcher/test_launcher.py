@@ -25,10 +25,10 @@ from evertick.engine.runner_tokens import (
     SeenPilot,
     add_pilots,
     end_pilot,
-    lead_fleet,
     leave_fleet,
     note_fleet,
     pilots_of,
+    renew_fleet_lease,
     withdraw_pilot,
 )
 from evertick.launcher.fleet_leader import place_of, variables_of
@@ -204,7 +204,7 @@ SPEC: dict[str, object] = {"engine": "process", "queues": ["q"], "least": 0, "mo
 
 
 async def lead(conn: AsyncConnection, leader: str, epoch: int | None = None, *, seconds: float = 60.0) -> int | None:
-    return await lead_fleet(conn, "f", leader=leader, epoch=epoch, seconds=seconds, spec=SPEC)
+    return await renew_fleet_lease(conn, "f", leader=leader, epoch=epoch, seconds=seconds, spec=SPEC)
 
 
 async def test_a_launcher_that_was_replaced_changes_nothing(conn: AsyncConnection) -> None:
@@ -228,7 +228,7 @@ async def test_a_launcher_that_was_replaced_changes_nothing(conn: AsyncConnectio
 
 async def test_a_leader_changes_only_the_runners_of_its_fleet(conn: AsyncConnection) -> None:
     assert await lead(conn, "one") == 1
-    assert await lead_fleet(conn, "g", leader="one", epoch=None, seconds=60, spec={**SPEC, "queues": ["r"]}) == 1
+    assert await renew_fleet_lease(conn, "g", leader="one", epoch=None, seconds=60, spec={**SPEC, "queues": ["r"]}) == 1
     await add_pilots(conn, "f", epoch=1, token_seconds=60, secrets={"er-f-0": "evr_0"})
     assert await withdraw_pilot(conn, "g", epoch=1, name="er-f-0") is None
     assert await end_pilot(conn, "g", epoch=1, name="er-f-0", reason="x", infra_retries=0) is None

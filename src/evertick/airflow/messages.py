@@ -41,8 +41,8 @@ FINAL = frozenset(
 
 @dataclass(slots=True)
 class Kept:
-    """What goes with the report: outputs by key, tasks to skip, and the message that ended the attempt. `unstored`: the database
-    does not have all of these outputs yet."""
+    """Values that travel with the report: outputs by key, tasks to skip, and the message that ended the attempt. `unstored`: the
+    database does not have all of these outputs yet."""
 
     outputs: dict[str, Any] = field(default_factory=dict)
     unstored: bool = False

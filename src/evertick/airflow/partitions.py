@@ -1,4 +1,4 @@
-"""Airflow's partition mappers and partitioned timetables as those of Evertick. Built-in classes are told apart by their names; one
+"""Airflow's partition mappers and partitioned timetables as those of Evertick. Built-in classes are recognized by their names; one
 of the user's own would have to run in the scheduler, and is refused."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Airflow's timetables as schedules of Evertick. They are told apart by the names of their classes, which are the same in
+"""Airflow's timetables as schedules of Evertick. They are recognized by the names of their classes, which are the same in
 every release of Airflow 3, whether a DAG has the ones of its SDK or those of its core."""
 
 from __future__ import annotations

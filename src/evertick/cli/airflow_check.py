@@ -23,7 +23,7 @@ from evertick.domain.dags.gates import GateKind
 from evertick.domain.errors import EvertickError, UserError
 
 _STYLES = {Severity.REFUSED: "red", Severity.DIFFERS: "yellow", Severity.IGNORED: "dim"}
-# What is imported there is what a task would import: the version of Airflow and of Python, and the providers.
+# Imported as a task would import them: the version of Airflow and of Python, and the providers.
 _PROBE = (
     "import json, sys; from importlib.metadata import distributions;"
     " found = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in distributions()};"

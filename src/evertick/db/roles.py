@@ -89,7 +89,7 @@ MAY: dict[str, tuple[str, ...]] = {
         *_EVERYBODY,
         *(
             "runner_tokens.fleet_load",
-            "lead_fleet",
+            "renew_fleet_lease",
             "leave_fleet",
             "pilots_of",
             "add_pilots",

@@ -12,7 +12,7 @@ from datetime import datetime
 from psycopg import AsyncConnection
 
 from evertick.db.queries import assets
-from evertick.db.queries.assets import Arrival
+from evertick.db.queries.assets import UnmappedUpdate
 from evertick.domain.errors import InvalidSchedule
 from evertick.domain.schedules.dependencies import Condition, Source, read_text, sources_of
 from evertick.domain.schedules.partitions import read_mapper, targets_of
@@ -165,7 +165,7 @@ _Target = tuple[int, str]  # a schedule, and a key of its runs
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivalsApplied:
+class UpdatesApplied:
     mapped: int
     became_due: int
 
@@ -173,14 +173,14 @@ class ArrivalsApplied:
 @leader_verb
 async def apply_partition_arrivals(
     conn: AsyncConnection, *, shard: int, epoch: int, mapped: list[JsonObject], ready: list[JsonObject]
-) -> ArrivalsApplied: ...
+) -> UpdatesApplied: ...
 
 
-async def map_arrivals(conn: AsyncConnection, *, shard: int, epoch: int, limit: int) -> ArrivalsApplied:
+async def map_arrivals(conn: AsyncConnection, *, shard: int, epoch: int, limit: int) -> UpdatesApplied:
     """One batch. A schedule that changes meanwhile is left for the next one."""
     found = await assets.arrivals(conn, limit=limit)
     if not found:
-        return ArrivalsApplied(0, 0)
+        return UpdatesApplied(0, 0)
     conditions = {each.schedule_id: _condition(each) for each in found}
     received: dict[_Target, set[Received]] = defaultdict(set)
     mapped: list[JsonObject] = []
@@ -208,7 +208,7 @@ async def map_arrivals(conn: AsyncConnection, *, shard: int, epoch: int, limit: 
     return await apply_partition_arrivals(conn, shard=shard, epoch=epoch, mapped=mapped, ready=ready)
 
 
-def _condition(arrival: Arrival) -> Condition | Source | None:
+def _condition(arrival: UnmappedUpdate) -> Condition | Source | None:
     """None if it cannot be read: it never waits for a partition then."""
     try:
         return read_text(read_spec(arrival.spec).after or "")
@@ -216,7 +216,7 @@ def _condition(arrival: Arrival) -> Condition | Source | None:
         return None
 
 
-def _targets(arrival: Arrival, condition: Condition | Source | None) -> tuple[list[str], str | None]:
+def _targets(arrival: UnmappedUpdate, condition: Condition | Source | None) -> tuple[list[str], str | None]:
     """The partitions that the update counts for, or why there are none."""
     mappers = (
         source.mapper

@@ -132,7 +132,7 @@ class SeenPilot:
 
 
 @sql_function
-async def lead_fleet(
+async def renew_fleet_lease(
     conn: AsyncConnection, fleet: str, *, leader: str, epoch: int | None, seconds: float, spec: dict[str, object]
 ) -> int | None:
     """The epoch of the lead, taken or kept; None: another launcher leads. `epoch`: of an earlier lead."""

@@ -31,10 +31,10 @@ from evertick.engine.runner_tokens import (
     SeenPilot,
     add_pilots,
     end_pilot,
-    lead_fleet,
     leave_fleet,
     note_fleet,
     pilots_of,
+    renew_fleet_lease,
     withdraw_pilot,
 )
 from evertick.executors.base import Observed, Phase, RunnerOrder
@@ -155,7 +155,7 @@ class FleetLeader:
         self.wake.clear()
         self._ticked_at = now = boot_seconds()
         conn = await self._link.get()
-        if not await self._lead(conn, now):
+        if not await self._renew_lease(conn, now):
             return self._settings.tick_seconds
         try:
             return await self._decide(conn, now)
@@ -163,14 +163,14 @@ class FleetLeader:
             self._lose()
             return self._settings.tick_seconds
 
-    async def _lead(self, conn: psycopg.AsyncConnection, now: float) -> bool:
+    async def _renew_lease(self, conn: psycopg.AsyncConnection, now: float) -> bool:
         if self._epoch is not None and now < self._renew_at:
             return True
         fleet, seconds = self.fleet, self._settings.fleet_lease_seconds
         spec: dict[str, object] = {"engine": fleet.engine, "queues": list(fleet.queues)}
         spec |= {"least": fleet.least, "most": fleet.most, "slots": fleet.slots}
         had = self._epoch
-        epoch = await lead_fleet(conn, fleet.name, leader=self._owner, epoch=had, seconds=seconds, spec=spec)
+        epoch = await renew_fleet_lease(conn, fleet.name, leader=self._owner, epoch=had, seconds=seconds, spec=spec)
         if epoch is None:
             self._lose()
             return False
@@ -350,7 +350,7 @@ class FleetLeader:
                     await in_time(self._executor.cancel(row.name, self._settings.stop_grace_seconds))
                     self._look.set()
                 return
-            if found is None and self._is_heard(row):
+            if found is None and self._sends_heartbeats(row):
                 # The engine has forgotten a runner that lives: it leaves by itself, or its heartbeats end.
                 return
         except (ExecutorBusy, ExecutorUnavailable) as error:
@@ -364,7 +364,7 @@ class FleetLeader:
         # Also where the engine knows nothing of it: Slurm's folder of the job is still there.
         await self._remove_orphan(row.name)
 
-    def _is_heard(self, row: PilotRow) -> bool:
+    def _sends_heartbeats(self, row: PilotRow) -> bool:
         silent_seconds = row.silent_seconds
         return silent_seconds is not None and silent_seconds < self._settings.lost_after_seconds / 2
 

@@ -93,7 +93,7 @@ NOTIFICATIONS = _counter(
 )
 NOTIFICATIONS_WAITING = _gauge("notifications_waiting", "Notifications that are not sent yet. Counted by the leader.")
 NOTIFICATIONS_OLDEST = _gauge("notifications_oldest_seconds", "Age of the oldest notification that is not sent yet.")
-PINGS = _counter("pings", "Pings of the monitor that is told that this installation is alive.", "outcome")
+PINGS = _counter("pings", "Pings of the monitor of this installation.", "outcome")
 TIMEOUTS = _counter("timeouts", "Attempts, runs and waits ended by their timeout.", "kind")
 PRUNED = _counter("pruned", "Rows that retention has deleted: runs, audit entries, versions and so on.", "kind")
 LOGS_ARCHIVED = _counter(

@@ -46,7 +46,7 @@ class ReplayResult:
 async def list_dead_letters(
     caller: Caller,
     *,
-    with_replayed: Annotated[bool, Doc("Also those that were replayed.")] = False,
+    with_replayed: Annotated[bool, Doc("Also replayed ones.")] = False,
     limit: Limit = USUAL_ITEMS,
     cursor: Cursor = None,
 ) -> Page[DeadLetter]:

@@ -102,7 +102,7 @@ async def put_webhook(caller: Caller, *, name: WebhookName, body: WebhookRequest
 
 
 async def delete_webhook(caller: Caller, *, name: WebhookName) -> None:
-    """Delete a webhook. What is sent to it from then on is refused."""
+    """Delete a webhook. Later deliveries to it are refused."""
     async with caller.write() as conn:
         if not await delete(conn, name=name, actor=caller.actor):
             raise _unknown(name)

@@ -168,7 +168,7 @@ def list_webhooks_command(limit: Limit = 100, as_json: Json = False) -> None:
 
 @webhooks_app.command("delete", epilog="Example: evertick webhooks delete repo")
 def delete_webhook_command(name: Hook, yes: Yes = False) -> None:
-    """Delete a webhook. What is sent to it from then on is refused."""
+    """Delete a webhook. Later deliveries to it are refused."""
     confirm(f"Delete webhook {name}?", yes=yes)
     call(webhooks.delete_webhook, name=name)
     show(line(f"Deleted webhook {name}."))
@@ -176,7 +176,7 @@ def delete_webhook_command(name: Hook, yes: Yes = False) -> None:
 
 # Dead letters ---------------------------------------------------------------------------------------------------------
 
-Replayed = Annotated[bool, typer.Option("--all", help="Also those that were replayed.")]
+Replayed = Annotated[bool, typer.Option("--all", help="Also replayed ones.")]
 LetterNumber = Annotated[int, typer.Argument(metavar="NUMBER", help="The dead letter's number.", min=1)]
 LetterNumbers = Annotated[list[int], typer.Argument(metavar="NUMBER...", help="Their numbers.", min=1)]
 

@@ -176,8 +176,9 @@ begin
     where x.state = 'queued' and (x.overlap is null or x.overlap = 'allow' or x.place = 1) order by x.run_id;
 end $$;
 
--- The queued runs of a DAG for which a task of a running run waits, because they were cleared after it had begun. Not by
--- the gates of their own tasks: a task waits for tasks after it as well, and for runs of versions without such a gate.
+-- The queued runs of a DAG for which a task of a running run waits, because they were cleared after it had begun. Not
+-- by the gates of their own tasks: a task waits for tasks after it as well, and for runs of versions without such a
+-- gate.
 create function runs_blocking_others(p_dag_id int) returns setof bigint language plpgsql stable as $$
 begin
     return query select q.run_id from run_status q

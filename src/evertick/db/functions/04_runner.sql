@@ -94,8 +94,9 @@ language sql volatile as $$
 $$;
 
 -- Records how attempts ended. p_reports: [{r, i, m, e, kind, reason, result, exit_code, retry_in, no_retry, log, seq,
--- until, start_in, cpu, mem}]. Returns the reports that were refused because the attempt is no longer the session's. The
--- same report twice is one event: the second is dropped. p_unchosen: tasks that a branch has skipped, which end with it.
+-- until, start_in, cpu, mem}]. Returns the reports that were refused because the attempt is no longer the session's.
+-- The same report twice is one event: the second is dropped. p_unchosen: tasks that a branch has skipped, which end
+-- with it.
 create function finish_attempts(p_session bigint, p_reports jsonb, p_infra_retries int, p_unchosen task_ref[],
                                 fx effects) returns finish_result language plpgsql as $$
 declare

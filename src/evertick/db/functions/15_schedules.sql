@@ -3,7 +3,8 @@
 -- Applies fire plans. p_plans: [{schedule_id, version, expected, fires: [instant], last_fire, skipped: {first_at,
 -- last_at, count, reason}, missing: the same, next_due, overlap, has_deadlines, partitions: [[instant, key, date]]}];
 -- skipped, missing and the last three may be absent. The cursor advances and its runs are created in one transaction
--- (V1); a plan whose schedule has advanced, changed or been paused is left out. p_even_held: also what was due while it was paused. Returns the applied ones.
+-- (V1); a plan whose schedule has advanced, changed or been paused is left out. p_even_held: also what was due while it
+-- was paused. Returns the applied ones.
 create function apply_fire_plans(p_plans jsonb, p_even_held boolean, fx effects)
 returns fire_result language plpgsql as $$
 begin

@@ -79,7 +79,8 @@ begin
     fx := wake_run_waiters(p_closed, fx);
     insert into dependency_event (kind, name, run_id, occurred_at, update_id, partition_key)
     select k.kind, k.name, k.run_id, t, k.update_id, k.partition_key
-    from (select e.kind, d.name, s.run_id, null::bigint as update_id, null::text as partition_key from run_status s join dag d on d.dag_id = s.dag_id
+    from (select e.kind, d.name, s.run_id, null::bigint as update_id, null::text as partition_key
+          from run_status s join dag d on d.dag_id = s.dag_id
           cross join (values ('end'), ('dag')) e(kind)
           where s.run_id = any(p_closed) and (e.kind = 'end' or s.state = 'success')
           union all

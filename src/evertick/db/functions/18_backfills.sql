@@ -37,7 +37,8 @@ returns run_status language sql stable as $$
            and p_key is null
          order by b.run_id desc limit 1)
         union all
-        (select p.run_id from run_partition p where p.dag_id = p_dag_id and p.key = p_key order by p.run_id desc limit 1)
+        (select p.run_id from run_partition p where p.dag_id = p_dag_id and p.key = p_key
+         order by p.run_id desc limit 1)
     ) made cross join lateral (select x from run_status x where x.run_id = made.run_id offset 0) s(s)
     order by made.run_id desc limit 1
 $$;
@@ -138,9 +139,9 @@ returns text language sql stable as $$
 $$;
 
 -- One step of a backfill. p_instants: those after p_position in its order; p_is_all: there are no more. It advances
--- only from the position that was seen. p_keys, p_dates: the partitions of the instants; null for none. Returns how many
--- runs were created and ended, if it moved, if it is over. Runs
--- of a paused DAG wait until it is unpaused, like triggered ones.
+-- only from the position that was seen. p_keys, p_dates: the partitions of the instants; null for none. Returns how
+-- many runs were created and ended, if it moved, if it is over. Runs of a paused DAG wait until it is unpaused, like
+-- triggered ones.
 create function advance_backfill(p_shard smallint, p_epoch bigint, p_backfill_id int, p_position timestamptz,
                                  p_instants timestamptz[], p_is_all boolean, p_keys text[], p_dates timestamptz[],
                                  out made int, out ended int, out moved boolean, out is_over boolean)

@@ -78,8 +78,8 @@ begin
     return 0;
 end $$;
 
--- The rights that a provider of OpenID Connect gives. Unlike `change_account` it also takes them from the last admin: an
--- admin with a password is what remains if the provider is wrong.
+-- The rights that a provider of OpenID Connect gives. Unlike `change_account` it also takes them from the last admin:
+-- an admin with a password is what remains if the provider is wrong.
 create function set_provider_rights(p_account_id int, p_role text, p_tags text[], p_actor actor)
 returns void language plpgsql as $$
 declare
@@ -132,7 +132,8 @@ end $$;
 
 -- One process asks the provider about an account at a time: a refresh token may be used once. No row: another one asks,
 -- the last answer is younger than p_after_seconds, or the person must sign in again.
-create function claim_provider_check(p_account_id int, p_after_seconds double precision, p_hold_seconds double precision)
+create function claim_provider_check(p_account_id int, p_after_seconds double precision,
+                                     p_hold_seconds double precision)
 returns table (provider text, subject text, tokens text, key_id text, asked_until timestamptz)
 language sql as $$
     update oidc_identity i set asked_until = clock() + make_interval(secs => p_hold_seconds)
@@ -142,10 +143,11 @@ language sql as $$
     returning i.provider, i.subject, i.tokens, i.key_id, i.asked_until
 $$;
 
--- The answer to a claimed check; p_role null: the provider gives no access any more, so that the sessions end, and tokens
--- work again after the next sign-in. False: the claim is over, or the person has signed in meanwhile.
+-- The answer to a claimed check; p_role null: the provider gives no access any more, so that the sessions end, and
+-- tokens work again after the next sign-in. False: the claim is over, or the person has signed in meanwhile.
 create function record_provider_check(p_account_id int, p_asked_until timestamptz, p_role text, p_tags text[],
-                                      p_tokens text, p_key_id text, p_actor actor) returns boolean language plpgsql as $$
+                                      p_tokens text, p_key_id text, p_actor actor)
+returns boolean language plpgsql as $$
 begin
     update oidc_identity i
     set checked_at = case when p_role is null then '-infinity' else clock() end, asked_until = null,

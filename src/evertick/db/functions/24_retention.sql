@@ -206,7 +206,7 @@ begin
                                 limit p_limit for update skip locked) x
             where x.occurred_at < p_before));
     elsif p_kind = 'state' then
-        -- What was kept for a time only. Nothing reads it since then.
+        -- Rows that were kept for a time only. Nothing reads them since then.
         delete from state_entry where ctid = any(array(
             select e.ctid from state_entry e where e.expires_at < p_before limit p_limit for update skip locked));
     elsif p_kind = 'backfills' then

@@ -3,7 +3,8 @@
 -- The leader of shard 0 decides which events become which runs, by the times at which they were sent, and applies the
 -- decision here: arrivals leave, windows change, and runs begin in one transaction.
 
--- Whether a person has paused the schedule itself: then its events start nothing. Those of a paused DAG are queued runs.
+-- Whether a person has paused the schedule itself: then its events start nothing. Those of a paused DAG are queued
+-- runs.
 create function is_schedule_held(p_schedule_id int) returns boolean language sql stable as $$
     select coalesce((select s.is_paused_directly from schedule_state s where s.schedule_id = p_schedule_id), false)
 $$;
@@ -23,9 +24,9 @@ begin
 end $$;
 
 -- Applies one decision. p_arrivals: the events that it is about; all of them must still be there. p_windows: what is
--- left open, [{schedule_id, group_key, event_ids, first_at, last_at, due_at, run, waits_for}], with the run that the next
--- one waits for, or its place in p_runs; without events and such a run the window goes. p_runs: [{place, schedule_id, dag_id, key, params,
--- event} or with a reason: then it is a dead letter].
+-- left open, [{schedule_id, group_key, event_ids, first_at, last_at, due_at, run, waits_for}], with the run that the
+-- next one waits for, or its place in p_runs; without events and such a run the window goes. p_runs: [{place,
+-- schedule_id, dag_id, key, params, event} or with a reason: then it is a dead letter].
 create function apply_events(p_shard smallint, p_epoch bigint, p_arrivals bigint[], p_windows jsonb, p_runs jsonb,
                              out made int, out dead int, out defers boolean) language plpgsql as $$
 declare

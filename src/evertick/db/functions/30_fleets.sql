@@ -1,10 +1,10 @@
--- Fleets of launched runners: which launcher leads one, and its changes. Each of them is fenced by the fleet's epoch, so
--- that a launcher that was replaced starts and ends nothing.
+-- Fleets of launched runners: which launcher leads one, and its changes. Each of them is fenced by the fleet's epoch,
+-- so that a launcher that was replaced starts and ends nothing.
 
--- Takes or keeps the lead of a fleet. Returns its epoch; null: another launcher leads it. The lease of the leader itself
--- may have ended, as long as nobody took it. The first fleets are made here, and those forgotten that have had neither
--- a leader nor a runner for a week.
-create function lead_fleet(p_fleet text, p_leader text, p_epoch bigint, p_seconds double precision, p_spec jsonb)
+-- Takes or keeps the lead of a fleet. Returns its epoch; null: another launcher leads it. The lease of the leader
+-- itself may have ended, as long as nobody took it. The first fleets are made here, and those forgotten that have had
+-- neither a leader nor a runner for a week.
+create function renew_fleet_lease(p_fleet text, p_leader text, p_epoch bigint, p_seconds double precision, p_spec jsonb)
 returns bigint language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -40,8 +40,8 @@ begin
     return found;
 end $$;
 
--- Adds runners, each with a token of its own for the fleet's queues, up to the fleet's limit. Returns their names; null:
--- this epoch is over. `p_pilots`: name and hash of the secret.
+-- Adds runners, each with a token of its own for the fleet's queues, up to the fleet's limit. Returns their names;
+-- null: this epoch is over. `p_pilots`: name and hash of the secret.
 create function add_pilots(p_fleet text, p_epoch bigint, p_token_seconds double precision, p_pilots jsonb)
 returns text[] language plpgsql as $$
 declare
@@ -84,8 +84,8 @@ begin
     return true;
 end $$;
 
--- A runner that is not needed. If it has joined, it is asked to leave, and ends with its last attempt: 'draining'. If it
--- has not, it cannot join any more, and its object is to be removed: 'withdrawn'. The token's lock decides between a
+-- A runner that is not needed. If it has joined, it is asked to leave, and ends with its last attempt: 'draining'. If
+-- it has not, it cannot join any more, and its object is to be removed: 'withdrawn'. The token's lock decides between a
 -- runner that joins at this moment and this. Null: this epoch is over, or it has ended.
 create function withdraw_pilot(p_fleet text, p_epoch bigint, p_name text) returns text language plpgsql as $$
 declare
@@ -108,9 +108,9 @@ begin
     return 'withdrawn';
 end $$;
 
--- The object of a runner has certainly ended. Nothing can join with its token any more, and what its runner still held is
--- lost: that one is declared dead at once, without a timeout. Returns how many attempts were taken from it; null: this
--- epoch is over, or it was ended before.
+-- The object of a runner has certainly ended. Nothing can join with its token any more, and what its runner still held
+-- is lost: that one is declared dead at once, without a timeout. Returns how many attempts were taken from it; null:
+-- this epoch is over, or it was ended before.
 create function end_pilot(p_fleet text, p_epoch bigint, p_name text, p_reason text, p_infra_retries int)
 returns int language plpgsql as $$
 declare
@@ -156,6 +156,7 @@ create function fleet_facts(p_queue text) returns jsonb language sql stable as $
     cross join lateral (select count(*) as starting,
                                (array_agg(p.reason order by p.reason is null, p.created_at))[1] as reason
                         from pilot p where p.fleet = f.name and p.withdrawn_at is null
-                          and not exists (select 1 from runner r where r.token_id = p.token_id and r.ended_at is null)) s
+                          and not exists (select 1 from runner r
+                                          where r.token_id = p.token_id and r.ended_at is null)) s
     where p_queue = any(f.queues) order by f.lease_until desc limit 1
 $$;

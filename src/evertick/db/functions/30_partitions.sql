@@ -33,7 +33,8 @@ begin
             'asset', g.asset, 'partition', g.key, 'reason', g.problem), p_dag_id => c.dag_id)
         from gone g join schedule c on c.schedule_id = g.schedule_id where g.problem is not null
     )
-    select array_agg(distinct g.schedule_id), count(*) + 0 * (select count(*) from refused) into known, mapped from gone g;
+    select array_agg(distinct g.schedule_id), count(*) + 0 * (select count(*) from refused) into known, mapped
+    from gone g;
     with told as (
         select r.schedule_id, r.key, r.date, row_number() over (partition by r.schedule_id order by r.key) as place
         from jsonb_to_recordset(p_ready) as r(schedule_id int, version int, key text, date timestamptz)

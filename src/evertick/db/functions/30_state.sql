@@ -123,8 +123,8 @@ create function server_name() returns text language sql stable as $$
     select extract(epoch from pg_postmaster_start_time()) || ' ' || current_database()
 $$;
 
--- Ends an attempt with success in the transaction of its own writes, on a connection of the task: these, its result, its
--- end and the tasks after it are committed together or not at all. Only while the session holds the attempt, and no
+-- Ends an attempt with success in the transaction of its own writes, on a connection of the task: these, its result,
+-- its end and the tasks after it are committed together or not at all. Only while the session holds the attempt, and no
 -- operator has asked it to stop. The report of its process, which follows, is dropped as one that was sent again.
 create function commit_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
                                p_result jsonb) returns void language plpgsql as $$
@@ -140,7 +140,8 @@ begin
         raise exception 'the attempt was taken away, or is asked to stop' using errcode = 'EV007';
     end if;
     done := finish_attempts(p_session, jsonb_build_array(jsonb_build_object(
-        'r', p_run_id, 'i', p_idx, 'm', p_map_index, 'e', p_epoch, 'kind', 'success', 'result', p_result)), 0, null, fx);
+        'r', p_run_id, 'i', p_idx, 'm', p_map_index, 'e', p_epoch, 'kind', 'success',
+        'result', p_result)), 0, null, fx);
     fx := apply_effects(done.fx);
     -- With the commit of the task, which no process of ours sees.
     perform pg_notify('evertick_ready', '');

@@ -141,8 +141,8 @@ create table edge (
 );
 create index edge_upstream on edge (version_id, dst, src) include (leaves_group, scope);
 
--- The upstream results that a task takes as arguments, under the names of the upstream tasks. Its own name stands for the
--- facts about its run.
+-- The upstream results that a task takes as arguments, under the names of the upstream tasks. Its own name stands for
+-- the facts about its run.
 create table task_input (
     version_id int not null, idx int not null, src int not null,
     primary key (version_id, idx, src)
@@ -865,9 +865,9 @@ create table unique_period (
 );
 create index unique_period_until on unique_period (until);
 
--- The door of the inbox for every language, with the role evertick_enqueue: part of the tables, because applications call
--- it by this name in each release. It writes one row and reads none, so it waits for nothing. The notification is sent
--- with the commit, and only shortens the wait.
+-- The door of the inbox for every language, with the role evertick_enqueue: part of the tables, because applications
+-- call it by this name in each release. It writes one row and reads none, so it waits for nothing. The notification is
+-- sent with the commit, and only shortens the wait.
 create function enqueue(dag text, params jsonb default '{}', key text default null, run_at timestamptz default null,
                         unique_for interval default null)
 returns bigint language plpgsql security definer set search_path = evertick, pg_temp as $$
@@ -986,7 +986,7 @@ create table runner (
     uid int not null, pid int not null, pid_started double precision not null,
     queues             text[] not null,
     slots              int not null,
-    -- What runs its claims: the runner itself, or that executor. An agent has its executor's, and no queue.
+    -- The executor of its claims: the runner itself, or a remote one. An agent has its executor's, and no queue.
     executor           text not null default 'local',
     request            text check (request in ('drain', 'leave')),   -- to claim no new work, or to exit without work
     heartbeat_seq bigint not null default 0, heartbeat_at timestamptz not null,
@@ -1125,7 +1125,7 @@ create table proof_violation (
 create unique index proof_violation_open on proof_violation (check_name, subject) where ended_at is null;
 
 -- The figures of a task of a DAG, or of the runs of a DAG (task ''): sums over the runs that ended since the first one.
--- The sums of seconds are of those that succeeded. `landed` and `landing_seconds`: from when the run was due to the end.
+-- The sums of seconds count successes only. `landed` and `landing_seconds`: from when the run was due to the end.
 create table task_figure (
     dag_id int not null, task text not null,
     succeeded bigint not null, failed bigint not null, other bigint not null, retries bigint not null,
@@ -1138,7 +1138,7 @@ create table task_figure (
     primary key (dag_id, task)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
 
--- How far the ended runs are told by events of OpenLineage.
+-- The last ended run whose events of OpenLineage were written.
 create table lineage_cursor (
     is_only  boolean primary key default true check (is_only),
     ended_at timestamptz not null, run_id bigint not null
@@ -1158,7 +1158,7 @@ create table checkin (
     changed_by text not null, changed_at timestamptz not null
 ) with (fillfactor = 70);
 
--- What was predicted first of a running run, until it has ended; and how good such predictions were.
+-- The first prediction of a running run, until it has ended; and how good such predictions were.
 create table run_forecast (
     run_id bigint primary key,
     made_at timestamptz not null,
@@ -1299,7 +1299,8 @@ create table oidc_identity (
     unique (provider, subject)
 );
 
--- What may be used once: states of sign-ins, tokens of programs and of the provider. By its hash, until it has expired.
+-- Values that may be used once: states of sign-ins, tokens of programs and of the provider. By its hash, until it has
+-- expired.
 create table used_once (
     key        bytea primary key,
     expires_at timestamptz not null

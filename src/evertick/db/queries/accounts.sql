@@ -114,7 +114,8 @@ select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags
        extract(epoch from clock() - i.checked_at)::float8 as check_age_seconds
   from unnest(%(credential_ids)s::bigint[]) w join credential c on c.credential_id = w
   join account a on a.account_id = c.account_id left join oidc_identity i on i.account_id = a.account_id
- where coalesce(i.checked_at > clock() - make_interval(secs => %(valid_seconds)s), true) and c.revoked_at is null and (c.expires_at is null or c.expires_at > clock()) and not a.is_disabled
+ where coalesce(i.checked_at > clock() - make_interval(secs => %(valid_seconds)s), true)
+   and c.revoked_at is null and (c.expires_at is null or c.expires_at > clock()) and not a.is_disabled
 
 -- name: note_use
 -- At most once a minute: a thousand reads write one update.
@@ -169,7 +170,8 @@ select j.entry_id, j.occurred_at, j.action as verb, j.actor, j.origin, j.request
 -- name: use_once
 -- Whether this is the first use. Deletes what has expired, a hundred at a time.
 with gone as (
-    delete from used_once where key in (select key from used_once where expires_at < clock() limit 100 for update skip locked)
+    delete from used_once
+    where key in (select key from used_once where expires_at < clock() limit 100 for update skip locked)
 )
 insert into used_once (key, expires_at) values (%(key)s, clock() + make_interval(secs => %(seconds)s::double precision))
 on conflict do nothing returning true

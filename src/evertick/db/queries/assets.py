@@ -208,7 +208,7 @@ async def causes(conn: AsyncConnection, run_id: int) -> list[AssetTrigger]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class UnmappedUpdate:
     """An update of a partition of an asset, and a schedule that waits for such updates. `spec` as it is stored."""
 
     arrival_id: int
@@ -260,7 +260,7 @@ async def partitions_of_asset(
 
 
 @query
-async def arrivals(conn: AsyncConnection, *, limit: int) -> list[Arrival]: ...
+async def arrivals(conn: AsyncConnection, *, limit: int) -> list[UnmappedUpdate]: ...
 
 
 @query

@@ -97,8 +97,8 @@ select a.arrival_id, a.schedule_id, s.version, c.spec::text as spec, a.asset, a.
 select p.key, p.date from run_partition p where p.run_id = %(run_id)s
 
 -- name: partitions_of_asset
--- The partitions of an asset, the highest key first, from before a key; each with its last update. Steps from one key to
--- the next in the index, however many updates each has: 200 of 100,000 take 4 ms.
+-- The partitions of an asset, the highest key first, from before a key; each with its last update. Steps from one key
+-- to the next in the index, however many updates each has: 200 of 100,000 take 4 ms.
 with recursive step(key) as (
     (select u.partition_key from asset_update u
       where u.asset = %(asset)s and u.partition_key is not null
@@ -115,7 +115,7 @@ select s.key, l.occurred_at as updated_at, l.updated_by, l.run_id
  order by s.key desc
 
 -- name: pending
--- What has been received for some incomplete partitions of schedules.
+-- Updates received for some incomplete partitions of schedules.
 select distinct u.schedule_id, u.key, u.asset, u.source_key, u.source_date
   from unnest(%(schedule_ids)s::int[], %(keys)s::text[]) as x(schedule_id, key)
   join partition_update u on u.schedule_id = x.schedule_id and u.key = x.key and u.fire_at is null

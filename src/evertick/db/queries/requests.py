@@ -43,7 +43,7 @@ async def inbox(conn: AsyncConnection, *, limit: int) -> list[InboxRow]: ...
 
 @query
 async def dead_letters(conn: AsyncConnection, *, before: int, is_all: bool, limit: int) -> list[DeadLetter]:
-    """The newest first; `is_all`: also those that were replayed."""
+    """The newest first; `is_all`: also replayed ones."""
 
 
 @query
@@ -56,7 +56,7 @@ async def start_of_run(conn: AsyncConnection, *, run_id: int) -> datetime | None
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class PendingEvent:
     event_id: int
     name: str
     key: str | None
@@ -103,12 +103,12 @@ class WindowRow:
 
 
 @query
-async def arrivals(conn: AsyncConnection, *, limit: int) -> list[Arrival]:
+async def arrivals(conn: AsyncConnection, *, limit: int) -> list[PendingEvent]:
     """Events that are not decided yet, the oldest first."""
 
 
 @query
-async def sent_events(conn: AsyncConnection, *, event_ids: list[int]) -> list[Arrival]: ...
+async def sent_events(conn: AsyncConnection, *, event_ids: list[int]) -> list[PendingEvent]: ...
 
 
 @query

@@ -38,7 +38,8 @@ select c.schedule_id, c.name, d.name as dag, d.dag_id, c.params, c.spec->>'event
 -- name: due_windows
 select w.schedule_id, w.group_key, w.event_ids, w.first_at, w.last_at, w.run_id,
        coalesce(is_run_open(w.run_id), false) as is_run_open, clock() as read_at
-  from event_window w where w.due_at <= clock() and not is_schedule_held(w.schedule_id) order by w.due_at limit %(limit)s
+  from event_window w where w.due_at <= clock() and not is_schedule_held(w.schedule_id)
+   order by w.due_at limit %(limit)s
 
 -- name: windows
 select w.schedule_id, w.group_key, w.event_ids, w.first_at, w.last_at, w.run_id,

@@ -95,7 +95,8 @@ select s.session from unnest(%(sessions)s::bigint[], %(requests)s::text[]) s(ses
 select (select count(*) from unnest(%(queues)s::text[]) q(queue)
          cross join lateral (select 1 from ready_task r where r.queue = q.queue limit %(cap)s) c) as queued,
        (select count(*) from (select 1 from task_trigger w
-                               where w.session is null and w.event is null and w.queue = any(%(queues)s::text[]) limit 1) x) as triggers
+                               where w.session is null and w.event is null and w.queue = any(%(queues)s::text[])
+                               limit 1) x) as triggers
 
 -- name: list_fleets
 select f.name, f.engine, f.queues, f.least, f.most, f.slots, f.leader, f.lease_until > clock() as is_led, f.desired,

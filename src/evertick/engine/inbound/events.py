@@ -13,7 +13,7 @@ from datetime import datetime
 from psycopg import AsyncConnection
 
 from evertick.db.queries import requests
-from evertick.db.queries.requests import Arrival, EventSchedule, WindowRow
+from evertick.db.queries.requests import EventSchedule, PendingEvent, WindowRow
 from evertick.db.statements import sql_function
 from evertick.domain.access import Actor
 from evertick.domain.dags.spec import DagSpec
@@ -112,7 +112,7 @@ def _place(row: WindowRow) -> Place:
 
 
 def _fitting(
-    schedules: Collection[EventSchedule], arrived: Sequence[Arrival]
+    schedules: Collection[EventSchedule], arrived: Sequence[PendingEvent]
 ) -> list[tuple[EventSchedule, Place | None, SentEvent]]:
     """Each event with each schedule that it fits, and the group that it belongs to there."""
     found: list[tuple[EventSchedule, Place | None, SentEvent]] = []
