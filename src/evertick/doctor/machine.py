@@ -70,7 +70,7 @@ def check_folders(settings: Settings) -> Iterator[Finding]:
 def check_providers(settings: Settings) -> Iterator[Finding]:
     if settings.oidc_file is None:
         return
-    impact = "Nobody can sign in with a provider; users with a password can."
+    impact = "No user can sign in with a provider; users with a password can."
     try:
         found = read_providers(settings.oidc_file)
         for each in found.values():

@@ -77,21 +77,21 @@ def check_facts(facts: AccessFacts, *, has_provider: bool) -> Iterator[Finding]:
         yield warning(
             "no_local_admin",
             "No administrator can sign in with a password.",
-            "If the sign-in provider fails, nobody can sign in.",
+            "If the sign-in provider fails, no user can sign in.",
             "Keep one: evertick users add rescue --role admin, and set its password with evertick users link rescue.",
         )
     if facts.endless_tokens:
         yield warning(
             "endless_tokens",
             f"{facts.endless_tokens} tokens never expire.",
-            "A token that was copied stays valid until somebody revokes it.",
+            "A token that was copied stays valid until it is revoked.",
             "Replace each by one with an expiry: evertick tokens list",
         )
     if facts.unused_tokens:
         yield warning(
             "unused_tokens",
             f"{facts.unused_tokens} tokens were not used for {UNUSED_DAYS} days.",
-            "Nobody would notice if one of them were stolen.",
+            "The theft of one of them would go unnoticed.",
             "Revoke them: evertick tokens list",
         )
     if facts.admin_tokens:

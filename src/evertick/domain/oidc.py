@@ -113,7 +113,7 @@ def _provider(name: str, values: Mapping[str, Any]) -> Provider:
     if not (made.client_id or made.workloads):
         raise UserError("it needs client_id, for people, or workloads, for programs.")
     if made.client_id and not groups and made.default_role is None:
-        raise UserError("nobody could sign in: map groups to roles, or set default_role.")
+        raise UserError("no user could sign in: map groups to roles, or set default_role.")
     return made
 
 

@@ -144,7 +144,7 @@ class Registration:
         if self.is_registered:
             self._events.put(NotificationArrived(Channel.TASKS))
         else:
-            # Nobody has heard of it, and it has nothing to return.
+            # It never had a heartbeat, and has nothing to return.
             self.ending = Ending.DRAINED
             self.stop()
 

@@ -2,8 +2,8 @@
 -- so that a launcher that was replaced starts and ends nothing.
 
 -- Takes or keeps the lead of a fleet. Returns its epoch; null: another launcher leads it. The lease of the leader
--- itself may have ended, as long as nobody took it. The first fleets are made here, and those forgotten that have had
--- neither a leader nor a runner for a week.
+-- itself may have ended, as long as no other launcher took it. The first fleets are made here, and those forgotten that
+-- have had neither a leader nor a runner for a week.
 create function renew_fleet_lease(p_fleet text, p_leader text, p_epoch bigint, p_seconds double precision, p_spec jsonb)
 returns bigint language plpgsql as $$
 declare

@@ -18,7 +18,7 @@ select d.name as dag, f.task, f.succeeded, f.failed, f.other, f.retries, f.durat
 -- What a forecast reads. Each is bounded; times are seconds from now.
 
 -- name: open_runs
-select s.run_id, s.dag_id, s.version_id, d.name as dag, c.schedule_id, c.name as schedule, 
+select s.run_id, s.dag_id, s.version_id, d.name as dag, c.schedule_id, c.name as schedule,
        s.state = 'running' as is_started,
        d.is_paused, d.max_active_runs,
        extract(epoch from coalesce(r.fire_at + make_interval(secs => coalesce(c.delay_seconds, 0)), r.created_at)
