@@ -71,7 +71,6 @@ def test_two_that_disagree_are_refused_by_name_and_at_the_border(pair: tuple[str
         "lost_after_seconds": 1000.0,
         "orphan_after_seconds": 1000.0,
         "dispatch_lost_seconds": 100_000.0,
-        "fleet_lease_seconds": 1000.0,
     }
     far = {name: value for name, value in far.items() if name not in pair}
     far |= {"executor": "process"} if "dispatch_lost_seconds" in pair else {}  # type: ignore[dict-item]

@@ -89,7 +89,6 @@ def walk():
 # No tick and no heartbeat comes by within the walk: notifications wake the loops.
 _SELDOM: dict[str, Any] = {
     "tick_seconds": 60.0,
-    "fleet_lease_seconds": 180.0,
     "leader_lease_seconds": 200.0,
     "heartbeat_seconds": 100.0,
     "lost_after_seconds": 1000.0,

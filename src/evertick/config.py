@@ -161,9 +161,7 @@ class Settings:
     agent_command: str = "evertick agent"
     launched_command: str = "evertick runner"
     fleets_file: Path | None = None
-    fleet_lease_seconds: float = setting(
-        15.0, at_least=(Ratio(3, "tick_seconds", "the lease is renewed once per tick"),)
-    )
+    fleet_lease_seconds: float = setting(15.0, minimum=0.1)
     dispatch_workers: int = setting(16, minimum=1)
     dispatch_queue: int = setting(256, minimum=0)
     dispatch_lost_seconds: float = setting(

@@ -20,6 +20,7 @@ IN_AIRFLOW = {
             "loader",
             "messages",
             "older",
+            "partitions",
             "runs",
             "shortcuts",
             "side_door",

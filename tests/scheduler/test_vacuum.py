@@ -306,6 +306,7 @@ async def test_a_round_deletes_all_kinds_in_small_steps(database: str, conn: Asy
         "journal": 2,
         "skip_records": 0,
         "alerts": 0,
+        "violations": 0,
         "notifications": 0,
         "backfills": 0,
         "causes": 0,

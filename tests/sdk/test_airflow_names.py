@@ -38,7 +38,6 @@ HABITS = [
     of_task("pool_slots=2", "pool={'name': 2}"),
     of_task("max_active_tis_per_dag=2", "use `max_active`"),
     of_task("priority_weight=2", "use `priority`"),
-    of_task("inlets=[1]", "after(Asset("),
     of_task("resources=1", "use `executor_options`"),
     of_task("email_on_failure=True", "notify.email"),
     of_task("schedule='@daily'", "it is an option of @dag"),

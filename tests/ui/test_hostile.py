@@ -52,13 +52,16 @@ class _Dangers(HTMLParser):
             self.found.append(f"<script {attributes}>")
         for name in ("href", "src", "action", "hx-get", "hx-post"):
             address = names.get(name)
-            if address is not None and not address.startswith(("/", "#", "?")):
+            is_other_cell = address is not None and address.startswith(CELL)
+            if address is not None and not address.startswith(("/", "#", "?")) and not is_other_cell:
                 self.found.append(f"<{tag} {name}={address[:80]}>")
 
     def handle_data(self, data: str) -> None:
         self.text.append(data)
 
 
+# The installation that the operator has named next to this one.
+CELL = "https://b.example/"
 PLAIN = [each.replace("\x00", "") for each in CORPUS]
 
 

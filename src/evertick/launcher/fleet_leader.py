@@ -166,7 +166,8 @@ class FleetLeader:
     async def _renew_lease(self, conn: psycopg.AsyncConnection, now: float) -> bool:
         if self._epoch is not None and now < self._renew_at:
             return True
-        fleet, seconds = self.fleet, self._settings.fleet_lease_seconds
+        # The lease is renewed once per tick.
+        fleet, seconds = self.fleet, max(self._settings.fleet_lease_seconds, 3 * self._settings.tick_seconds)
         spec: dict[str, object] = {"engine": fleet.engine, "queues": list(fleet.queues)}
         spec |= {"least": fleet.least, "most": fleet.most, "slots": fleet.slots}
         had = self._epoch

@@ -36,7 +36,6 @@ OPTIONS = {
     "executor": "use `queue`, or routing rules",
     "executor_config": "use `executor_options`",
     "exponential_backoff": "use `backoff`, a factor such as 2.0, of @task.sensor",
-    "inlets": "use schedule=after(Asset('name')) of @dag",
     "is_paused_upon_creation": "use `paused` of @dag",
     "map_index_template": "instances are named by their index, as in load[2]",
     "max_active_runs": _OF_DAG,

@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
+from os import urandom
 from typing import Any
-from uuid import uuid4
 
 from evertick.domain.errors import UserError
 from evertick.domain.schedules.dependencies import Source
@@ -76,7 +76,7 @@ class Durable:
             conn.commit()
             return self.decode(json.loads(text))
         # A step, so that all attempts have the same one, and a task that was cleared has another.
-        mark = self.step("evertick commit", lambda: uuid4().hex, (), {})
+        mark = self.step("evertick commit", lambda: urandom(16).hex(), (), {})
         return self.decode(json.loads(self.commit_with(conn, self.ask("commit_place", {}), mark, text)))
 
     def _is_finished(self, name: str) -> bool:

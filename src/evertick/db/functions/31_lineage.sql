@@ -55,7 +55,16 @@ begin
                 from asset_update u left join asset a on a.name = u.asset
                 where u.run_id = k.run_id and u.idx = k.idx and u.map_index = k.map_index and u.epoch = k.epoch)
         from ended e
-        cross join lateral (select * from all_attempts x where x.run_id = e.run_id) k
+        cross join lateral (
+            select x.run_id, x.idx, x.map_index, x.epoch, x.state::text as outcome, x.reason, x.started_at,
+                   x.finished_at
+            from task x
+            where x.run_id = e.run_id and not exists (
+                select 1 from attempt a where a.run_id = x.run_id and a.idx = x.idx and a.map_index = x.map_index
+                    and a.epoch = x.epoch)
+            union all
+            select a.run_id, a.idx, a.map_index, a.epoch, a.outcome, a.reason, a.started_at, a.finished_at
+            from attempt a where a.run_id = e.run_id) k
         join task_spec p on p.version_id = e.version_id and p.idx = k.idx
         where k.started_at is not null and k.finished_at >= e.started_at and k.outcome not in ('deferred', 'given_back')
     ), told as (
