@@ -31,7 +31,7 @@ from evertick.attempts.shell import become_shell
 from evertick.logs import format
 from evertick.logs.capture import CapturedStream, SpoolWriter, capture_logging, finish_lines
 from evertick.processes.system import children_of, signal_mask
-from evertick.processes.usage import begin_usage, usage_since
+from evertick.processes.usage import UsageMeter
 from evertick.sdk.runtime import BoundTask, enter
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Child:
         self._masker: Masker | None = None
         self._output: MaskedOutput | None = None
         self._asking = _thread.allocate_lock()
+        self._meter = UsageMeter()
 
     def live(self, code: Loaded | Callable[[], Loaded], unwanted: list[tuple[int, int]]) -> NoReturn:
         """Run until the runner closes the connection or the one attempt is over. Does not return into the parent's
@@ -111,7 +112,7 @@ class Child:
         writer.append(format.header(start.run_id, start.idx, start.map_index, start.epoch, start.session))
         if start.granted_json:
             self._hide(start)
-        before = begin_usage(is_reused=not start.is_single_use)
+        self._meter.begin()
         report = self._run(start, find)
         if os.getpid() != pid:
             os._exit(0)  # a copy that the body forked: only the original process reports
@@ -123,7 +124,7 @@ class Child:
         trouble, writer.dropped_bytes = writer.trouble(), 0
         should_retire = start.is_single_use or self._reuse.should_retire(report)
         end = os.lseek(writer.fd, 0, os.SEEK_END)
-        return frame((*report[:7], end, trouble, should_retire, usage_since(before), report.skips))
+        return frame((*report[:7], end, trouble, should_retire, self._meter.end(), report.skips))
 
     def _hide(self, start: Start) -> None:
         """The process with injected secrets runs only this attempt: nothing is left for the next."""

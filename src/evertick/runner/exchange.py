@@ -159,13 +159,15 @@ def waits_for_trigger(outcome: Outcome) -> bool:
 
 def log_finished(finished: list[FinishedAttempt], *, log: Log) -> None:
     """Count the ended attempts, and log a line for each, or one for all when they are many."""
+    cpu_seconds = 0.0
     for each in finished:
         _FINISHED[each.outcome.kind].inc()
         if (used := each.outcome.usage) is not None:
-            metrics.ATTEMPT_CPU.inc(used.cpu_seconds)
+            cpu_seconds += used.cpu_seconds
             metrics.ATTEMPT_MEMORY.observe(used.peak_memory_bytes)
         if each.outcome.kind is OutcomeKind.TIMED_OUT:
             metrics.TIMEOUTS.labels(kind="execution").inc()
+    metrics.ATTEMPT_CPU.inc(cpu_seconds)
     if len(finished) > MOST_LOG_LINES:
         log.info("task_finished", attempts=len(finished))
         return
