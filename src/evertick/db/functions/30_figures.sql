@@ -1,5 +1,17 @@
 -- The figures of DAGs and tasks, added up from the runs that ended, each once. The leader of shard 0 does it.
 
+-- The next runs that ended, in the order in which they ended, after a position and not later than an instant: of each
+-- DAG by its index.
+create function next_ended_runs(p_ended_at timestamptz, p_run_id bigint, p_until timestamptz, p_limit int)
+returns table (run_id bigint, finished_at timestamptz) language sql stable as $$
+    select x.run_id, x.finished_at from dag d
+    cross join lateral (select s.run_id, s.finished_at from run_status s
+                        where s.dag_id = d.dag_id and s.finished_at is not null and s.finished_at <= p_until
+                          and (s.finished_at, s.run_id) > (p_ended_at, p_run_id)
+                        order by s.finished_at, s.run_id limit p_limit) x
+    order by x.finished_at, x.run_id limit p_limit
+$$;
+
 -- Adds the next p_limit ended runs, in the order in which they ended, and moves the position in the same transaction.
 -- Returns what was added, by DAG and task ('': the run as a whole). Runs that ended within p_settle_seconds are left to
 -- the next call: a commit may be late. Tasks that a clear left as they were are counted already.
@@ -23,12 +35,7 @@ begin
         return;
     end if;
     select array_agg(e.run_id order by e.finished_at, e.run_id), max(e.finished_at) into chosen, last_at
-    from (select x.run_id, x.finished_at from dag d
-          cross join lateral (select s.run_id, s.finished_at from run_status s
-                              where s.dag_id = d.dag_id and s.finished_at is not null and s.finished_at <= until
-                                and (s.finished_at, s.run_id) > (position.ended_at, position.run_id)
-                              order by s.finished_at, s.run_id limit p_limit) x
-          order by x.finished_at, x.run_id limit p_limit) e;
+    from next_ended_runs(position.ended_at, position.run_id, until, p_limit) e;
     if chosen is null then
         return;
     end if;

@@ -20,12 +20,7 @@ begin
         return;
     end if;
     select array_agg(e.run_id order by e.finished_at, e.run_id), max(e.finished_at) into chosen, last_at
-    from (select x.run_id, x.finished_at from dag d
-          cross join lateral (select s.run_id, s.finished_at from run_status s
-                              where s.dag_id = d.dag_id and s.finished_at is not null and s.finished_at <= until
-                                and (s.finished_at, s.run_id) > (position.ended_at, position.run_id)
-                              order by s.finished_at, s.run_id limit p_limit) x
-          order by x.finished_at, x.run_id limit p_limit) e;
+    from next_ended_runs(position.ended_at, position.run_id, until, p_limit) e;
     if chosen is null then
         return;
     end if;
