@@ -31,7 +31,8 @@ def figures_command(dag: Dag = None, limit: Limit = 1000, as_json: Json = False)
     def cells(each: TaskFigures) -> list[Cell]:
         return [each.dag if dag is None else each.task or "(runs)", *_values(each)]
 
-    empty = "No run has ended yet." if dag is None else f"No run of {dag} has ended yet."
+    empty = "No run has ended yet" if dag is None else f"No run of {dag} has ended yet"
+    empty += ", or only within the last seconds: figures are counted a few seconds after a run ends."
     columns = ("DAG" if dag is None else "TASK", *_COLUMNS)
     show_list("figures", found, columns, cells, as_json=as_json, empty=empty)
 
